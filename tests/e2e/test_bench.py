@@ -1,4 +1,4 @@
-"""`launcher doctor --bench`: measures every part of the nodes, names the slow one, and leaves nothing behind."""
+"""`launcher doctor --bench`: measures all components, finds a slow node, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def job(cli: Cli, nodes: int) -> Path:
 
 
 def left(cli: Cli) -> list[Path]:
-    """Output folders; a lock's name, and what is known of this machine, are in hidden ones."""
+    """Remaining output folders; locks and cached facts of this machine are in hidden folders."""
     return [path for path in Path(cli.env["HOME"], ".launcher").glob("*") if not path.name.startswith(".")]
 
 
@@ -36,7 +36,7 @@ def kinds(bench: dict[str, Any], node: str) -> set[str]:
 
 
 def until(happened: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
-    """What it finds at last; the launcher must still run."""
+    """Wait for a true value and return it; the launcher must still be running."""
     deadline = time.monotonic() + 90
     while not (found := happened()):
         assert process.poll() is None, process.communicate()
@@ -45,12 +45,12 @@ def until(happened: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
     return found
 
 
-def begun(cli: Cli, node: str) -> Callable[[], bool]:
-    def look() -> bool:
+def has_started(cli: Cli, node: str) -> Callable[[], bool]:
+    def check() -> bool:
         logs = Path(cli.env["HOME"], ".launcher").glob(f"*/logs/{node}.log")
         return any('"begun"' in log.read_text() for log in logs)
 
-    return look
+    return check
 
 
 def test_two_nodes_are_measured_and_nothing_is_left(home_cli: Cli) -> None:
@@ -60,7 +60,7 @@ def test_two_nodes_are_measured_and_nothing_is_left(home_cli: Cli) -> None:
     for node in ("local-0", "local-1"):
         assert kinds(bench, node) >= {"matmul", "memory"}
     ways = [measure["kind"] for measure in bench["measures"]].count("bandwidth")
-    # On a busy machine a pair may miss its second: it failed, or one node's processor was found slow and excuses it.
+    # On a busy machine a pair may miss its time slot: it is reported as failed, or a node's CPU as slow.
     why = [each for each in bench["findings"] if each["what"].startswith("failed: ") or each["part"] == "processor"]
     assert ways == 2 or why
     assert (bench["lost"], bench["skipped"]) == ({}, {})
@@ -68,9 +68,9 @@ def test_two_nodes_are_measured_and_nothing_is_left(home_cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_node_is_named_and_the_others_are_judged(home_cli: Cli) -> None:
+def test_a_lost_node_is_reported_and_the_others_are_evaluated(home_cli: Cli) -> None:
     process = home_cli.start("doctor", job(home_cli, 3), "--bench", "--minutes", "0.5", "--json")
-    until(begun(home_cli, "local-2"), process)
+    until(has_started(home_cli, "local-2"), process)
     found = subprocess.run(["pgrep", "-f", "bench_node.py"], capture_output=True, text=True, check=True).stdout.split()
     (lost,) = [pid for pid in found if is_rank(pid, 2, home_cli)]
     subprocess.run(["kill", "-9", lost], check=True)
@@ -85,39 +85,39 @@ def test_a_lost_node_is_named_and_the_others_are_judged(home_cli: Cli) -> None:
 
 
 def is_rank(pid: str, rank: int, cli: Cli) -> bool:
-    """Whether it is the Python of that rank, in this test's home folder."""
+    """Return whether this is the Python process of the rank, in this test's home folder."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
         program = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
     except OSError:
         return False
-    ours = any(value.startswith("LAUNCHER_OUTPUT=") and cli.env["HOME"] in value for value in variables)
-    return ours and f"RANK={rank}" in variables and "python" in program and "supervisor" not in program
+    in_this_home = any(value.startswith("LAUNCHER_OUTPUT=") and cli.env["HOME"] in value for value in variables)
+    return in_this_home and f"RANK={rank}" in variables and "python" in program and "supervisor" not in program
 
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing(home_cli: Cli) -> None:
     process = home_cli.start("doctor", job(home_cli, 2), "--bench", "--minutes", "2")
-    until(begun(home_cli, "local-1"), process)
+    until(has_started(home_cli, "local-1"), process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode == 5  # of every Ctrl-C
+    assert process.returncode == 5  # exit code of Ctrl-C
     assert left(home_cli) == []
 
 
 @pytest.mark.slow
-def test_what_a_killed_doctor_leaves_is_for_clean(home_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_removes_leftovers_of_a_killed_doctor(home_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     process = home_cli.start("doctor", job(home_cli, 2), "--bench", "--minutes", "0.1")
-    until(begun(home_cli, "local-1"), process)
+    until(has_started(home_cli, "local-1"), process)
     process.kill()
     process.communicate()
     monkeypatch.setenv("HOME", home_cli.env["HOME"])
     engine, deadline = ProcessEngine("local"), time.monotonic() + 90
-    assert not find_leftovers(engine).containers  # they run
+    assert not find_leftovers(engine).containers  # still running
     while len(find_leftovers(engine).containers) < 2:
         assert time.monotonic() < deadline
         time.sleep(1)
-    for _ in range(2):  # the output folder when its containers are gone
+    for _ in range(2):  # output folders are found after their containers were removed
         remove_leftovers(find_leftovers(engine))
     assert left(home_cli) == []
 
@@ -126,7 +126,7 @@ def test_what_a_killed_doctor_leaves_is_for_clean(home_cli: Cli, monkeypatch: py
 @pytest.mark.bed
 @pytest.mark.parametrize("scene", [4], indirect=True)
 def test_a_slow_link_and_a_lost_node_on_the_bed(scene: Scene) -> None:
-    """The node whose link is slow is named, also when another one loses its power meanwhile."""
+    """The node with a slow link is reported, even if another node loses power during the measurement."""
     bed, cli = scene.bed, scene.cli
     path = cli.job("bench", **bed_job(nodes=[node.alias for node in scene.nodes], run={"command": ["true"]}))
     slow, lost = scene.nodes[1], scene.nodes[3]

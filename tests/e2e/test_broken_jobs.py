@@ -15,7 +15,7 @@ BROKEN = Path(__file__).parents[1] / "unit" / "broken_jobs"
 FILES = sorted(BROKEN.iterdir())
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_broken_jobs() -> None:
     assert len(FILES) >= 50
 
 

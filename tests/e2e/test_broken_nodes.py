@@ -1,4 +1,4 @@
-"""What a program, a node or this machine may do wrong: no command is kept from its end by it, no terminal driven."""
+"""Misbehaving programs, nodes and local disks: every command still finishes and never passes terminal sequences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.terminal import Person
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
-# What an output folder should not have: files that may not be read, are too deep, too large, or have too long a name
+# Files that should not be in an output folder: unreadable, nested too deeply, too large, or with too long a name
 NASTY = r"""
 cd /output && mkdir -p errors tensorboard/locked
 echo x >errors/unreadable.json && chmod 000 errors/unreadable.json
@@ -30,8 +30,8 @@ echo kept >tensorboard/events.out.tfevents.2
 echo x >"errors/$(head -c 253 /dev/zero | tr '\0' e)"
 echo ready
 """
-# Prints a secret in two pieces, and as it is in JSON
-TELLS = r"""
+# Prints a secret in two parts, and JSON-encoded
+LEAKS = r"""
 for i in 1 2 3; do printf 'it is hunter2-"quo'; sleep 0.5; printf '%s\n' "ted\"-and-long, $TOKEN."; done
 printf '%s' '{"message": {"message": "hunter2-\"quoted\"-and-long"}}' >/output/errors/node1.json
 printf '%s\n' '{"kind": "epoch", "note": "hunter2-\"quoted\"-and-long"}' >/output/metrics.jsonl
@@ -54,7 +54,7 @@ def no_traceback(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr
 
 
-def test_files_that_cannot_be_brought_are_warnings(bed_cli: Cli, bed: Bed) -> None:
+def test_files_that_cannot_be_downloaded_cause_warnings(bed_cli: Cli, bed: Bed) -> None:
     bed_cli("up", "-d", one_node(bed_cli, "nasty", f"{NASTY} exec sleep 600"))
     bed_cli.until_logged("ready")
     run = bed_cli.runs()[-1]
@@ -65,19 +65,19 @@ def test_files_that_cannot_be_brought_are_warnings(bed_cli: Cli, bed: Bed) -> No
     no_traceback(bed_cli("status"))
     fetched = no_traceback(bed_cli("fetch", "nasty"))
     assert "unreadable.json could not be read" in fetched
-    began = time.monotonic()
-    said = no_traceback(bed_cli("down", "--all"))
-    assert time.monotonic() - began < 60
-    for words in ("unreadable.json could not be read", "locked", "214,748,364,800 bytes", "limits.file", "eeee"):
-        assert words in said
+    started = time.monotonic()
+    stderr = no_traceback(bed_cli("down", "--all"))
+    assert time.monotonic() - started < 60
+    for text in ("unreadable.json could not be read", "locked", "214,748,364,800 bytes", "limits.file", "eeee"):
+        assert text in stderr
     assert (run / "tensorboard/events.out.tfevents.2").read_text() == "kept\n"
     assert bed.wait_clean(bed.nodes[:1]) == []
 
 
-def test_an_attached_run_with_such_files_ends_well(bed_cli: Cli, bed: Bed) -> None:
-    began = time.monotonic()
+def test_an_attached_run_with_such_files_succeeds(bed_cli: Cli, bed: Bed) -> None:
+    started = time.monotonic()
     done = bed_cli("up", one_node(bed_cli, "nasty", NASTY))
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - started < 90
     assert "not downloaded" in no_traceback(done)
     assert bed_cli.result()["state"] == "done"
     failed = bed_cli("up", one_node(bed_cli, "fails", f"{NASTY} exit 7"), code=1)
@@ -87,7 +87,7 @@ def test_an_attached_run_with_such_files_ends_well(bed_cli: Cli, bed: Bed) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
-def test_a_full_disk_here_leaves_nothing_on_the_nodes(bed_cli: Cli, bed: Bed) -> None:
+def test_a_full_local_disk_leaves_nothing_on_the_nodes(bed_cli: Cli, bed: Bed) -> None:
     chatty = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo ready"
     with small_disk(bed_cli.cwd / "runs"):
         done = bed_cli("up", one_node(bed_cli, "full", chatty))
@@ -98,8 +98,8 @@ def test_a_full_disk_here_leaves_nothing_on_the_nodes(bed_cli: Cli, bed: Bed) ->
             path.unlink()
         bed_cli("up", "-d", one_node(bed_cli, "full", f"{chatty}; exec sleep 600"))
         time.sleep(3)
-        said = no_traceback(bed_cli("down"))
-        assert "No space left" in said
+        stderr = no_traceback(bed_cli("down"))
+        assert "No space left" in stderr
         assert bed.wait_clean(bed.nodes[:1]) == []
         refused = bed_cli("up", one_node(bed_cli, "full", chatty), code=None)
         assert refused.returncode in (0, 3)
@@ -109,15 +109,15 @@ def test_a_full_disk_here_leaves_nothing_on_the_nodes(bed_cli: Cli, bed: Bed) ->
 
 
 @pytest.mark.parametrize("how", ["attached", "down"])
-def test_a_secret_is_masked_in_what_is_kept_here(bed_cli: Cli, bed: Bed, how: str) -> None:
+def test_a_secret_is_masked_in_local_files(bed_cli: Cli, bed: Bed, how: str) -> None:
     token = 'hunter2-"quoted"-and-long'
     cli = Cli(bed_cli.cwd, {**bed_cli.env, "TOKEN": token})
-    (cli.cwd / "tells.sh").write_text(TELLS)
+    (cli.cwd / "leaks.sh").write_text(LEAKS)
     if how == "attached":
-        cli("up", one_node(cli, "tells", ". ./tells.sh; exit 3", secrets=["TOKEN"]), code=1)
+        cli("up", one_node(cli, "leaks", ". ./leaks.sh; exit 3", secrets=["TOKEN"]), code=1)
         assert "failure" in cli.result()
     else:
-        cli("up", "-d", one_node(cli, "tells", ". ./tells.sh; exec sleep 600", secrets=["TOKEN"]))
+        cli("up", "-d", one_node(cli, "leaks", ". ./leaks.sh; exec sleep 600", secrets=["TOKEN"]))
         cli.until_logged("ready")
         cli("down")
     run = cli.runs()[-1]
@@ -131,7 +131,7 @@ def test_a_secret_is_masked_in_what_is_kept_here(bed_cli: Cli, bed: Bed, how: st
     assert {stat.S_IMODE(path.stat().st_mode) for path in (run.parent, run)} == {0o700}
 
 
-def test_terminal_sequences_do_not_pass(bed_cli: Cli) -> None:
+def test_terminal_sequences_are_filtered(bed_cli: Cli) -> None:
     process = bed_cli.start("up", one_node(bed_cli, "says", SAYS))
     assert process.stdout is not None
     seen = [process.stdout.readline(), process.stdout.readline()]
@@ -160,7 +160,7 @@ def test_a_progress_bar_is_shown_on_a_terminal_while_it_moves(bed_cli: Cli) -> N
 
 
 def peak_memory(cli: Cli, *args: str) -> tuple[int, int, str]:
-    """Exit code, MiB and stderr of the launcher."""
+    """Return exit code, peak memory in MiB and stderr of the launcher."""
     watch = "import resource, subprocess, sys\n"
     watch += "code = subprocess.run([sys.executable, '-m', 'launcher', *sys.argv[1:]]).returncode\n"
     watch += "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)"
@@ -178,18 +178,18 @@ def peak_memory(cli: Cli, *args: str) -> tuple[int, int, str]:
 
 
 def test_an_endless_answer_is_cut_off(bed_cli: Cli, bed: Bed) -> None:
-    """The node's login shell prints without an end before it runs a command other than the engine's."""
+    """The node's login shell prints endlessly before it runs any command except the engine's."""
     rc = "/home/trainer/.bashrc"
     floods = 'case "$BASH_EXECUTION_STRING" in *dial-stdio*) ;; *) yes ;; esac'
     bed.sh(bed.nodes[0], f"cp -p {rc} {rc}.kept 2>/dev/null; echo '{floods}' >{rc}; chmod a+r {rc}")
     try:
-        began = time.monotonic()
-        code, used, said = peak_memory(bed_cli, "plan", str(one_node(bed_cli, "any", "true")))
-        print(f"exit {code} after {time.monotonic() - began:.1f} s with {used} MiB: {said}")
+        started = time.monotonic()
+        code, used, stderr = peak_memory(bed_cli, "plan", str(one_node(bed_cli, "any", "true")))
+        print(f"exit {code} after {time.monotonic() - started:.1f} s with {used} MiB: {stderr}")
     finally:
         bed.sh(bed.nodes[0], f"mv -f {rc}.kept {rc} 2>/dev/null || rm -f {rc}")
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - started < 90
     assert code == 3
     assert used < 400
-    assert "printed over 64 MiB" in said
-    assert "Traceback" not in said
+    assert "printed over 64 MiB" in stderr
+    assert "Traceback" not in stderr

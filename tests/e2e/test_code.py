@@ -1,4 +1,4 @@
-"""The code folder arrives as it is: every file at its place, byte for byte."""
+"""The code folder is copied unchanged: every file with its path and content."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.e2e.cli import Cli, bed_job
 from tests.e2e.programs.lists import tree
 
 
-def test_files_of_any_name_arrive_at_their_place_in_a_process(home_cli: Cli) -> None:
+def test_files_of_any_name_are_copied_for_a_process(home_cli: Cli) -> None:
     program = names.project(home_cli)
     job = home_cli.job("names", runtime="process", nodes=["local"], run={"command": ["python3", program]})
     assert json.loads(home_cli("up", job).stdout) == tree(home_cli.cwd)
 
 
 @pytest.mark.bed
-def test_files_of_any_name_arrive_at_their_place_in_a_container(bed_cli: Cli, bed: Bed) -> None:
+def test_files_of_any_name_are_copied_into_a_container(bed_cli: Cli, bed: Bed) -> None:
     program = names.project(bed_cli)
     job = bed_cli.job("names", **bed_job(nodes=["node1"], run={"command": ["python3", program]}))
     assert json.loads(bed_cli("up", job).stdout) == tree(bed_cli.cwd)
 
 
-def test_a_line_of_an_ignore_file_that_is_no_pattern_is_passed_over(home_cli: Cli) -> None:
+def test_an_invalid_pattern_in_an_ignore_file_is_skipped(home_cli: Cli) -> None:
     program = home_cli.program("lists.py")
     (home_cli.cwd / "sub").mkdir()
     for name in ("kept", "left out"):

@@ -37,7 +37,7 @@ class Compose:
     port: int
 
     def __call__(self, *argv: str, check: bool = True, train_args: str = DIGITS) -> CompletedProcess[str]:
-        """Runs `docker compose ARGV` as a user would from the repository's root."""
+        """Run `docker compose ARGV` as a user would in the repository's root."""
         variables = {
             "BASE_IMAGE": BASE_IMAGE,
             "PACKAGES": "",
@@ -106,7 +106,7 @@ def test_the_gpu_override_requests_all_gpus_with_one_process_each(plugin: None) 
 
 
 def _scalar_tags(port: int, timeout: float = 60) -> dict[str, dict[str, object]]:
-    """run -> tag -> ... as TensorBoard's page requests them, once TensorBoard has read a validation."""
+    """Return run -> tag -> ... from TensorBoard's API, after TensorBoard has loaded a validation value."""
     deadline = time.monotonic() + timeout
     while True:
         try:

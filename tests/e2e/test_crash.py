@@ -1,4 +1,4 @@
-"""The launcher killed with -9 at every step of `up`: the next command shows the real state, and `down` removes all."""
+"""The launcher is killed with SIGKILL at every step of `up`: `status` shows the actual state, `down` removes all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.killed import place
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(200)]
 
-# When it is killed, and the state that `status` then shows: None if no run has begun.
+# The step at which it is killed, and the state that `status` then shows; None: no run was recorded.
 STEPS: dict[str, str | None] = {
     "after:connect:1": None,
     "after:facts:2": None,
@@ -36,7 +36,7 @@ EVERYDAY = {"after:probe-create:1", "after:start:1"}
 
 
 def killed(cli: Cli, when: str, *args: object) -> str:
-    """What the launcher wrote to stderr until it was killed then."""
+    """Run the launcher until it is killed at this step; return its stderr."""
     process = subprocess.run(
         [sys.executable, "-m", "tests.e2e.killed", when, *map(str, args)],
         cwd=cli.cwd,
@@ -69,8 +69,8 @@ def test_killed(bed_cli: Cli, bed: Bed, when: str) -> None:
     bed_cli("up", job, "--set", "run.args=[3]")  # nothing blocks the next run
 
 
-def test_every_step_is_a_method_that_there_is() -> None:
-    """Most steps are slow, and not tried every day."""
+def test_every_step_is_an_existing_method() -> None:
+    """Most steps are slow tests, which do not run every day."""
     assert [when for when in STEPS if not hasattr(*place(when.split(":")[1]))] == []
 
 

@@ -1,4 +1,4 @@
-"""Which rank is to blame where none says anything: one that left early, one that is suspended."""
+"""Find the rank at fault if no rank prints an error: one that exited early, or one that is suspended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize(
-    ("how", "keys", "words"),
+    ("how", "keys", "pattern"),
     [
         pytest.param(
             "quit",
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
         pytest.param("exit", {}, "exited with code 0 while others still waited", id="leaves"),
         pytest.param("stop", {}, "was suspended", id="suspended"),
         pytest.param("stop", {"hang_timeout": "8s"}, "was suspended", id="hang", marks=pytest.mark.slow),
-        pytest.param(  # at once: torchrun ends a rank that is still shutting down, and then cannot tell who left
+        pytest.param(  # torchrun kills a rank that is still shutting down, and then cannot report who exited
             "quit",
             {"nodes": ["node1"], "processes": 2},
             "exited with code 0 while others still waited",
@@ -41,8 +41,8 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
         ),
     ],
 )
-def test_the_rank_that_the_others_waited_for_is_named(
-    bed_cli: Cli, bed: Bed, how: str, keys: dict[str, object], words: str
+def test_the_rank_that_the_others_waited_for_is_reported(
+    bed_cli: Cli, bed: Bed, how: str, keys: dict[str, object], pattern: str
 ) -> None:
     bed_cli.program("leaves.py")
     seconds = "60" if "hang_timeout" in keys else "8"
@@ -53,6 +53,6 @@ def test_the_rank_that_the_others_waited_for_is_named(
     failure = bed_cli.result()["failure"]
     print(failure)
     assert failure["rank"] == leaver, failed.stderr
-    assert re.search(words, failure["what"])
+    assert re.search(pattern, failure["what"])
     assert f"failed rank {leaver} on node" in failed.stderr
     assert bed.wait_clean() == []

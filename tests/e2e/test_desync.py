@@ -1,4 +1,4 @@
-"""Ranks whose collectives do not fit: named with the collective and its number, as plain processes."""
+"""Ranks with mismatching collectives are reported with the collective and its number; with plain processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize(
-    ("how", "steps", "keys", "words"),
+    ("how", "steps", "keys", "messages"),
     [
         pytest.param(
             *("skip", 3, {}),
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(400)
             id="other-shape",
             marks=pytest.mark.slow,
         ),
-        pytest.param(  # more collectives than the recorder keeps
+        pytest.param(  # more collectives than the flight recorder keeps
             *("stuck", 1100, {"hang_timeout": "20s"}),
             (
                 "the others wait for rank 1 on local-1 at all_reduce number 2201, sizes [6]",
@@ -37,8 +37,8 @@ pytestmark = pytest.mark.timeout(400)
         ),
     ],
 )
-def test_a_rank_out_of_step_is_named_with_the_collective(
-    home_cli: Cli, how: str, steps: int, keys: dict[str, str], words: tuple[str, ...]
+def test_a_mismatching_rank_is_reported_with_the_collective(
+    home_cli: Cli, how: str, steps: int, keys: dict[str, str], messages: tuple[str, ...]
 ) -> None:
     home_cli.program("desync.py")
     seconds = "600" if "hang_timeout" in keys else "10"
@@ -47,6 +47,6 @@ def test_a_rank_out_of_step_is_named_with_the_collective(
     job = home_cli.job("odd", runtime="process", nodes=["local"] * 3, env=env, run=run, **keys)
     failed = home_cli("up", job, code=1)
     print(home_cli.result()["failure"]["what"])
-    for expected in words:
+    for expected in messages:
         assert expected in home_cli.result()["failure"]["what"]
         assert expected in " ".join(failed.stderr.split())

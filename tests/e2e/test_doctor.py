@@ -17,7 +17,7 @@ Checks = dict[tuple[str, str], dict[str, Any]]
 
 
 def examined(cli: Cli, *args: object, code: int) -> Checks:
-    """The worst result by node and check."""
+    """Return the worst result by node and check."""
     done = cli("doctor", *args, "--json", code=code)
     report = json.loads(done.stdout)
     order = ["ok", "warn", "fail"]

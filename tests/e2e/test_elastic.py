@@ -1,4 +1,4 @@
-"""A run whose nodes may be lost: plain processes on this machine, one of them killed for good."""
+"""Elastic runs: plain processes on this machine, one of which is killed permanently."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from tests.e2e.test_process_runtime import process_job
 pytestmark = pytest.mark.timeout(400)
 
 
-def processes_of(cli: Cli, name: str, words: str = "") -> list[int]:
-    """The node's supervisor and every process below it, with a command line that `words`, a pattern, match."""
+def processes_of(cli: Cli, name: str, pattern: str = "") -> list[int]:
+    """Return the PIDs of the node's supervisor and its descendants whose command line matches `pattern`."""
     listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
     supervisor = re.compile(rf"supervisor\.py {re.escape(cli.env['HOME'])}/.*/{name}$")
     found = [pid for pid, _, args in rows if supervisor.search(args)]
     assert found
-    for pid in found:  # grows meanwhile
+    for pid in found:  # grows during the loop
         found += [child for child, parent, _ in rows if parent == pid]
-    return [int(pid) for pid, _, args in rows if pid in found and re.search(words, args)]
+    return [int(pid) for pid, _, args in rows if pid in found and re.search(pattern, args)]
 
 
 def kill_node(cli: Cli, name: str) -> None:
-    """At once: nothing starts it again."""
+    """Kill all processes immediately, so that none is restarted."""
     for pid in processes_of(cli, name):
-        with contextlib.suppress(ProcessLookupError):  # it ended when another one did
+        with contextlib.suppress(ProcessLookupError):  # it exited because another one was killed
             os.kill(pid, signal.SIGKILL)
 
 
@@ -50,29 +50,31 @@ def status(cli: Cli) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("kind", "lost"), [("script", "local-0"), pytest.param("command", "local-2", marks=pytest.mark.slow)]
 )
-def test_a_run_goes_on_without_a_node(home_cli: Cli, kind: str, lost: str) -> None:
-    words = [home_cli.program("elastic.py"), "60", "5", "0.3"]
-    run = {"script": words[0], "args": words[1:]} if kind == "script" else {"command": [sys.executable, *words]}
+def test_a_run_continues_without_a_node(home_cli: Cli, kind: str, lost: str) -> None:
+    command = [home_cli.program("elastic.py"), "60", "5", "0.3"]
+    run = {"script": command[0], "args": command[1:]} if kind == "script" else {"command": [sys.executable, *command]}
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": 29750}
     up = Drill.follow(home_cli, "up", home_cli.job("elastic", **process_job(run=run, **keys)))
     up.sees("^step 12$")
     kill_node(home_cli, lost)
     up.sees(f"rank 0 is now on local-[01], world 2 of 3: {lost} lost at")
     up.end(0)
-    begun = [int(line.split()[-1]) for _, line in up.lines if line.startswith("rank 0 begins after step ")]
-    assert begun[0] == 0
-    assert begun[1] >= 10
+    starts = [int(line.split()[-1]) for _, line in up.lines if line.startswith("rank 0 begins after step ")]
+    assert starts[0] == 0
+    assert starts[1] >= 10
     assert any(line == "rank 0 finished with 120780" for _, line in up.lines), str(up)
     assert any(f"without {lost}" in line for _, line in up.messages), str(up)
     home_cli("down", code=None)
 
 
-def test_a_node_that_is_paused_when_the_others_finish_does_not_keep_the_launcher(home_cli: Cli) -> None:
+def test_a_node_that_is_paused_when_the_others_finish_does_not_block_the_launcher(home_cli: Cli) -> None:
     run = {"script": home_cli.program("elastic.py"), "args": ["30", "5", "0.3"]}
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29770}
     up = Drill.follow(home_cli, "up", home_cli.job("paused", **process_job(run=run, **keys)))
     up.sees("^step 12$")
-    for pid in processes_of(home_cli, "local-2", "^(?!.*supervisor.py)"):  # nor does `docker pause` pause the engine
+    for pid in processes_of(
+        home_cli, "local-2", "^(?!.*supervisor.py)"
+    ):  # `docker pause` does not pause the engine either
         os.kill(pid, signal.SIGSTOP)
     up.sees("rank 0 finished")
     up.end(0, timeout=60)
@@ -81,7 +83,7 @@ def test_a_node_that_is_paused_when_the_others_finish_does_not_keep_the_launcher
 
 
 @pytest.mark.slow
-def test_a_node_whose_program_is_still_busy_when_the_others_have_left_is_not_stopped(home_cli: Cli) -> None:
+def test_a_node_whose_program_is_still_busy_when_the_others_have_exited_is_not_stopped(home_cli: Cli) -> None:
     run = {"script": home_cli.program("elastic.py"), "args": ["12", "5", "0.1"]}
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29780}
     job = process_job(run=run, **keys)
@@ -89,10 +91,10 @@ def test_a_node_whose_program_is_still_busy_when_the_others_have_left_is_not_sto
     up = Drill.follow(home_cli, "up", home_cli.job("busy", **job))
     up.sees("rank 0 finished")
     [agent] = processes_of(home_cli, "local-0", r"^\S*python\S* \S*/kit/elastic\.py ")
-    os.kill(agent, signal.SIGSTOP)  # the others hear nothing of it any more, and leave
-    begun = time.monotonic()
+    os.kill(agent, signal.SIGSTOP)  # the others no longer receive its messages, and exit
+    started = time.monotonic()
     while (codes := [node["exit_code"] for node in status(home_cli)]).count(0) < 2:
-        assert time.monotonic() < begun + 60, codes
+        assert time.monotonic() < started + 60, codes
     time.sleep(DONE_TIMEOUT + 3)
     os.kill(agent, signal.SIGCONT)
     up.end(0)

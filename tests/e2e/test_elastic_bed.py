@@ -1,4 +1,4 @@
-"""Any machine of a run with min_nodes is lost for good while no launcher runs: it goes on without it."""
+"""A run with min_nodes permanently loses any machine while no launcher is running, and continues without it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Lost = Callable[[Bed, Node], Any]
 
 @contextmanager
 def container_killed(bed: Bed, node: Node) -> Iterator[None]:
-    bed.sh(node, "docker kill $(docker ps -q)")  # the engine does not start again what was killed by name
+    bed.sh(node, "docker kill $(docker ps -q)")  # the engine does not restart a container after `docker kill`
     yield
 
 
@@ -39,7 +39,7 @@ FAULTS: dict[str, Lost] = {
     "container killed": container_killed,
     "node killed": faults.powered_off,
     "paused": paused,
-    "dropped": faults.isolated,  # in both directions, so that the launcher does not reach it either
+    "dropped": faults.isolated,  # in both directions, so that the launcher cannot reach it either
 }
 
 
@@ -57,12 +57,12 @@ CASES = [
 
 
 class Watched:
-    """A run, read on its nodes: neither the launcher nor the network is needed for that."""
+    """A run whose logs are read on its nodes, without the launcher or the network."""
 
     def __init__(self, scene: Scene, **keys: Any) -> None:
         self.scene = scene
-        words = [scene.cli.program("elastic.py"), str(STEPS), str(INTERVAL), "0.1"]
-        kinds = {"script": {"script": words[0], "args": words[1:]}, "command": {"command": ["python3", *words]}}
+        command = [scene.cli.program("elastic.py"), str(STEPS), str(INTERVAL), "0.1"]
+        kinds = {"script": {"script": command[0], "args": command[1:]}, "command": {"command": ["python3", *command]}}
         run = kinds[keys.pop("kind", "script")]
         scene.cli("up", "-d", scene.cli.job("elastic", **bed_job(run=run, lost_after=f"{LOST_AFTER}s", **keys)))
         self.run = scene.cli.runs()[-1].name
@@ -71,38 +71,38 @@ class Watched:
         try:
             file = f"/home/trainer/.launcher/{self.run}/logs/{node.alias}.log"
             return self.scene.bed.sh(node, f"cat {file} 2>/dev/null || true")
-        except CommandFailed:  # it is off
+        except CommandFailed:  # the node is off
             return ""
 
-    def until(self, words: str, nodes: Sequence[Node], timeout: float = 240) -> tuple[re.Match[str], Node]:
+    def until(self, pattern: str, nodes: Sequence[Node], timeout: float = 240) -> tuple[re.Match[str], Node]:
         """The first match in the log of one of these nodes."""
         deadline = time.monotonic() + timeout
         while True:
             logs = {node.alias: self.log(node) for node in nodes}
             for node in nodes:
-                if found := re.search(words, logs[node.alias], re.MULTILINE):
+                if found := re.search(pattern, logs[node.alias], re.MULTILINE):
                     return found, node
-            assert time.monotonic() < deadline, f"no {words!r} in:\n" + "\n".join(map(str, logs.items()))
+            assert time.monotonic() < deadline, f"no {pattern!r} in:\n" + "\n".join(map(str, logs.items()))
             time.sleep(0.2)
 
-    def goes_on(self, without: Node, world: str) -> int:
-        """Waits for the first step without that node; the step after which it has begun."""
+    def continues(self, without: Node, world: str) -> int:
+        """Wait for the first step without the node; return the step at which the generation started."""
         others = [node for node in self.scene.nodes if node != without]
-        news = f"world {world}: {without.alias} lost at \\d\\d:\\d\\d UTC\n"  # two nodes may say two minutes
-        said, _ = self.until(rf"rank 0 is now on (\w+), {news}", others)
-        first = next(node for node in others if node.alias == said[1])
+        news = f"world {world}: {without.alias} lost at \\d\\d:\\d\\d UTC\n"  # the nodes can report different minutes
+        match, _ = self.until(rf"rank 0 is now on (\w+), {news}", others)
+        first = next(node for node in others if node.alias == match[1])
         after = rf"rank 0 is now on {first.alias}, {news}(?s:.*)^rank 0 begins after step (\d+)$(?s:.*?)^step "
-        begun, _ = self.until(after, [first])
-        return int(begun[1])
+        first_step, _ = self.until(after, [first])
+        return int(first_step[1])
 
     def last_step(self) -> int:
-        """Of the first generation, by the log of its first node."""
+        """Return the last step of the first generation, by the log of its first node."""
         log, _, _ = self.log(self.scene.nodes[0]).partition("generation 2")
         return int(re.findall(r"^step (\d+)$", log, re.MULTILINE)[-1])
 
 
 @pytest.mark.parametrize(("fault", "victim", "spares", "kind", "scene"), CASES, indirect=["scene"])
-def test_training_goes_on_without_any_machine(fault: str, victim: int, spares: int, kind: str, scene: Scene) -> None:
+def test_training_continues_without_any_machine(fault: str, victim: int, spares: int, kind: str, scene: Scene) -> None:
     names = [node.alias for node in scene.nodes]
     size = len(names) - spares
     keys: dict[str, Any] = {"nodes": names[:size], "min_nodes": len(names) // 2 + 1, "kind": kind}
@@ -111,11 +111,11 @@ def test_training_goes_on_without_any_machine(fault: str, victim: int, spares: i
     run.until("^step 30$", scene.nodes[:1])
     with FAULTS[fault](scene.bed, lost):
         struck = time.monotonic()
-        begun = run.goes_on(lost, f"{size - 1 + spares} of {size}")
+        resumed_at = run.continues(lost, f"{size - 1 + spares} of {size}")
         took = time.monotonic() - struck
         if fault == "dropped":
             run.until("^launcher: generation 1 ended on this node: no message from node. for 15 s$", [lost])
-    twice = run.last_step() - begun
+    twice = run.last_step() - resumed_at
     print(f"{fault}, {lost.alias} of {size} + {spares}: {took:.1f} s to the next step, {twice} steps twice")
     assert took < 120  # on a loaded machine; docs/elastic.md has the figures of an idle one
     assert twice <= INTERVAL + 1
@@ -125,9 +125,9 @@ def test_training_goes_on_without_any_machine(fault: str, victim: int, spares: i
 
 
 @pytest.mark.parametrize("scene", [3], indirect=True)
-def test_up_ends_well_without_the_machine_that_had_rank_0(scene: Scene) -> None:
-    words = [scene.cli.program("elastic.py"), "150", str(INTERVAL), "0.1"]
-    job = bed_job(run={"script": words[0], "args": words[1:]}, nodes=["node1", "node2", "node3"], min_nodes=2)
+def test_up_succeeds_without_the_machine_that_had_rank_0(scene: Scene) -> None:
+    command = [scene.cli.program("elastic.py"), "150", str(INTERVAL), "0.1"]
+    job = bed_job(run={"script": command[0], "args": command[1:]}, nodes=["node1", "node2", "node3"], min_nodes=2)
     up = Drill.follow(scene.cli, "up", scene.cli.job("elastic", **job))
     up.sees("^step 30$")
     with container_killed(scene.bed, scene.nodes[0]):

@@ -1,4 +1,4 @@
-"""With min_nodes: the node because of which generations end is named, sits out, or the run ends with its error."""
+"""With min_nodes: the node that ends generations is reported and excluded, or the run ends with its error."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def follow(cli: Cli, program: list[str], nodes: int, least: int, port: int, **env: str) -> Drill:
-    words = [sys.executable, cli.program(program[0]), *program[1:]]
+    command = [sys.executable, cli.program(program[0]), *program[1:]]
     keys: dict[str, Any] = {"nodes": ["local"] * nodes, "min_nodes": least, "lost_after": "5s", "port": port}
-    job = process_job(run={"command": words}, **keys)
+    job = process_job(run={"command": command}, **keys)
     job["env"] |= env
     return Drill.follow(cli, "up", cli.job("blame", **job))
 
 
 def worlds(up: Drill) -> list[str]:
-    """Of each generation, by the log of whoever has rank 0."""
+    """Return the report of each generation, by the logs of the nodes with rank 0."""
     return [line for _, line in up.lines if "rank 0 is now on" in line]
 
 
@@ -39,7 +39,7 @@ def rows(cli: Cli) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_command_that_fails_ends_the_run_where_no_quorum_is_left_without_its_node(home_cli: Cli) -> None:
+def test_a_failing_command_ends_the_run_if_no_quorum_is_left_without_its_node(home_cli: Cli) -> None:
     up = follow(home_cli, ["fails.py", "local-1", "3"], 3, 3, 29800)
     up.end(1, timeout=90)
     failure = home_cli.result()["failure"]
@@ -64,12 +64,12 @@ def test_a_programs_own_error_ends_the_run_on_all_nodes(home_cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_whose_disk_is_full_sits_out_and_the_others_finish(home_cli: Cli) -> None:
+def test_a_node_whose_disk_is_full_is_excluded_and_the_others_finish(home_cli: Cli) -> None:
     up = follow(home_cli, ["chain.py", "100", "5", "0.1"], 4, 3, 29810, FULL="local-0")
     up.sees("world 3 of 4: local-0 sits out, as generations 1, 2 ended because of it$", timeout=90)
     up.sees("^generation 3 step 5 ")
-    said = home_cli("status").stdout
-    assert "local-0 sits out, as generations 1, 2 ended because of it" in said
+    output = home_cli("status").stdout
+    assert "local-0 sits out, as generations 1, 2 ended because of it" in output
     seen = {node["node"]: node for node in json.loads(home_cli("status", "--json").stdout)["nodes"]}
     assert seen["local-0"]["state"] == "waiting"
     assert re.search("sits out, as generations 1, 2 ended because of this node", seen["local-0"]["last"])
@@ -78,21 +78,21 @@ def test_a_node_whose_disk_is_full_sits_out_and_the_others_finish(home_cli: Cli)
     home_cli("down")
 
 
-def test_a_node_that_flaps_sits_out_and_the_others_finish(home_cli: Cli) -> None:
-    """Each time it comes back just before the others go on without it, and would be rank 0 again."""
+def test_a_flapping_node_is_excluded_and_the_others_finish(home_cli: Cli) -> None:
+    """It always comes back just before the others continue without it, and would be rank 0 again."""
     up = follow(home_cli, ["chain.py", "300", "5", "0.1"], 4, 3, 29820)
-    begun = time.monotonic()
-    for place in range(1, 6):
-        up.sees(r"^generation \d+ step [1-9]\d* \w+$", after=begun)
+    since = time.monotonic()
+    for count in range(1, 6):
+        up.sees(r"^generation \d+ step [1-9]\d* \w+$", after=since)
         frozen = processes_of(home_cli, "local-0", "^(?!.*supervisor.py)")
         for number, seconds in ((signal.SIGSTOP, 6.0), (signal.SIGCONT, 0.0)):
             for pid in frozen:
-                with suppress(ProcessLookupError):  # of what entry.sh calls once a second
+                with suppress(ProcessLookupError):  # a short process that entry.sh starts every second
                     os.kill(pid, number)
             time.sleep(seconds)
-        begun = time.monotonic()
-        if place <= 2:
-            up.sees(f"launcher: generation {place + 1}: rank 0 is now on", after=begun)
+        since = time.monotonic()
+        if count <= 2:
+            up.sees(f"launcher: generation {count + 1}: rank 0 is now on", after=since)
     up.end(0)
     [*before, last] = worlds(up)
     assert len(before) == 2, str(up)

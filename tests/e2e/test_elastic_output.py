@@ -1,4 +1,4 @@
-"""The way of the output when the node with rank 0 is lost: one stream, one curve, and what each command says of it."""
+"""Output when the node with rank 0 is lost: one stream, one curve, and the output of each command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOVED = r"rank 0 is now on node2, world 2 of 3: node1 lost at \d\d:\d\d UTC"
 
 @pytest.mark.parametrize("scene", [3], indirect=True)
 def test_rank_0_moves_and_its_output_with_it(scene: Scene) -> None:
-    """The container and the curves of the first node are gone, and the node does not answer any more."""
+    """The container and the curves of the first node were removed, and the node is unreachable."""
     cli, bed, lost = scene.cli, scene.bed, scene.nodes[0]
     shutil.copy(ROOT / "jobs/data/digits.tar", cli.cwd)
     shutil.copytree(ROOT / "train", cli.cwd / "train", ignore=shutil.ignore_patterns("__pycache__"))
@@ -57,7 +57,7 @@ def test_rank_0_moves_and_its_output_with_it(scene: Scene) -> None:
 
 
 def is_one_curve(scene: Scene) -> None:
-    """Every step and every epoch once, in metrics.jsonl and in TensorBoard."""
+    """Every step and every epoch occurs once in metrics.jsonl and in TensorBoard."""
     run = scene.cli.runs()[-1]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines if line["kind"] == "step"]

@@ -29,18 +29,18 @@ pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
 SEEDS = range(20)
 SHAPES = [(3, 0), (4, 0), (3, 1)]  # nodes, spares
 CUT, CUT_ONE_WAY, PAUSED, KILLED = "cut", "cut one way", "paused", "killed"
-BEGIN, LASTS = 14, (1, 10)  # seconds: the last moment at which a fault begins, and how long it lasts
+BEGIN, LASTS = 14, (1, 10)  # seconds: the latest start of a fault, and its duration
 INTERVAL, SECONDS = 5, 0.1
-LOST_AFTER = 5  # seconds; the least that a job file may say
+LOST_AFTER = 5  # seconds; the minimum in a job file
 LINE = re.compile(r"generation \d+ step \d+ \w+")  # what rank 0 of chain.py prints
-Line = list[tuple[int, int, str]]  # generation, the step after which it began, its master
+Line = list[tuple[int, int, str]]  # generation, the step after which it started, its master
 Chain = list[tuple[int, int, str]]  # step, generation, value
 
 
 @dataclass(frozen=True)
 class Fault:
-    """From `begin` to `end`, seconds: packets between `these` nodes and `those` ones are dropped, or only those sent by
-    `these`; or one node stands still, or its container is killed at `begin`, and started again by the engine."""
+    """From `begin` to `end`, in seconds: packets between `these` and `those` nodes are dropped, or only those sent by
+    `these`; or a node is paused; or its container is killed at `begin` and restarted by the engine."""
 
     kind: str
     begin: float
@@ -50,7 +50,7 @@ class Fault:
 
     @property
     def ways(self) -> set[tuple[int, int]]:
-        """Who does not reach whom."""
+        """Return the pairs of nodes (from, to) whose packets are dropped."""
         there = set(itertools.product(self.these, self.those))
         return there | {(b, a) for a, b in there} if self.kind == CUT else there
 
@@ -67,7 +67,7 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """So many that the run cannot end before all is healed."""
+        """Number of steps, so many that the run cannot end before the last fault has ended."""
         return INTERVAL * math.ceil(max(fault.end for fault in self.faults) / SECONDS / INTERVAL)
 
 
@@ -87,27 +87,27 @@ def draw(seed: int) -> Schedule:
 
 
 def inflict(bed: Bed, nodes: Sequence[Node], schedule: Sequence[Fault]) -> None:
-    """Each fault at its time, also where they overlap; none is left afterwards."""
-    began, paused = time.monotonic(), set[int]()
+    """Apply each fault at its time, also overlapping ones; remove all at the end."""
+    started, paused = time.monotonic(), set[int]()
     with ExitStack() as healing, ThreadPoolExecutor() as pool:
         for node in nodes:
             healing.callback(faults.heal_network, bed, node)
         standing = [healing.enter_context(ExitStack()) for _ in nodes]
         for moment in sorted({moment for fault in schedule for moment in (fault.begin, fault.end)}):
-            time.sleep(max(0.0, began + moment - time.monotonic()))
+            time.sleep(max(0.0, started + moment - time.monotonic()))
             now = [fault for fault in schedule if fault.begin <= moment < fault.end]
             before, paused = paused, {fault.these[0] for fault in now if fault.kind == PAUSED}
-            for place in before - paused:
-                standing[place].close()
+            for index in before - paused:
+                standing[index].close()
             cut = {(nodes[a].address, nodes[b].address) for fault in now for a, b in fault.ways}
-            awake = [node for place, node in enumerate(nodes) if place not in before & paused]
+            awake = [node for index, node in enumerate(nodes) if index not in before & paused]
             list(pool.map(lambda node, cut=cut: faults.drop_only(bed, node, cut), awake))
             for fault in now:
                 if (fault.kind, fault.begin) == (KILLED, moment) and fault.these[0] not in before & paused:
-                    with suppress(CommandFailed):  # it does not run just now
+                    with suppress(CommandFailed):  # it is not running at the moment
                         kill_container(bed, nodes[fault.these[0]])
-            for place in paused - before:
-                standing[place].enter_context(faults.paused(nodes[place]))
+            for index in paused - before:
+                standing[index].enter_context(faults.paused(nodes[index]))
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ def test_nothing_of_a_superseded_generation_is_used(seed: int, scene: Scene) -> 
     up.end(0)
     written = [line for node in scene.nodes for line in lines_of(scene, node, "generations/*/metrics.jsonl")]
     line = line_of_generations(scene, schedule)
-    print("generations, the step after which each began, its master:", line)
+    print("generations, the step after which each started, its master:", line)
     one_world_at_a_time([json.loads(text) for text in written], line)
     joined = [json.loads(text) for text in (cli.runs()[-1] / "metrics.jsonl").read_text().splitlines()]
     curve = [(at["step"], at["generation"], at["value"]) for at in joined if "kind" not in at]
     assert curve == undisturbed(line, schedule.steps)
     lines = one_log(scene, up)
     lost = {f"generation {generation} step {step} {value}" for step, generation, value in curve} - {*lines}
-    assert len(lost) <= sum(fault.kind == KILLED for fault in schedule.faults), lost  # one on its way to its log
+    assert len(lost) <= sum(fault.kind == KILLED for fault in schedule.faults), lost  # a line not yet written
     assert scene.clean() == 0
 
 
@@ -142,7 +142,7 @@ def lines_of(scene: Scene, node: Node, files: str) -> list[str]:
 
 
 def line_of_generations(scene: Scene, schedule: Schedule) -> Line:
-    """Those that led to the end, by the last checkpoint, which enough nodes have."""
+    """Return the generations that led to the last checkpoint, which a quorum of the nodes has."""
     kept = [json.loads(text) for node in scene.nodes for text in lines_of(scene, node, "checkpoints/*.json")]
     generation, step, value, line = max(kept)
     assert (step, value) == (schedule.steps, undisturbed(line, step)[-1][2])
@@ -151,7 +151,7 @@ def line_of_generations(scene: Scene, schedule: Schedule) -> Line:
 
 
 def undisturbed(line: Line, steps: int) -> Chain:
-    """What a run computes that changes its world after these steps, and loses nothing."""
+    """Return the results of a run that changes its world after these steps without losing any step."""
     chain: Chain = []
     value = ""
     for (generation, begin, master), (_, end, _) in itertools.pairwise([*line, (0, steps, "")]):
@@ -162,21 +162,21 @@ def undisturbed(line: Line, steps: int) -> Chain:
 
 
 def one_world_at_a_time(written: Sequence[dict[str, Any]], line: Line) -> None:
-    """Each generation that has begun went on from the last one that had; none took a step once a newer one had begun.
+    """Each generation continued from the previous one; none took a step after a newer one had started.
 
-    A first node that was paused may have heard of one step from all others, so it may take that one. No other node has.
+    Exception: a first node that was paused may already have received one step from all others and may take this step.
     """
-    begun = [at for at in written if at.get("kind") == "start"]
-    assert all(at["line"] == line[: len(at["line"])] for at in begun), f"not all of these are in {line}: {begun}"
-    starts = {at["generation"]: at["time"] for at in begun}
+    reports = [at for at in written if at.get("kind") == "start"]
+    assert all(at["line"] == line[: len(at["line"])] for at in reports), f"not all of these are in {line}: {reports}"
+    starts = {at["generation"]: at["time"] for at in reports}
     for older, newer in itertools.pairwise(sorted(starts)):
         mine = {at["step"]: at["time"] for at in written if at["generation"] == older and "kind" not in at}
         late = [step for step, when in mine.items() if when > starts[newer]]
-        assert len(late) <= 1, f"generation {older} took {late} after {newer} had begun"
+        assert len(late) <= 1, f"generation {older} took {late} after {newer} had started"
 
 
 def one_log(scene: Scene, up: Drill) -> list[str]:
-    """All that rank 0 has printed, in the order of generations; `up` shows it as it comes, at most once."""
+    """Return the output of rank 0 in the order of generations; `up` must show each line in order, at most once."""
     logs = [text for node in scene.nodes for text in lines_of(scene, node, f"logs/{node.alias}.log")]
     printed = sorted(filter(LINE.fullmatch, logs), key=lambda text: [int(word) for word in text.split()[1:4:2]])
     assert len(set(printed)) == len(printed)

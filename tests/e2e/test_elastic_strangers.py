@@ -1,4 +1,4 @@
-"""Anyone may connect to the port where nodes with min_nodes meet: it costs a node little, and never its ears."""
+"""Unauthenticated connections to the port of a min_nodes run use few resources and never block the node."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ pytestmark = pytest.mark.timeout(300)
 
 PORT = 29840
 FLOOD = 250  # connections
-PIECE = bytes((1 << 20) - 1)  # of which each sends as much as is taken
+PIECE = bytes((1 << 20) - 1)  # each connection sends as much of it as is accepted
 
 
 @pytest.fixture
 def up(home_cli: Cli) -> Iterator[Drill]:
     """A run of two nodes of three that can go on without the third."""
-    words = [sys.executable, home_cli.program("chain.py"), "200", "5", "0.1"]
+    command = [sys.executable, home_cli.program("chain.py"), "200", "5", "0.1"]
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": PORT}
-    up = Drill.follow(home_cli, "up", home_cli.job("port", **process_job(run={"command": words}, **keys)))
+    up = Drill.follow(home_cli, "up", home_cli.job("port", **process_job(run={"command": command}, **keys)))
     up.sees("^generation 1 step 5 ")
     yield up
     home_cli("down", code=None)
 
 
 def agent(cli: Cli) -> int:
-    """Of the first node."""
+    """Return the PID of the first node's agent."""
     [pid] = processes_of(cli, "local-0", r"^\S*python\S* \S*/kit/elastic\.py ")
     return pid
 
@@ -50,7 +50,7 @@ def own(pid: int, key: str) -> int:
 
 @contextmanager
 def strangers(count: int, send: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Connections that stay open. What is not taken at once is not sent."""
+    """Open connections and keep them open. Data that is not accepted immediately is not sent."""
     with ExitStack() as links:
         opened = []
         for _ in range(count):
@@ -63,8 +63,8 @@ def strangers(count: int, send: bytes = b"") -> Iterator[list[socket.socket]]:
         yield opened
 
 
-def hangs_up_on_a_forger() -> None:
-    """What shows that a node still hears."""
+def closes_forged_connection() -> None:
+    """Check that a node still responds: it closes a connection with a forged message."""
     with socket.create_connection(("127.0.0.1", PORT), 5) as link:
         link.sendall(b"0 {}\n")
         assert link.recv(1) == b""
@@ -77,17 +77,17 @@ def test_a_flood_of_connections_takes_neither_memory_nor_threads(home_cli: Cli, 
         assert len(opened) > FLOOD // 2
         assert own(pid, "Threads") < threads + FLOOD // 2
         assert own(pid, "VmRSS") - memory < 40 << 10  # KiB
-    hangs_up_on_a_forger()
+    closes_forged_connection()
     up.end(0)
     assert sum("rank 0 is now on" in line for _, line in up.lines) == 1, str(up)
 
 
-def test_a_node_that_can_start_no_thread_hears_again_when_it_can(home_cli: Cli, up: Drill) -> None:
+def test_a_node_that_cannot_start_threads_recovers_when_it_can(home_cli: Cli, up: Drill) -> None:
     pid = agent(home_cli)
-    room = (own(pid, "VmSize") << 10) + (40 << 20)  # of a few stacks of 8 MiB
+    room = (own(pid, "VmSize") << 10) + (40 << 20)  # enough for a few stacks of 8 MiB
     before = resource.prlimit(pid, resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
     with strangers(30):
         resource.prlimit(pid, resource.RLIMIT_AS, before)
-    hangs_up_on_a_forger()
+    closes_forged_connection()
     up.end(0)
     assert sum("rank 0 is now on" in line for _, line in up.lines) == 1, str(up)

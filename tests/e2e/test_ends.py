@@ -1,4 +1,4 @@
-"""What ends a run and what does not: failed peers, lost nodes, network partitions, sshd down."""
+"""Which faults end a run: failed peers, lost nodes, network partitions, sshd down."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ STUBBORN = "trap 'echo no' TERM; echo here; i=0; while [ $i -lt 600 ]; do sleep 
 
 
 def ends(bed: Bed, node: Node) -> float | None:
-    """When the node's container ended, by the clock that all nodes share; None while it runs."""
-    run = "docker ps -aq --filter label=launcher.purpose=run"  # the master has a claim of its port too
-    words = bed.sh(node, f"{run} | xargs docker inspect -f '{{{{.State.Running}}}} {{{{.State.FinishedAt}}}}'").split()
-    if words[0] == "true":
+    """Return when the node's container ended, by the clock that all nodes share; None while it runs."""
+    run = "docker ps -aq --filter label=launcher.purpose=run"  # the master also has a lock of its port
+    fields = bed.sh(node, f"{run} | xargs docker inspect -f '{{{{.State.Running}}}} {{{{.State.FinishedAt}}}}'").split()
+    if fields[0] == "true":
         return None
-    return float(bed.sh(node, f"date -d {words[1]} +%s.%N"))
+    return float(bed.sh(node, f"date -d {fields[1]} +%s.%N"))
 
 
 def test_an_attached_launcher_stops_a_failures_peers_within_15_s(bed_cli: Cli, bed: Bed) -> None:
-    """The peer cannot notice the failure (no torchrun, no collective) and even ignores SIGTERM."""
+    """The peer cannot detect the failure (no torchrun, no collective) and ignores SIGTERM."""
     command = ["sh", "-c", f'if [ "$RANK" = 1 ]; then sleep 3; echo broken; exit 3; fi; {STUBBORN}']
     failed = bed_cli("up", bed_cli.job("peers", **bed_job(run={"command": command})), code=1)
     result = bed_cli.result()

@@ -1,4 +1,4 @@
-"""jobs/examples/: each program runs as it stands and goes on from its checkpoint; what status and TensorBoard see."""
+"""jobs/examples/: programs run unchanged and resume from checkpoints; status and TensorBoard show progress."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ LOCAL = ("--set", "runtime=process", "--nodes", "local,local", "--set", "env={OM
 
 @pytest.fixture
 def project(home_cli: Cli) -> Cli:
-    """A project with the examples alone."""
+    """A project that contains only the examples."""
     shutil.copytree(ROOT / HERE, home_cli.cwd / HERE, ignore=shutil.ignore_patterns("__pycache__"))
     return home_cli
 
 
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
-    """A folder of images in a folder for each class: handwritten digits."""
+    """Images of handwritten digits, in one folder per class."""
     with tarfile.open(ROOT / "jobs/data/digits.tar") as archive:
         archive.extractall(tmp_path / "digits", filter="data")
     return tmp_path / "digits" / "train"
 
 
 def args(**values: object) -> list[str]:
-    """Arguments of the program, over those of its job file."""
+    """Return arguments that override those of the job file."""
     return [word for name, value in values.items() for word in ("--set", f"run.args.{name}={value}")]
 
 
 def epochs(done: subprocess.CompletedProcess[str]) -> list[int]:
-    """Those that the program says it has trained."""
+    """Return the epochs that the program reports."""
     return [int(number) for number in re.findall(r"^epoch (\d+)/", done.stdout, re.MULTILINE)]
 
 
@@ -55,13 +55,13 @@ def last_loss(done: subprocess.CompletedProcess[str]) -> float:
 
 
 def curve(folder: Path, tag: str = "loss") -> list[int]:
-    """The steps of a curve in a run's TensorBoard files."""
+    """Return the steps of a curve in a run's TensorBoard files."""
     files = {path.parent for path in folder.rglob("*.tfevents.*")}
     boards = [EventAccumulator(str(each), {"scalars": 0}).Reload() for each in files]
     return sorted(point.step for board in boards if tag in board.Tags()["scalars"] for point in board.Scalars(tag))
 
 
-def test_a_torchrun_script_runs_unchanged_and_goes_on(project: Cli, tmp_path: Path) -> None:
+def test_a_torchrun_script_runs_unchanged_and_resumes(project: Cli, tmp_path: Path) -> None:
     out = tmp_path / "stripes"
     first = project("up", f"{HERE}/torchrun.yaml", *LOCAL, *args(dir=out, epochs=1))
     assert epochs(first) == [1]
@@ -73,7 +73,7 @@ def test_a_torchrun_script_runs_unchanged_and_goes_on(project: Cli, tmp_path: Pa
 
 
 def survives(cli: Cli, options: list[str], world: int, lost: str = "local-1") -> None:
-    """The example of min_nodes finishes without the lost node, and has one curve."""
+    """The min_nodes example finishes without the lost node and has one curve."""
     sets = ["--set", "lost_after=5s", "--set", "port=29790", *args(steps=120, pause=0.1), *options]
     up = Drill.follow(cli, "up", f"{HERE}/min_nodes.yaml", *sets)
     up.sees("^step 20: ")
@@ -93,18 +93,18 @@ def survives(cli: Cli, options: list[str], world: int, lost: str = "local-1") ->
     cli("down", code=None)
 
 
-def test_a_spare_takes_the_place_of_a_lost_node(project: Cli) -> None:
+def test_a_spare_replaces_a_lost_node(project: Cli) -> None:
     survives(project, ["--set", "nodes=[local, local]", "--set", "spares=[local]"], world=2)
 
 
 @pytest.mark.slow
-def test_two_of_three_nodes_go_on(project: Cli) -> None:
+def test_two_of_three_nodes_continue(project: Cli) -> None:
     survives(project, [], world=2)
 
 
 @pytest.mark.slow
-def test_the_batch_stays_the_jobs_when_a_rank_is_lost(tmp_path: Path) -> None:
-    """Generation 1 with two ranks, then generation 2 with one, and all of it with one: the same weights."""
+def test_the_global_batch_size_is_kept_when_a_rank_is_lost(tmp_path: Path) -> None:
+    """Generation 1 with two ranks and generation 2 with one give the same weights as one rank alone."""
 
     def train(folder: Path, generation: int, ranks: int, steps: int) -> dict[str, Any]:
         import torch
@@ -128,7 +128,7 @@ def test_the_batch_stays_the_jobs_when_a_rank_is_lost(tmp_path: Path) -> None:
 
 
 def learns_and_resumes(cli: Cli, job: str, few: int, more: int) -> None:
-    """As it stands; then from its checkpoint; and what the commands see of it."""
+    """Run unchanged, then resume from the checkpoint; check the output of the commands."""
     first = cli("up", f"{HERE}/{job}.yaml", *args(epochs=few), timeout=300)
     assert epochs(first) == list(range(1, few + 1)), first.stdout
     assert re.search(r"^2 processes", first.stdout, re.MULTILINE), "each rank trains a model of its own"
@@ -172,13 +172,13 @@ def test_another_language_model_and_other_texts(project: Cli) -> None:
     pytest.importorskip("accelerate", reason="needs pip install -c constraints.txt -e '.[examples]'")
     shutil.copytree(ROOT / "docs", project.cwd / "docs")
     done = project("up", f"{HERE}/accelerate.yaml", *args(data="docs", model="qwen2", epochs=1), timeout=400)
-    assert last_loss(done) < 3.5, done.stdout  # 5.5 is that of a guess
+    assert last_loss(done) < 3.5, done.stdout  # 5.5 is the loss of a random guess
 
 
 @pytest.mark.slow
 @pytest.mark.bed
-def test_a_torchrun_script_goes_on_in_containers(bed_cli: Cli, bed: Bed) -> None:
-    """On two machines of their own, of which the first alone has the checkpoint."""
+def test_a_torchrun_script_resumes_in_containers(bed_cli: Cli, bed: Bed) -> None:
+    """On two separate machines, of which only the first has the checkpoint."""
     shutil.copytree(ROOT / HERE, bed_cli.cwd / HERE, ignore=shutil.ignore_patterns("__pycache__"))
     keys = bed_job()
     sets = ["--nodes", ",".join(keys.pop("nodes")), "--set", "gpus=none"]

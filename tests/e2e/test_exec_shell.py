@@ -22,7 +22,7 @@ BED = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 
 def start(cli: Cli, name: str, **keys: object) -> Path:
-    """The job file of a long run that is started in the background."""
+    """Start a long run in the background; return its job file."""
     cli.program("ticks.py")
     job = cli.job(name, **bed_job(run={"script": "ticks.py", "args": ["2000"]}, **keys))
     cli("up", "-d", job)
@@ -38,7 +38,7 @@ def running(bed_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
 
 
 def pipe(cli: Cli, text: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """The launcher in a pipeline."""
+    """Run the launcher in a pipeline."""
     import os
 
     return subprocess.run(
@@ -54,7 +54,7 @@ def pipe(cli: Cli, text: str, *args: object) -> subprocess.CompletedProcess[str]
 
 
 def page(port: int) -> str:
-    """What is served there, as soon as it is."""
+    """Return the page served at this port, waiting until it is available."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -69,8 +69,8 @@ class TestOnTheBed:
     pytestmark = BED
 
     def test_exec_has_the_jobs_variables_pipes_and_the_exit_code(self, running: Cli) -> None:
-        words = 'echo "$TOKEN_OF_MINE $LAUNCHER_NODE $PWD $(id -u)"; test -w "$HOME" && cat; echo oops >&2; exit 7'
-        done = pipe(running, "from a pipe\n", "exec", "--", "sh", "-c", words)
+        script = 'echo "$TOKEN_OF_MINE $LAUNCHER_NODE $PWD $(id -u)"; test -w "$HOME" && cat; echo oops >&2; exit 7'
+        done = pipe(running, "from a pipe\n", "exec", "--", "sh", "-c", script)
         assert done.stdout == "hush-hush node1 /workspace/code 1001\nfrom a pipe\n"
         assert (done.stderr.strip(), done.returncode) == ("oops", 7)
         other = pipe(
@@ -123,12 +123,12 @@ class TestOnTheBed:
             process.stdout.readline()
             process.kill()
             process.communicate()
-        began = time.monotonic()
+        started = time.monotonic()
         while "sleep 54321" in str(bed.leftovers(bed.nodes[0]).processes):
-            assert time.monotonic() - began < 60
-        print(f"gone {time.monotonic() - began:.1f} s after its launcher was killed")
+            assert time.monotonic() - started < 60
+        print(f"removed {time.monotonic() - started:.1f} s after its launcher was killed")
 
-    def test_a_port_of_a_node_leads_here_while_the_command_runs(self, running: Cli) -> None:
+    def test_a_port_of_a_node_is_forwarded_while_the_command_runs(self, running: Cli) -> None:
         server = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=8123, bind='127.0.0.1')"
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
@@ -150,7 +150,7 @@ class TestOnTheBed:
         assert "its container is not running" in refused.stderr
         assert "launcher shell" in refused.stderr
 
-    def test_shell_opens_the_jobs_container_beside_the_job_and_leaves_nothing(self, running: Cli, bed: Bed) -> None:
+    def test_shell_runs_next_to_the_job_and_leaves_nothing(self, running: Cli, bed: Bed) -> None:
         job = running.cwd / "enter.yaml"
         commands = "pwd; ls; echo $TOKEN_OF_MINE; python3 -c 'import torch; print(torch.ones(2).sum())'; exit 3\n"
         done = pipe(running, commands, "shell", job, "--node", "node1")
@@ -163,9 +163,9 @@ class TestOnTheBed:
         assert [r["run"] for r in json.loads(running("runs", "--nodes", "node1", "--json").stdout)] == [seen["run"]]
         running("down")
         assert bed.wait_clean() == []
-        kept = pipe(running, "echo work > /output/mine\n", "shell", job)
+        kept = pipe(running, "echo work > /output/own\n", "shell", job)
         assert "1 file(s) stay" in kept.stderr
-        assert bed.sh(bed.nodes[0], "cat /home/trainer/.launcher/*/mine").strip() == "work"
+        assert bed.sh(bed.nodes[0], "cat /home/trainer/.launcher/*/own").strip() == "work"
 
     def test_a_killed_shell_removes_its_container(self, running: Cli, bed: Bed) -> None:
         running("down")
@@ -173,33 +173,33 @@ class TestOnTheBed:
         person.sees(r"[$#] ")
         assert len(bed.leftovers(bed.nodes[0]).containers) == 1
         person.kill()
-        began = time.monotonic()
+        started = time.monotonic()
         assert bed.wait_clean() == []
-        print(f"gone {time.monotonic() - began:.1f} s after its launcher was killed")
+        print(f"removed {time.monotonic() - started:.1f} s after its launcher was killed")
 
 
 @pytest.mark.timeout(300)
 def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    mine = Cli(cli.cwd, {**cli.env, "HOME": str(home), "PS1": "$ "})  # the prompt is inherited
-    mine.program("ticks.py")
-    job = mine.job(
+    own = Cli(cli.cwd, {**cli.env, "HOME": str(home), "PS1": "$ "})  # the prompt is inherited
+    own.program("ticks.py")
+    job = own.job(
         "plain", runtime="process", nodes=["local", "local"], run={"command": ["python3", "ticks.py", "3000"]}
     )
-    mine("up", "-d", job)
+    own("up", "-d", job)
     try:
-        done = pipe(mine, "", "exec", "--node", "local-1", "--", "sh", "-c", "echo $LAUNCHER_NODE; pwd; exit 6")
+        done = pipe(own, "", "exec", "--node", "local-1", "--", "sh", "-c", "echo $LAUNCHER_NODE; pwd; exit 6")
         assert done.returncode == 6, done.stderr
         assert done.stdout.split()[0] == "local-1"
         assert done.stdout.split()[1].endswith("/.node/local-1/code")
         ranked = pipe(
-            mine, "", "exec", "--rank", "1", "-L", "8888", "--", "sh", "-c", "echo $RANK $WORLD_SIZE $LAUNCHER_NODE"
+            own, "", "exec", "--rank", "1", "-L", "8888", "--", "sh", "-c", "echo $RANK $WORLD_SIZE $LAUNCHER_NODE"
         )
         assert ranked.stdout == "1 2 local-1\n"
         assert "port not forwarded: the node is this machine; open 127.0.0.1:8888" in ranked.stderr
-        assert "ranks 0 to 1" in mine("exec", "--rank", "2", "--", "true", code=2).stderr
-        person = Person(mine, "exec", "--", "sh")
+        assert "ranks 0 to 1" in own("exec", "--rank", "2", "--", "true", code=2).stderr
+        person = Person(own, "exec", "--", "sh")
         person.sees(r"[$#] ")
         person.type("sleep 1000\r")
         time.sleep(0.5)
@@ -207,8 +207,8 @@ def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> No
         person.type("echo co''de; exit 4\r")
         person.sees("code")
         assert person.end() == 4
-        shell = pipe(mine, "ls\nexit 2\n", "shell", job)
+        shell = pipe(own, "ls\nexit 2\n", "shell", job)
         assert (shell.stdout.split(), shell.returncode) == (["plain.yaml", "ticks.py"], 2)
     finally:
-        mine("down")
+        own("down")
     assert not list((home / ".launcher").glob("*/.node"))

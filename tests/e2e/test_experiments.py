@@ -18,7 +18,7 @@ from tests.e2e.drill import Drill
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(1200)]
 
-# a job, the part of its sweep that is run here (None: no sweep), method and devices expected in the table
+# job, tested part of its sweep (None: no sweep), and the method and devices expected in the table
 EXPERIMENTS: dict[str, tuple[list[int] | None, list[tuple[str, int]]]] = {
     "e0_dp_bed": ([0, 1], [("single", 1), ("dp", 2)]),
     "e0_ddp_bed": ([1], [("ddp", 2)]),

@@ -1,4 +1,4 @@
-"""The fault table, first part: faults that a restart overcomes. The run resumes from its last checkpoint.
+"""The fault table, part 1: faults that a restart overcomes. The run resumes from its last checkpoint.
 
 Every test prints its figures: `LAUNCHER_FIGURES=FILE pytest -m '' tests/e2e/test_faults*.py`, then
 `python -m tests.e2e.figures FILE` prints the table.
@@ -51,10 +51,10 @@ OVERCOME: dict[str, tuple[Callable[[Bed, Node], None], int]] = {
     everyday={"a rank is killed", "a node is killed and restarted"},
 )
 def test_the_run_resumes_from_its_last_checkpoint(scene: Scene, name: str) -> None:
-    fault, place = OVERCOME[name]
+    fault, index = OVERCOME[name]
     drill = scene.begin("again", restarts=3)
     broken = time.monotonic()
-    fault(scene.bed, scene.nodes[place])
+    fault(scene.bed, scene.nodes[index])
     drill.end(0)
     reported, resumed, lost = drill.first(r": restarted \(", broken), drill.recovered(broken), drill.lost_steps()
     assert lost

@@ -1,4 +1,4 @@
-"""The fault table, third part: faults that end a run. The launcher says why, and nothing is left."""
+"""The fault table, part 3: faults that end a run. The launcher reports the reason, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def full_disk(bed: Bed, nodes: tuple[Node, ...]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Final:
-    """A fault that does not heal in the run. words: in the result's failure; reported: in the launcher's messages."""
+    """A permanent fault. failure: text in the result's failure; reported: text in the launcher's messages."""
 
     fault: Callable[[Bed, tuple[Node, ...]], AbstractContextManager[object]]
     code: int
     state: str
-    words: str
+    failure: str
     reported: str
 
 
@@ -71,7 +71,7 @@ FINAL = {
     everyday={"a node is gone for good", "the master's disk is full"},
 )
 def test_the_run_ends_with_its_reason(scene: Scene, name: str) -> None:
-    """The ranks' collectives time out after 20 s here: a rank cannot otherwise learn that a peer is gone."""
+    """The ranks' collectives time out after 20 s, as a rank cannot detect a lost peer otherwise."""
     final = FINAL[name]
     with faults.small_disk(scene.bed, scene.nodes[0], "/home/trainer/.launcher", "16m"):
         drill = scene.begin("ends", steps=3000, peer_timeout=20)
@@ -83,7 +83,7 @@ def test_the_run_ends_with_its_reason(scene: Scene, name: str) -> None:
         failure = result["failure"]
         print(f"{failure['node']} {failure['what']} -> {failure['cure']}")
         assert result["state"] == final.state
-        assert final.words in failure["what"]
+        assert final.failure in failure["what"]
         assert reported is not None, str(drill)
         wrong = 0 if final.reported is AWAY else drill.lines_lost(scene.bed, scene.count)
         outcome = f"{final.state}, exit {final.code}"
@@ -107,7 +107,7 @@ def test_out_of_memory_without_restarts_ends_the_run_with_that_reason(scene: Sce
 
 @pytest.mark.parametrize("scene", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
 def test_the_masters_port_is_taken(scene: Scene) -> None:
-    """By a program that already listens when the launcher checks."""
+    """Another program already listens on the port when the launcher checks it."""
     taken = "import socket, time; s = socket.create_server(('', 29500)); time.sleep(600)"
     squatter = ["run", "-d", "--name", "squatter", "--network", "host", "launcher-bed-train", "python3", "-c", taken]
     scene.bed.docker(scene.nodes[0], *squatter)
@@ -115,12 +115,12 @@ def test_the_masters_port_is_taken(scene: Scene) -> None:
     scene.bed.sh(scene.nodes[0], listens, timeout=90)  # 733C is 29500
     scene.cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["3", "5", "0.1"]}, nodes=[node.alias for node in scene.nodes])
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         refused = scene.cli("up", scene.cli.job("taken", **keys), code=3)
     finally:
         scene.bed.docker(scene.nodes[0], "rm", "-f", "squatter")
-    took = time.monotonic() - began
+    took = time.monotonic() - started
     assert "port 29500, where the ranks would meet, is in use" in refused.stderr
     assert "--set port=" in refused.stderr
     left = scene.bed.wait_clean(scene.nodes, home=True)

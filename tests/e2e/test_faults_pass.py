@@ -1,4 +1,4 @@
-"""The fault table, second part: faults that heal in time. The run waits, or is not even affected, and continues."""
+"""The fault table, part 2: temporary faults. The run waits, or is not affected, and continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(500)]
 
 @dataclass(frozen=True)
 class Passing:
-    """A fault of some seconds. reported: the launcher's message about it; "" if it need not notice."""
+    """A fault of some seconds. reported: the launcher's message about it; "": none required."""
 
     fault: Callable[[Bed, tuple[Node, ...]], AbstractContextManager[object]]
     seconds: float
@@ -31,7 +31,7 @@ class Passing:
 
 @contextmanager
 def an_hour_ahead(bed: Bed, nodes: tuple[Node, ...]) -> Iterator[None]:
-    """Replaces `date`, from which the launcher reads a node's clock."""
+    """Replace `date`, with which the launcher reads a node's clock."""
     stub = '#!/bin/sh\\nexec /bin/date -d "+1 hour" "$@"\\n'
     bed.sh(nodes[-1], f"printf '{stub}' > /usr/local/bin/date; chmod 755 /usr/local/bin/date")
     try:

@@ -1,4 +1,4 @@
-"""What others do to a run while `up` is attached to it: another terminal stops it, a container is removed."""
+"""External events while `up` is attached to a run: another terminal stops it, a container is removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def begin(cli: Cli, name: str) -> Drill:
 
 
 @pytest.mark.parametrize("options", [(), pytest.param(("--purge",), marks=pytest.mark.slow)], ids=["down", "purge"])
-def test_up_says_who_stopped_the_run_in_another_terminal(bed_cli: Cli, bed: Bed, options: tuple[str, ...]) -> None:
+def test_up_reports_who_stopped_the_run_in_another_terminal(bed_cli: Cli, bed: Bed, options: tuple[str, ...]) -> None:
     drill = begin(bed_cli, "stopped")
     called = time.monotonic()
     bed_cli("down", *options)
@@ -36,7 +36,7 @@ def test_up_says_who_stopped_the_run_in_another_terminal(bed_cli: Cli, bed: Bed,
     assert drill.first(f"stopped stopped-.* by {me} from another terminal", called) is not None, str(drill)
     result = bed_cli.result()
     assert (result["state"], result["exit_code"]) == ("stopped", 5)
-    assert any(line == "saved" for _, line in drill.lines)  # the checkpoint's time is not cut short
+    assert any(line == "saved" for _, line in drill.lines)  # the run gets the full time to save a checkpoint
     assert bed.wait_clean() == []
     if not options:
         reported, wrong = drill.first(f"node1: {me} is stopping the run", called), drill.lines_lost(bed, 2)
@@ -44,7 +44,7 @@ def test_up_says_who_stopped_the_run_in_another_terminal(bed_cli: Cli, bed: Bed,
         assert wrong == 0
 
 
-def test_up_says_that_a_container_was_removed(bed_cli: Cli, bed: Bed) -> None:
+def test_up_reports_that_a_container_was_removed(bed_cli: Cli, bed: Bed) -> None:
     drill = begin(bed_cli, "removed")
     removed = time.monotonic()
     bed.docker(bed.nodes[1], "rm", "-f", f"launcher-{bed_cli.runs()[-1].name}-1")

@@ -1,4 +1,4 @@
-"""`launcher exec --rank`: the command gets the variables of the rank's own process, whatever is in them."""
+"""`launcher exec --rank`: the command gets the environment of the rank's process, with any content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUN = "as-rank-20261123-000000-0000"
 
 @pytest.fixture
 def rank() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of rank 3, and one of its children with another view of the world."""
+    """A process of rank 3, and one of its children with different variables."""
     env = {**os.environ, **STRANGE, "LAUNCHER_JOB": f"{RUN}/gpu-a", "RANK": "3"}
     child = "import os, subprocess; subprocess.run(['sleep', '60'], env={**os.environ, 'LINES': 'the child'})"
     script = 'LAUNCHER_WORKER=$$ && export LAUNCHER_WORKER && exec "$@"'
@@ -60,7 +60,10 @@ def test_the_command_gets_the_ranks_variables_to_the_byte(shell: str, rank: subp
     for name in ("QUOTED", "LINES", "BYTES"):
         assert found[name] == STRANGE[name]
     assert (found["RANK"], found["TERM"]) == ("3", "mine")
-    assert not found.keys() & {"LAUNCHER_JOB", "LAUNCHER_WORKER"}  # or the run's end would take it for a worker
+    assert not found.keys() & {
+        "LAUNCHER_JOB",
+        "LAUNCHER_WORKER",
+    }  # otherwise the command would be treated as a worker of the run
     assert enter(shell, 3, "sh", "-c", 'exit "$1"', "sh", "7").returncode == 7
 
 

@@ -1,4 +1,4 @@
-"""How often a node's processes were started, from a file of a node, which is not trusted."""
+"""Parsing of a node's attempts file, which is untrusted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_restarts_and_why() -> None:
     assert parse(b"") == ()
 
 
-def test_who_stops_the_latest_attempt_and_which_ranks_were_suspended() -> None:
+def test_who_stopped_the_last_attempt_and_which_ranks_were_suspended() -> None:
     text = f"start 100\n{stop_line('me@there')}\nhalted 3 110\nhalted 4 110\nexit 143 120\n".encode()
     assert stopped_by(text) == "me@there"
     assert parse(text) == (Attempt(100, 120, 143, frozenset({3, 4})),)
@@ -39,14 +39,14 @@ def test_who_stops_the_latest_attempt_and_which_ranks_were_suspended() -> None:
     assert stopped_by(b"start 1\nstopped \x1b[2Jme 3\n") is None
 
 
-def test_in_which_generation_the_last_attempt_takes_part() -> None:
-    begun = b"start 1\ngeneration 3 120 gpu-b,gpu-a rank 0 is now on gpu-b, world 2 of 3: gpu-c lost at 12:03 UTC\n"
+def test_generation_of_the_last_attempt() -> None:
+    started = b"start 1\ngeneration 3 120 gpu-b,gpu-a rank 0 is now on gpu-b, world 2 of 3: gpu-c lost at 12:03 UTC\n"
     assert current_generation(b"") == current_generation(b"start 1\n") == 0
-    assert current_generation(begun) == current_generation(begun.replace(b"gpu-c", b"kickstart")) == 3
-    assert current_generation(begun + b"exit 1 50\nstart 51\n") == 0
+    assert current_generation(started) == current_generation(started.replace(b"gpu-c", b"kickstart")) == 3
+    assert current_generation(started + b"exit 1 50\nstart 51\n") == 0
 
 
-def test_because_of_whom_a_generation_ended_and_that_the_run_is_over() -> None:
+def test_which_node_ended_a_generation_and_why_the_program_is_not_restarted() -> None:
     text = b"start 1\nended 1 gpu-a,gpu-b the program here ended with 3\nexit 3 20\nstart 21\nended 2 - x\n"
     assert parse_ended(text) == Ended(2, ())
     assert parse_ended(text[:70]) == Ended(1, ("gpu-a", "gpu-b"))
@@ -55,7 +55,7 @@ def test_because_of_whom_a_generation_ended_and_that_the_run_is_over() -> None:
     assert give_up_reason(text + b"over 3 generations in a row\n") == "3 generations in a row"
 
 
-def test_torn_and_foreign_lines_are_ignored() -> None:
+def test_incomplete_and_unknown_lines_are_ignored() -> None:
     assert parse(b"start 1\nexit\nexit 1\nhello\nexit x 3\nstart\nexit 3 9\nexit 4 10\n") == (Attempt(1, 9, 3),)
 
 

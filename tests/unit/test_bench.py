@@ -1,6 +1,6 @@
-"""`launcher doctor --bench`: how the nodes are followed, a GPU's precision, and a processor with a quota."""
+"""`launcher doctor --bench`: collecting data from the nodes, a GPU's precision, and a CPU with a quota."""
 
-# ruff: noqa: SLF001 - how nodes are followed, without the minutes that a bench takes
+# ruff: noqa: SLF001 - tests how nodes are followed, without a benchmark of minutes
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ ENDED = ContainerState("c", "c", "", {}, Phase.EXITED, exit_code=0)
 
 
 class Engine:
-    """Does not answer at first, or never."""
+    """Does not respond to the first queries, or to any."""
 
     def __init__(self, silent: int) -> None:
         self.node, self.files, self._silent = "gpu-a", self, silent
@@ -33,11 +33,11 @@ class Engine:
         return ENDED
 
     def read(self, path: str, offset: int) -> bytes:
-        return b"" if offset else b"all that it said"
+        return b"" if offset else b"all output"
 
 
 @pytest.mark.parametrize(("silent", "ended"), [(2, True), (10**6, False)])
-def test_a_node_that_misses_a_question_or_two_is_not_lost(
+def test_a_node_that_misses_one_or_two_queries_is_not_lost(
     silent: int, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "_POLL", 0.3)
@@ -48,7 +48,7 @@ def test_a_node_that_misses_a_question_or_two_is_not_lost(
     observed = bench._Observed(MachineState())
     bench._follow(fleet, plan, {"gpu-a": observed}, 20)
     assert observed.ended is ended
-    assert observed.text == (b"all that it said" if ended else b"")
+    assert observed.text == (b"all output" if ended else b"")
     assert observed.problem == ("" if ended else "no answer")
 
 
@@ -56,11 +56,11 @@ def test_a_node_that_misses_a_question_or_two_is_not_lost(
     ("wanted", "capability", "expected"),
     [("bf16", (7, 0), "fp16"), ("bf16", (7, 5), "fp16"), ("bf16", (8, 0), "bf16"), ("none", (7, 0), "none")],
 )
-def test_bf16_is_not_measured_where_it_is_emulated(wanted: str, capability: tuple[int, int], expected: str) -> None:
+def test_bf16_is_not_measured_if_it_is_emulated(wanted: str, capability: tuple[int, int], expected: str) -> None:
     assert bench_parts.computed_in(wanted, capability) == expected
 
 
-def test_who_uses_a_gpu_that_is_not_measured_is_no_fault() -> None:
+def test_processes_on_a_gpu_that_is_not_measured_are_not_reported() -> None:
     users = (Process(42, "python3", 9000),)
     states = tuple(GpuState(index, f"GPU-{index}", processes=users) for index in range(2))
     node: Any = SimpleNamespace(gpus=tuple(Gpu(index, f"GPU-{index}", "", 0, "") for index in range(2)))
@@ -71,7 +71,7 @@ def test_who_uses_a_gpu_that_is_not_measured_is_no_fault() -> None:
 
 
 class Quota:
-    """The clock of a container with 0.4 processors: after 40 ms of work it stands still until the next 100 ms."""
+    """The clock of a container with 0.4 CPUs: after 40 ms of work it pauses until the next period of 100 ms."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -87,12 +87,12 @@ class Quota:
 
 @pytest.mark.parametrize("phase", [0.0, 0.02, 0.035, 0.037, 0.039])
 def test_a_processor_under_a_quota_is_as_fast_as_the_quota(monkeypatch: pytest.MonkeyPatch, phase: float) -> None:
-    clock, said = Quota(1000.0 + phase), []
+    clock, measures = Quota(1000.0 + phase), []
     monkeypatch.setattr(bench_parts, "time", clock)
     monkeypatch.setattr(torch, "mm", clock.work)
     monkeypatch.setattr(torch.Tensor, "copy_", clock.work)
-    bench_parts.processor(4.0, lambda **measure: said.append(measure))
-    matmul, memory = (measure["value"] for measure in said)
+    bench_parts.processor(4.0, lambda **measure: measures.append(measure))
+    matmul, memory = (measure["value"] for measure in measures)
     # 14 operations in 100 ms
     assert matmul == pytest.approx(2 * 768**3 * 140 / 1e9, rel=0.05)
     assert memory == pytest.approx(8 * (16 << 20) * 140 / 1e9, rel=0.05)

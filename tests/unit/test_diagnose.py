@@ -55,7 +55,7 @@ def test_out_of_memory_takes_precedence_over_tracebacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "meaning", "fix"),
+    ("output", "meaning", "fix"),
     [
         (
             "RuntimeError: [gloo/transport/tcp/x.cc:81] Timed out waiting 20000ms for recv operation",
@@ -75,8 +75,8 @@ def test_out_of_memory_takes_precedence_over_tracebacks() -> None:
         ("exec /bin/sh: exec format error", "architecture", "build"),
     ],
 )
-def test_known_causes_come_with_a_fix(words: str, meaning: str, fix: str) -> None:
-    found = first_failure([evidence(0, words)])
+def test_known_causes_come_with_a_fix(output: str, meaning: str, fix: str) -> None:
+    found = first_failure([evidence(0, output)])
     assert found is not None
     assert meaning in found.what
     assert fix in found.cure
@@ -88,7 +88,7 @@ def test_a_timeout_is_reported_as_a_timeout() -> None:
     assert "time limit" in found.what
 
 
-def test_a_rank_that_left_early_is_named_and_not_the_one_that_waited_for_it() -> None:
+def test_a_rank_that_exited_early_is_reported_instead_of_the_one_that_waited_for_it() -> None:
     found = first_failure([evidence(0, VICTIM), evidence(1, "step 3\n", 0)])
     assert found is not None
     assert (found.node, found.rank, found.exit_code) == ("n1", 1, 0)
@@ -99,8 +99,8 @@ def test_a_rank_that_left_early_is_named_and_not_the_one_that_waited_for_it() ->
     assert own.node == "n0"
 
 
-def test_a_node_that_waited_for_the_others_when_it_was_stopped_has_left() -> None:
-    """torchrun waits for the other nodes' torchruns for five minutes."""
+def test_a_node_that_waited_for_the_others_when_it_was_stopped_has_exited() -> None:
+    """torchrun waits five minutes for the torchrun processes of the other nodes."""
     first, stopped = Attempt(1, left=True), evidence(0, "step 3\n", 143)
     stopped = dataclasses.replace(stopped, log=f"{TRACEBACK}\n  File 'api.py' in _exit_barrier\n", rank_logs={0: ""})
     found = first_failure([dataclasses.replace(stopped, attempts=(first,)), evidence(1, VICTIM)])
@@ -112,7 +112,7 @@ REPORT = "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_ran
 
 
 @pytest.mark.parametrize(("ended", "rank"), [("", 1), ("Sending process 7 closing signal SIGTERM\n", 0)])
-def test_a_rank_that_left_on_the_same_node_is_named_unless_torchrun_ended_it(ended: str, rank: int) -> None:
+def test_a_rank_that_exited_on_the_same_node_is_reported_unless_torchrun_stopped_it(ended: str, rank: int) -> None:
     node = NodeOfRun("n0", "n0", 0, "c", "/o", range(2))
     found = first_failure([Evidence(node, state(1), ended + REPORT, None, {0: VICTIM, 1: "step 3\n"})])
     assert found is not None
@@ -124,18 +124,22 @@ def test_a_rank_that_left_on_the_same_node_is_named_unless_torchrun_ended_it(end
     [
         (REPORT.replace(": 1\n", ": -9 (pid: 7)\n"), 1, "was killed by SIGKILL"),
         (REPORT.replace(": 1\n", ": -64 (pid: 7)\n"), 1, "exited with code 1"),
-        (REPORT.replace(": 1\n", ": -9 (pid: 7)\n") + REPORT, 1, "exited with code 1"),  # of an earlier attempt
+        (
+            REPORT.replace(": 1\n", ": -9 (pid: 7)\n") + REPORT,
+            1,
+            "exited with code 1",
+        ),  # the report of an earlier attempt
         ("", 139, "was killed by SIGSEGV (exit code 139)"),
         ("", 255, "exited with code 255"),
     ],
 )
-def test_a_signal_that_killed_the_failing_rank_or_the_program_is_named(log: str, code: int, what: str) -> None:
+def test_a_signal_that_killed_the_failing_rank_or_the_program_is_reported(log: str, code: int, what: str) -> None:
     found = first_failure([evidence(0, log, code)])
     assert found is not None
     assert found.what == what
 
 
-def test_a_suspended_rank_is_the_culprit() -> None:
+def test_a_suspended_rank_is_the_cause() -> None:
     slept = dataclasses.replace(evidence(1, "step 3\n", 137), attempts=(Attempt(1, halted=frozenset({1})),))
     for other in (evidence(0, VICTIM), evidence(0, STACK, 125)):
         found = first_failure([other, slept])
@@ -144,13 +148,13 @@ def test_a_suspended_rank_is_the_culprit() -> None:
         assert "was suspended" in found.what
 
 
-def test_the_node_because_of_which_the_generation_ended_is_named_whoever_ended_last() -> None:
+def test_the_node_that_ended_the_generation_is_reported_even_if_another_one_exited_last() -> None:
     def one(rank: int, code: int, ended: Ended, finished: float) -> Evidence:
         return dataclasses.replace(evidence(rank, "a step\n", code, finished=finished), ended=ended)
 
     others = [one(0, 1, Ended(3, ("n1",)), 8.0), one(2, 1, Ended(3, ()), 7.0)]
     own = one(1, 3, Ended(3, ("n1",)), 9.0)
-    earlier = one(3, 1, Ended(2, ("n3",)), 1.0)  # it sat out the last one
+    earlier = one(3, 1, Ended(2, ("n3",)), 1.0)  # excluded from the last generation
     found = first_failure([*others, own, earlier])
     assert found is not None
     assert (found.node, found.exit_code) == ("n1", 3)
@@ -182,12 +186,12 @@ def test_truncated_and_unknown_error_files_do_not_hide_the_failure(tmp_path: Pat
         b"\xff\xfe",
         b'{"message": {"message": "boom", "extraInfo": {"timestamp": "x"}}}',
     ):
-        for name, data in {"errors/n0.json": content, "logs/n0.log": b"some words\n"}.items():
+        for name, data in {"errors/n0.json": content, "logs/n0.log": b"some output\n"}.items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_bytes(data)
         found = first_failure([gather(tmp_path, node, state(1))])
         assert found is not None
-        assert found.words in ("some words", "boom")
+        assert found.words in ("some output", "boom")
 
 
 def test_without_a_log_file_the_engines_log_is_read(tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ def test_without_a_log_file_the_engines_log_is_read(tmp_path: Path) -> None:
     assert found.words == "sh: not found"
 
 
-def test_the_ends_of_a_run_and_their_exit_codes() -> None:
+def test_the_final_states_of_a_run_and_their_exit_codes() -> None:
     ends = {state: state.exit_code for state in RunState if state.ended}
     assert ends == {RunState.DONE: 0, RunState.FAILED: 1, RunState.STOPPED: 5, RunState.LOST: 3}
 
@@ -218,7 +222,7 @@ def test_ranks_that_were_still_importing_did_not_hang() -> None:
     assert "importing" not in first_failure([evidence(0, stack, 125), evidence(1, STACK, 143)]).what  # type: ignore[union-attr]
 
 
-# of python3.11 -X faulthandler
+# printed by python3.11 -X faulthandler
 IMPORT = 'File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed'
 STACK = """step 3
 Fatal Python error: Aborted

@@ -1,4 +1,4 @@
-"""Because of whom a generation of a job with min_nodes ended, and what follows: pure functions."""
+"""Which nodes ended a generation of a job with min_nodes, and the consequences: pure functions."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ A, B, C = ("a",), ("b",), ("c",)
 @pytest.mark.parametrize(
     ("accounts", "nodes", "why"),
     [
-        ([End(1, C), End(1, C), End(1, A)], C, ""),  # c was cut off: it has not heard a
-        ([End(1, C), End(1, A)], (), ""),  # the way between two nodes
-        ([End(1, A), End(1, B), End(1, C)], (), ""),  # the power of all went off
-        ([End(1, B), End(1, A, "exit code 1")], B, ""),  # a's program has only lost its peer
+        ([End(1, C), End(1, C), End(1, A)], C, ""),  # c was cut off: it did not receive a's messages
+        ([End(1, C), End(1, A)], (), ""),  # the connection between two nodes
+        ([End(1, A), End(1, B), End(1, C)], (), ""),  # all lost power
+        ([End(1, B), End(1, A, "exit code 1")], B, ""),  # a's program only lost its peer
         ([End(1, A, "KeyError"), End(1, B, "KeyError"), End(1)], ("a", "b"), "KeyError"),
         ([End(1, A, "exit code 3"), End(1, A, "exit code 3"), End(1, B, "exit code 1")], A, "exit code 3"),
         ([End(1), End(1)], (), ""),
     ],
 )
-def test_because_of_whom_a_generation_ended(accounts: list[End], nodes: tuple[str, ...], why: str) -> None:
+def test_which_nodes_ended_a_generation(accounts: list[End], nodes: tuple[str, ...], why: str) -> None:
     found = settled(1, accounts, 0)
     assert (found.nodes, found.error) == (nodes, why)
 
 
-def test_only_who_took_part_in_the_newest_generation_is_asked() -> None:
-    stale = (End(1, A),)  # as c saw it when it was cut off
+def test_only_members_of_the_newest_generation_count() -> None:
+    stale = (End(1, A),)  # c's view when it was cut off
     agreed = (End(1, C), End(2, B))
     assert history([(1, stale), (2, agreed)]) == agreed
     assert history([(0, ()), (0, ())]) == ()
 
 
-def test_a_node_sits_out_longer_each_time() -> None:
+def test_a_node_is_excluded_longer_each_time() -> None:
     for costs, rests in ((1, 0), (2, 2), (3, 4)):
         for since in range(6):
             ends = tuple(End(n, A if n < costs else ()) for n in range(costs + since))
@@ -49,10 +49,10 @@ def test_an_error_is_repeated_if_no_generation_got_further() -> None:
     assert repeated((first, End(2, A, "IndexError"), third)) == ("", set())
     assert repeated((first, again, End(3, B, "KeyError", 12))) == ("", set())
     assert repeated((End(0, C, "", 12), *(End(n, A, "KeyError", 12) for n in (1, 2, 3)))) == ("KeyError", {"a"})
-    assert repeated((End(1, A), End(2, A), End(3, A)))[0] == ""  # they were lost
+    assert repeated((End(1, A), End(2, A), End(3, A)))[0] == ""  # these nodes were lost
 
 
-def test_an_error_is_named_without_what_varies() -> None:
+def test_an_error_is_reported_without_its_variable_parts() -> None:
     text = "step 1\n[rank0]: Traceback (most recent call last):\n[rank0]:   File 't.py'\n[rank0]: {}\nmore\n"
     assert error(text.format("KeyError: 'größe'")) == r"KeyError: 'gr\xf6\xdfe'"
     one, two = (error(text.format(f"OSError: [Errno 28] at 0x{n}f, {n}")) for n in (1234, 98765))
@@ -60,7 +60,7 @@ def test_an_error_is_named_without_what_varies() -> None:
     assert error("killed\n") == ""
 
 
-def test_a_connection_that_ends_is_known() -> None:
+def test_lost_connections_are_recognized() -> None:
     assert LOST_PEER.search("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)")
     assert LOST_PEER.search("  File 'x'\nEOFError\n")
-    assert not LOST_PEER.search("EOFError: Ran out of input")  # a pickle that was cut off
+    assert not LOST_PEER.search("EOFError: Ran out of input")  # a truncated pickle

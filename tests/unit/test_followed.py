@@ -1,4 +1,4 @@
-"""The followed files of a node: each byte is reported once, from the node or from what was collected of it."""
+"""The followed files of a node: each byte is reported once, from the node or from the collected copies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ATTEMPTS = b"start 100\nexit 1 109\nstart 110\nstopped me@here 120\n"
 
 
 class Node:
-    """Its output folder is on this machine. Of what is reported the log's bytes and all other messages are kept."""
+    """A node with a local output folder; stores the reported log bytes and all other messages."""
 
     def __init__(self, folder: Path) -> None:
         self.output = folder / "node"
@@ -60,7 +60,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def all_was_reported_once(node: Node) -> None:
+def check_all_reported_once(node: Node) -> None:
     assert node.log == LOG
     assert node.steps() == list(range(20_000))
     left = [message for message in node.others if not isinstance(message, messages.Progress)]
@@ -68,19 +68,19 @@ def all_was_reported_once(node: Node) -> None:
     assert sorted(left, key=repr) == sorted([restarted, messages.NodeStopped("a", "me@here")], key=repr)
 
 
-def test_what_came_while_a_file_grew_does_not_come_again_with_its_rest(node: Node) -> None:
-    """The connection is lost at any place, more than once."""
+def test_data_reported_while_a_file_grew_is_not_reported_again_with_the_rest(node: Node) -> None:
+    """The connection is lost at several positions."""
     files = node.followed()
     for size in (1, 100_000, 200_000):
         until = time.monotonic() + 30
         files.follow(lambda size=size, until=until: len(node.log) < size and time.monotonic() < until)  # type: ignore[misc]
     files.read_rest(node.attached.engines["a"].files, node.node.output)
-    all_was_reported_once(node)
+    check_all_reported_once(node)
     for name, data in {"logs/a.log": LOG, "metrics.jsonl": METRICS, "state/a.attempts": ATTEMPTS}.items():
         assert (node.record.paths.root / name).read_bytes() == data
 
 
-def test_the_rest_goes_on_where_a_lost_connection_ended_it(node: Node) -> None:
+def test_reading_the_rest_resumes_after_a_lost_connection(node: Node) -> None:
     class Cut(Files):
         def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
             for number, (span, piece) in enumerate(super().read_spans(spans)):
@@ -96,19 +96,19 @@ def test_the_rest_goes_on_where_a_lost_connection_ended_it(node: Node) -> None:
         except NodeUnreachable:
             assert tries < 50
     assert tries > 1
-    all_was_reported_once(node)
+    check_all_reported_once(node)
 
 
-def test_the_rest_of_a_node_that_is_gone_is_what_was_collected(node: Node) -> None:
+def test_the_rest_of_an_unreachable_node_is_read_from_the_collected_files(node: Node) -> None:
     files, root = node.followed(), node.record.paths.root.absolute()
     until = time.monotonic() + 30
     files.follow(lambda: len(node.log) < 1000 and time.monotonic() < until)
     collect(output_folders(node.attached.engines, [node.node]), root)
     files.read_rest(Files(LocalMachine("this machine", "")), str(root))
-    all_was_reported_once(node)
+    check_all_reported_once(node)
 
 
-def test_what_is_not_next_to_the_end_here_is_shown_and_left_to_the_collector(node: Node) -> None:
+def test_data_after_a_gap_is_shown_but_stored_by_the_collector(node: Node) -> None:
     node.followed(offset=len(LOG) - 6).read_rest(node.attached.engines["a"].files, node.node.output)
     assert node.log == b"no end"
     here = node.record.paths.root / "logs" / "a.log"
