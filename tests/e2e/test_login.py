@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.node.facts import look
+from launcher.node.facts import collect
 from launcher.node.ssh.connection import SshPool
 from launcher.node.ssh.machine import SshMachine
 from tests.bed import faults
@@ -72,7 +72,7 @@ def test_every_login_shell_reads_our_commands_the_same_way(bed: Bed, shell: str)
         node = SshMachine("a", "node1", pool)
         for text in SPECIAL:
             assert node.run(["printf", "%s|", text, "."]).out == f"{text}|.|".encode(), text
-        assert look(node, "node1").complete
+        assert collect(node, "node1").complete
 
 
 def test_doctor_tries_connections_also_where_sshd_forwards_none(bed_cli: Cli, bed: Bed) -> None:
