@@ -83,8 +83,6 @@ def _alive(engine: Engine, held: RunLabels) -> bool:
     age = time.time() - held.created
     return any(
         not state.phase.ended and not (state.phase is Phase.CREATED and age > ABANDONED)
-        for state in engine.list(
-            {labels.RUN: held.run, labels.NODE: None}
-        )  # any node of the run, as a machine can have several
+        for state in engine.list({labels.RUN: held.run, labels.NODE: None})  # a machine can have several nodes
         if state.labels.get(labels.PURPOSE) != "claim"
     )

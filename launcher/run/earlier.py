@@ -99,7 +99,7 @@ def _fetched(record: Record) -> CheckpointFolder:
     found = [(path.relative_to(folder).as_posix(), path.stat()) for path in folder.rglob("*") if path.is_file()]
     entries = [FileEntry(name, stat.st_size, stat.st_mtime) for name, stat in found]
     here = Files(LocalMachine("this machine", ""))
-    return CheckpointFolder(f"{record.paths.root / CHECKPOINTS} here", here, str(folder), whole(entries))
+    return CheckpointFolder(f"{record.paths.root / CHECKPOINTS} on this machine", here, str(folder), whole(entries))
 
 
 def whole(entries: Sequence[FileEntry]) -> list[FileEntry]:

@@ -66,7 +66,7 @@ class FollowedNode:
         """Report a lost connection. Raises LoginLost, as a new login might ask for a password."""
         if isinstance(error, LoginLost):
             raise LoginLost(
-                error.where, error.what, f"the run keeps running; follow it again: launcher logs {self.run}"
+                error.where, error.what, f"the run is not affected; follow it again: launcher logs {self.run}"
             )
         with self._lock:
             if not self.unreachable_since:
@@ -154,7 +154,7 @@ class Follow:
                 yield message
 
     def close(self) -> None:
-        """Stop following; the run keeps running. Does not wait for its threads, which only read."""
+        """Stop following; the run continues. Does not wait for its threads, which only read."""
         self._closed = True
         self._halt()
 
@@ -191,7 +191,7 @@ class Follow:
             self._queue.put(error)
 
     def _wait_for(self, node: FollowedNode) -> None:
-        """Wait until the container has ended without a restart, reconnecting as often as needed."""
+        """Wait until the container has ended and is not restarted; reconnect as often as needed."""
         pause, waiting_for = RETRY, ""
         at_most = WAIT if cluster_name(node.node.host) is None else QUEUE
         while not self._stop.is_set():

@@ -69,9 +69,7 @@ class Attached:
     fleet: Fleet
     states: Mapping[str, ContainerState] = field(default_factory=dict)  # by node name; without removed containers
     unreachable: Mapping[str, LauncherError] = field(default_factory=dict)
-    listed: Mapping[Engine, Sequence[ContainerState]] = field(
-        default_factory=dict
-    )  # containers of the run that the user may remove
+    listed: Mapping[Engine, Sequence[ContainerState]] = field(default_factory=dict)  # those that the user may remove
     owner: Owner = Owner.SELF
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" if unknown
     hosts: tuple[str, ...] = ()  # of all its nodes, as the caller addressed them; () if unknown

@@ -155,7 +155,7 @@ def not_confirmed(removed: Sequence[Removed], errors: Sequence[LauncherError]) -
     """Return the error for nodes on which runs could not be stopped."""
     what = "not every node confirmed:\n" + str(NodesFailed(errors))
     kinds = {type(error) for error in errors}
-    fix = "repeat the command once they are reachable again"
+    fix = "repeat the command once all nodes are reachable again"
     if kinds <= {NotConfirmed, NodeUnfit}:
         fix = "" if kinds == {NotConfirmed} else "fix the errors, then repeat the command"
     return NotConfirmed("down", what, fix, removed=removed, errors=errors)

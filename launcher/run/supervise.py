@@ -70,7 +70,7 @@ class Supervision:
             self._stopping()
 
     def close(self) -> None:
-        """Stop following; the run keeps running."""
+        """Stop following; the run continues."""
         self._left = True
         self._following.close()
 
@@ -96,9 +96,7 @@ class Supervision:
         elif isinstance(message, messages.NodeOver):
             self._over = True
         elif isinstance(message, messages.NodeBack):
-            self._stopping = (
-                None  # if the run failed in the meantime, this node was unreachable and must still be stopped
-            )
+            self._stopping = None  # a node that was unreachable when the run failed must still be stopped
         badly = len(attached.unreachable) + len(self._missing) + sum(state.exit_code != 0 for state in states.values())
         failed, done = self._over or badly > attached.may_lose, attached.is_done(states)
         if failed or self._stopped_by or done:
