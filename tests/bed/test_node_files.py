@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_no_partial_file(bed: Bed, files: Files) -> None:
     bed.sh(bed.nodes[0], f"rmdir {ROOT}/small")
 
 
-def test_many_spans_of_many_files_come_in_one_answer(files: Files) -> None:
+def test_many_spans_of_many_files_come_in_one_response(files: Files) -> None:
     data = {f"{ROOT}/{name}": os.urandom(size) for name, size in (("a", 200_000), ("b c'd", 10), ("e", 0))}
     for path, content in data.items():
         write(files, path, content)

@@ -1,4 +1,4 @@
-"""The engine of this machine, and nodes of every kind side by side."""
+"""The engine of this machine, and a fleet with nodes of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.slurm up|down`: the Slurm bed by hand."""
+"""`python -m tests.slurm up|down`: start or stop the Slurm bed manually."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A Slurm of several nodes on this machine: munged, slurmctld and a slurmd a node, in a folder and on ports of its own.
+"""A Slurm of several nodes on this machine: munged, slurmctld and a slurmd per node, with its own folder and ports.
 
-Debian's packages, no systemd, no cgroups; LAUNCHER_SLURM_SUITE takes Slurm from a newer suite. LAUNCHER_BED_NAME keeps
-beds apart; `python -m tests.slurm up|down` for one by hand.
+Debian's packages, no systemd, no cgroups; LAUNCHER_SLURM_SUITE takes Slurm from a newer suite. LAUNCHER_BED_NAME
+separates beds; to start one manually: `python -m tests.slurm up|down`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.slurm import newer
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "openssh-server", "openssh-client")
 NODES = 4
-_BEDS, _PORTS = 500, 20  # so many names have ports of their own, below the ephemeral ones
+_BEDS, _PORTS = 500, 20  # number of names with separate ports, below the ephemeral ones
 _FIRST_PORT = 18000
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sshd")
 
 
 @dataclass(frozen=True)
 class SlurmBed:
-    """One bed; `folder` is short, as a Unix socket is in it."""
+    """A bed; `folder` is short, as it contains a Unix socket."""
 
     name: str
     suite: str = ""  # "": this machine's own
@@ -46,16 +46,16 @@ class SlurmBed:
 
     @property
     def shared(self) -> Path:
-        """What a cluster's nodes and its login machine share."""
+        """The folder that the nodes and the login machine share."""
         return self.folder / "shared"
 
     @property
     def config(self) -> Path:
-        """For SLURM_CONF."""
+        """The file for SLURM_CONF."""
         return self.folder / "slurm.conf"
 
     def up(self, nodes: int = NODES, *, may_install: bool = True) -> None:
-        """Raises BedUnavailable where this machine cannot run it."""
+        """Start it. Raises BedUnavailable if this machine cannot run it."""
         if os.geteuid():
             raise BedUnavailable("the Slurm bed needs root")
         install(PACKAGES, _PROGRAMS, allowed=may_install)
@@ -87,7 +87,7 @@ class SlurmBed:
 
     @property
     def ssh_config(self) -> Path:
-        """Has the alias `login`: this machine, by an sshd of the bed's own."""
+        """An ssh config with the alias `login`: this machine, through the bed's sshd."""
         return self.folder / "ssh_config"
 
     def _login(self) -> None:
@@ -107,7 +107,7 @@ class SlurmBed:
         run(["/usr/sbin/sshd", "-f", str(self.folder / "sshd_config")])
 
     def __call__(self, *argv: str, check: bool = True) -> str:
-        """A command of Slurm's; its output."""
+        """Run a command of Slurm; return its output."""
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=60, check=False)
         assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
@@ -118,7 +118,7 @@ class SlurmBed:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a user of it needs."""
+        """The environment variables that a user of it needs."""
         path = {"PATH": f"{self._newer}/bin:{os.environ['PATH']}"} if self.suite else {}
         return {"SLURM_CONF": str(self.config), **path}
 
@@ -128,7 +128,7 @@ class SlurmBed:
 
     @property
     def for_logins(self) -> str:
-        """The same for an sshd's SetEnv."""
+        """These variables for SetEnv of an sshd."""
         return " ".join(f"{name}={value}" for name, value in self.variables.items())
 
     def jobs(self) -> list[str]:
@@ -136,7 +136,7 @@ class SlurmBed:
         return self("squeue", "-h", "-o", "%i %T %j").splitlines()
 
     def down(self) -> None:
-        """Every daemon of it, and all of its files."""
+        """Stop all its daemons and remove all its files."""
         if self._running("slurmctld.pid"):
             self("scancel", "--full", "--signal=KILL", *(job.split()[0] for job in self.jobs()), check=False)
             self("scancel", "-u", "root", check=False)
@@ -150,7 +150,7 @@ class SlurmBed:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _running(self, file: str) -> int:
-        """The pid in that file, where it is a program of Slurm's; else 0."""
+        """Return the pid in that file if it is a process of the bed, else 0."""
         try:
             pid = int((self.folder / file).read_text())
             name = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -184,9 +184,9 @@ class SlurmBed:
             "SlurmctldLogFile": here / "log/slurmctld.log",
             "SlurmdLogFile": here / "log/slurmd.%n.log",
             "ProctrackType": "proctrack/linuxproc",
-            "TaskPlugin": "task/affinity",  # a job has the processors that it has asked for, and no others
+            "TaskPlugin": "task/affinity",  # a job can use only the processors that it requested
             "SelectType": "select/cons_tres",
-            "ReturnToService": 0,  # a node that was set down stays down
+            "ReturnToService": 0,  # a node that was set to down stays down
             "SlurmdParameters": "config_overrides",
             "MpiDefault": "none",
             "KillWait": 5,
@@ -204,7 +204,7 @@ class SlurmBed:
         )
 
     def _runtime(self) -> str:
-        """For `srun --container`: runc, which Debian's docker.io brings along."""
+        """Return the configuration for `srun --container`: runc, a dependency of Debian's docker.io."""
         runc, name = f"runc --root={self.folder}/runc", "%n.%u.%j.%s.%t"
         commands = {"Run": f"run {name} -b %b", "Query": f"state {name}", "Kill": f"kill -a {name}"}
         commands["Delete"] = f"delete --force {name}"
@@ -212,13 +212,13 @@ class SlurmBed:
 
 
 def install(packages: Sequence[str], programs: Sequence[str], *, allowed: bool) -> None:
-    """Debian's packages where one of their programs is missing. Raises BedUnavailable where it cannot."""
+    """Install Debian packages if one of their programs is missing. Raises BedUnavailable if that is not possible."""
     if all(map(shutil.which, programs)):
         return
     if not allowed or shutil.which("apt-get") is None:
         raise BedUnavailable(f"Debian's packages {' '.join(packages)} are missing; LAUNCHER_BED_REQUIRED installs them")
     run(["apt-get", "update", "-q"])
-    # Daemons are started by the tests, with configurations of their own: packages ask policy-rc.d for theirs.
+    # The tests start daemons with their own configurations; policy-rc.d keeps packages from starting them.
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:

@@ -19,7 +19,7 @@ from tests.slurm.bed import SlurmBed
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmBed]:
-    """Skipped where this machine cannot run it; fails there if LAUNCHER_BED_REQUIRED is set."""
+    """If this machine cannot run it, the tests are skipped, or fail if LAUNCHER_BED_REQUIRED is set."""
     bed = SlurmBed.from_environment()
     try:
         bed.up(may_install=bool(os.environ.get("LAUNCHER_BED_REQUIRED")))
@@ -31,7 +31,7 @@ def slurm() -> Iterator[SlurmBed]:
 
 @pytest.fixture
 def cli(slurm: SlurmBed, tmp_path: Path) -> Iterator[Cli]:
-    """The launcher in an empty project. The queue is empty afterwards: nothing is left there."""
+    """The launcher in an empty project. The queue must be empty afterwards."""
     made = user(slurm, tmp_path)
     yield made
     left = slurm.jobs()
@@ -41,7 +41,7 @@ def cli(slurm: SlurmBed, tmp_path: Path) -> Iterator[Cli]:
 
 
 def user(slurm: SlurmBed, folder: Path) -> Cli:
-    """One with a project folder of their own, and the same account."""
+    """Return the launcher of another user with a separate project folder and the same account."""
     project = folder / "project"
     project.mkdir(parents=True)
     settings = folder / "config" / "launcher" / "settings.yaml"
@@ -57,7 +57,7 @@ def user(slurm: SlurmBed, folder: Path) -> Cli:
 
 
 def free_port() -> int:
-    """For plain process nodes, which share this machine with others."""
+    """Return a free port for plain process nodes, which share this machine with other programs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

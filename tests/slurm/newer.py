@@ -1,6 +1,6 @@
-"""Slurm of a newer Debian suite on this machine: its programs with their own C library, unpacked beside the system's.
+"""Slurm of a newer Debian suite on this machine: its programs with their own C library, next to the system's.
 
-Only Slurm's own programs run so; jobs are the machine's as ever. See test_newest.py.
+Only Slurm's own programs use that library, not the jobs. See test_newest.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
 
 
 def unpacked(suite: str) -> Path:
-    """A folder with the programs in `bin` and the plugins in `plugins`; made once. Raises BedUnavailable."""
+    """Return a folder with the programs in `bin` and the plugins in `plugins`; made once. Raises BedUnavailable."""
     made = Settings.from_environment().cache / f"slurm-{suite}"
     if made.exists():
         return made
@@ -44,23 +44,23 @@ def unpacked(suite: str) -> Path:
 
 
 def _download(folder: Path, suite: str) -> None:
-    """The packages and all that they need: apt takes nothing of this machine for installed."""
+    """Download the packages with all dependencies, as if nothing was installed on this machine."""
     for part in ("lists/partial", "cache/archives/partial"):
         (folder / part).mkdir(parents=True)
     (folder / "status").touch()
     archive = debian_archive()
     signed = f" [signed-by={archive.signed_by}]" if archive.signed_by else ""
     (folder / "sources.list").write_text(f"deb{signed} {archive.uri} {suite} main\n")
-    places = {"Etc::sourcelist": "sources.list", "State::lists": "lists", "State::status": "status", "Cache": "cache"}
-    options = [f"Dir::{key}={folder}/{name}" for key, name in places.items()]
+    paths = {"Etc::sourcelist": "sources.list", "State::lists": "lists", "State::status": "status", "Cache": "cache"}
+    options = [f"Dir::{key}={folder}/{name}" for key, name in paths.items()]
     options += ["Dir::Etc::sourceparts=/dev/null", "APT::Sandbox::User=root"]
-    apt = ["apt-get", *(word for option in options for word in ("-o", option))]
+    apt = ["apt-get", *(argument for option in options for argument in ("-o", option))]
     run([*apt, "update", "-q"])
     run([*apt, "install", "-qy", "--download-only", "--no-install-recommends", *PACKAGES], timeout=600)
 
 
 def _adopt(made: Path) -> None:
-    """The programs begin with the suite's own loader, and find its libraries; so do their plugins."""
+    """Make the programs and their plugins use the loader and the libraries of the suite."""
     root = made / "root"
     [loader] = root.glob("usr/lib/*/ld-linux-*.so.*")
     libraries = loader.parent
@@ -82,5 +82,5 @@ def _programs(root: Path) -> Sequence[tuple[str, Path]]:
 
 
 def version(made: Path) -> str:
-    """As `slurm-wlm 26.05.5`."""
+    """Return the version, such as `slurm-wlm 26.05.5`."""
     return output([str(made / "bin" / "slurmd"), "-V"])

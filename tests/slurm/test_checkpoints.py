@@ -1,4 +1,4 @@
-"""A checkpoint after `down`, after a second Ctrl-C and before Slurm's time limit: ten times out of ten."""
+"""A checkpoint is saved after `down`, after a second Ctrl-C and before Slurm's time limit, ten times out of ten."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def test_a_second_ctrl_c(slurm: SlurmBed, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "least"), [("1m", 10), ("2m", 30)])
 def test_the_time_limit(limit: str, least: int, slurm: SlurmBed, cli: Cli) -> None:
-    """Also that a job has a part of its time before. least: seconds."""
+    """Also checks that a job can use part of its time first. least: seconds."""
     script = f"date +%s >$LAUNCHER_OUTPUT/began-$RANK\n{SAVES}".replace("echo saved", "date +%s")
     keys = {"run": {"command": ["sh", "-c", script]}, "cluster": {"time": limit}, "sweep": [[n] for n in "abcdefghij"]}
-    part = {"cpus": 1, "memory": "500m"}  # of a node, so that four of them run at once
+    part = {"cpus": 1, "memory": "500m"}  # of a node, so that four of them run at the same time
     file = cli.job(runtime="process", nodes=2, gpus="none", resources=part, **keys)
     cli("up", file, "--on", "hpc", "-d")
     outputs = [folder(slurm, cli).with_name(run.name) for run in cli.runs()]
     assert len(outputs) == TIMES
-    until(lambda: all((output / "state" / "slurm.end").exists() for output in outputs), "they do not end", 1200)
+    until(lambda: all((output / "state" / "slurm.end").exists() for output in outputs), "they do not finish", 1200)
     until(lambda: not slurm.jobs(), "they stay in the queue")
     assert [sorted(file.name for file in output.glob("saved-*")) for output in outputs] == [BOTH] * TIMES
     assert min(int(text_of(output / "saved-1")) - int(text_of(output / "began-1")) for output in outputs) >= least

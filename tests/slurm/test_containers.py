@@ -1,4 +1,4 @@
-"""Jobs in containers on Slurm, for real: `srun --container` with the bundle of an image that the launcher pushed."""
+"""Jobs in containers on a real Slurm: `srun --container` with the bundle of an image that the launcher pushed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SITE = Path(sys.prefix, "lib", f"python{sys.version_info.major}.{sys.version_inf
 
 @pytest.fixture(scope="module")
 def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
-    """The bed's training image in a registry, by digest, and what skopeo needs to know of that registry."""
+    """The bed's training image in a registry, by digest, and the environment for skopeo to use that registry."""
     need("skopeo", "umoci", "runc", packages=("skopeo", "umoci", "runc"))
     folder = tmp_path_factory.mktemp("registry")
     cli = Cli(folder, {"XDG_CACHE_HOME": str(folder / "cache")})
@@ -40,14 +40,14 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
 
 
 def in_containers(pushed: tuple[str, dict[str, str]], cli: Cli) -> tuple[Cli, dict[str, Any]]:
-    """The launcher, and what a job needs to run in the image."""
+    """Return the launcher, and the job keys to run in the image."""
     image, env = pushed
     return Cli(cli.cwd, {**cli.env, **env}), {"image": {"ref": image}, "gpus": "none"}
 
 
 @pytest.mark.slow
 def test_a_job_in_oci_containers(pushed: tuple[str, dict[str, str]], slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
-    """Each node has its own rank, the code, the output and the mounts; nothing else of the machine can be written."""
+    """Each node has its own rank, the code, the output and the mounts; the rest of the file system is read-only."""
     here, keys = in_containers(pushed, cli)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "word").write_text("mounted\n")
@@ -78,7 +78,7 @@ def test_bed_2node_gives_the_same_weights_in_oci_containers(
     boxed = [f"image={json.dumps(keys['image'])}", f"mounts={json.dumps(mounted)}", "env.PYTHONPATH=/site", "nodes=2"]
     digests = []
     for where, more in ((("--nodes", "local,local"), plain), (("--on", "oci"), boxed)):
-        options = [word for each in [*sets, *more] for word in ("--set", each)]
+        options = [option for each in [*sets, *more] for option in ("--set", each)]
         here("up", ROOT / "jobs" / "bed_2node.yaml", *options, *where, timeout=400)
         log = (here.runs()[-1] / "logs" / "rank-0.log").read_text()
         digests.append(re.findall(r"\b[0-9a-f]{64}\b", log)[-1])

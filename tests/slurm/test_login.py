@@ -1,4 +1,4 @@
-"""A login machine that asks for a key and a second factor: a real sshd with PAM, and a person who types."""
+"""A login machine that requires a key and a second factor: a real sshd with PAM, and simulated keyboard input."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tests.slurm.test_on_slurm import TICKS, job, until
 
 pytestmark = pytest.mark.timeout(240)
 SECRET = "open sesame"
-SERVICE = Path("/etc/pam.d/launcher-sshd")  # PAM goes by the name of sshd's program
+SERVICE = Path("/etc/pam.d/launcher-sshd")  # PAM uses the name of sshd's program
 ON = ("--on", "asks")
 
 
 @dataclass(frozen=True)
 class Gate:
-    """That sshd. `folder` has its files."""
+    """That sshd. `folder` contains its files."""
 
     folder: Path
     port: int
-    client: str  # the Host of it in an ssh config
+    client: str  # its Host section of an ssh config
 
     @property
     def asked(self) -> int:
-        """How often it has asked for the second factor."""
+        """How often it has prompted for the second factor."""
         file = self.folder / "asked"
         return len(file.read_text()) if file.exists() else 0
 
     def connections(self) -> list[int]:
-        """The processes of the connections that are open."""
+        """The processes of open connections."""
         pid = int((self.folder / "sshd.pid").read_text())
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -76,7 +76,7 @@ def gate(slurm: SlurmBed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def behind(cli: Cli, gate: Gate, tmp_path: Path) -> Cli:
-    """The launcher of a user whose cluster `asks` is behind that sshd, and who has no Slurm here."""
+    """The launcher of a user whose cluster `asks` is behind that sshd, on a machine without Slurm."""
     settings = Path(cli.env["XDG_CONFIG_HOME"], "launcher", "settings.yaml")
     known = yaml.safe_load(settings.read_text())
     known["clusters"]["asks"] = {**known["clusters"]["hpc"], "login": "gate"}
@@ -89,15 +89,15 @@ def behind(cli: Cli, gate: Gate, tmp_path: Path) -> Cli:
 
 
 def enter(cli: Cli, *args: object) -> Person:
-    """A person who has typed the second factor."""
+    """Start a command and enter the second factor."""
     person = Person(cli, *args)
     asked = person.sees(r"(\(root@127.0.0.1\) )?Password: ")
-    assert not asked.string[: asked.start()].strip(), "something was shown before the question"
+    assert not asked.string[: asked.start()].strip(), "there was output before the prompt"
     person.type(f"{SECRET}\r")
     return person
 
 
-def test_the_second_factor_is_asked_for_once_and_before_anything_is_shown(gate: Gate, behind: Cli) -> None:
+def test_the_second_factor_is_requested_once_and_before_any_output(gate: Gate, behind: Cli) -> None:
     person = enter(behind, "up", job(behind, "echo hello from $LAUNCHER_NODE"), *ON)
     person.sees("hello from node-0")
     assert person.end() == 0, person.seen
@@ -106,7 +106,7 @@ def test_the_second_factor_is_asked_for_once_and_before_anything_is_shown(gate: 
     until(lambda: not gate.connections(), "a connection stays", 5)
 
 
-def test_a_sweep_asks_once(gate: Gate, behind: Cli) -> None:
+def test_a_sweep_prompts_once(gate: Gate, behind: Cli) -> None:
     file = behind.job(
         runtime="process", nodes=1, gpus="none", run={"command": ["echo", "word"]}, sweep=[["one"], ["two"]]
     )
@@ -116,7 +116,7 @@ def test_a_sweep_asks_once(gate: Gate, behind: Cli) -> None:
     assert gate.asked == 1
 
 
-def test_a_wrong_answer_is_an_error_that_says_what_to_try(gate: Gate, behind: Cli) -> None:
+def test_a_wrong_answer_is_an_error_with_a_fix(gate: Gate, behind: Cli) -> None:
     person = Person(behind, "runs", *ON)
     person.sees(r"Password: ")
     person.type("wrong\r")
@@ -142,7 +142,7 @@ def test_ctrl_c_reaches_the_launcher_and_not_its_connection(slurm: SlurmBed, gat
     until(lambda: not gate.connections(), "a connection stays", 5)
 
 
-def test_a_lost_connection_ends_the_command_with_how_to_come_back(slurm: SlurmBed, gate: Gate, behind: Cli) -> None:
+def test_a_lost_connection_ends_the_command_with_a_hint_to_resume(slurm: SlurmBed, gate: Gate, behind: Cli) -> None:
     person = enter(behind, "up", job(behind, TICKS), *ON)
     person.sees("tick 2")
     for process in gate.connections():
@@ -160,7 +160,9 @@ def test_a_lost_connection_ends_the_command_with_how_to_come_back(slurm: SlurmBe
     assert not slurm.jobs()
 
 
-def test_a_killed_launcher_leaves_no_connection_and_runs_asks_nothing(slurm: SlurmBed, gate: Gate, behind: Cli) -> None:
+def test_a_killed_launcher_leaves_no_connection_and_runs_does_not_prompt(
+    slurm: SlurmBed, gate: Gate, behind: Cli
+) -> None:
     person = enter(behind, "up", job(behind, TICKS), *ON)
     person.sees("tick 1")
     person.kill()
@@ -173,7 +175,7 @@ def test_a_killed_launcher_leaves_no_connection_and_runs_asks_nothing(slurm: Slu
     until(lambda: not slurm.jobs(), "it is not cancelled")
 
 
-def test_a_connection_that_the_user_has_open_is_used_and_stays(gate: Gate, behind: Cli, tmp_path: Path) -> None:
+def test_an_open_connection_of_the_user_is_used_and_stays_open(gate: Gate, behind: Cli, tmp_path: Path) -> None:
     config, answer = Path(behind.env["LAUNCHER_SSH_CONFIG"]), tmp_path / "answer"
     config.write_text(f"{gate.client}ControlPath {tmp_path}/own\n")
     answer.write_text(f"#!/bin/sh\necho '{SECRET}'\n")
@@ -190,8 +192,8 @@ def test_a_connection_that_the_user_has_open_is_used_and_stays(gate: Gate, behin
         subprocess.run([*ssh, "-O", "exit", "gate"], check=True, stderr=subprocess.DEVNULL)
 
 
-def test_many_commands_and_followers_at_once_are_no_more_than_sshd_allows(slurm: SlurmBed) -> None:
-    """By a key alone, with its MaxSessions of 10."""
+def test_many_commands_and_followers_stay_within_the_limit_of_sshd(slurm: SlurmBed) -> None:
+    """With a key alone, and the default MaxSessions, 10."""
     machine = LoginMachine("hpc", log_in("login", str(slurm.ssh_config), 10))
     streams = [machine.open(["cat"], lasting=True) for _ in range(4)]
     done = run_all([lambda: machine.run(["sh", "-c", 'sleep 0.2; printf %s "$0"', "it's\na b"]) for _ in range(30)])

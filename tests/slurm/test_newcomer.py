@@ -1,4 +1,4 @@
-"""A newcomer's first run on a cluster whose Python has the libraries and not the trainer."""
+"""A new user's first run on a cluster whose Python has the libraries but not the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of this folder on Debian's newest Slurm; in the everyday suite it is that of the machine's own Debian."""
+"""The tests of this folder on Debian's newest Slurm; by default they use that of the machine's own Debian."""
 
 from __future__ import annotations
 

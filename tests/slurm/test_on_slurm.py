@@ -29,7 +29,7 @@ TICKS = "for i in $(seq 1 300); do echo tick $i; sleep 1; done"
 
 
 def job(cli: Cli, script: str, nodes: int = 2, **keys: Any) -> Path:
-    """A job whose nodes run a shell script: it needs no torch, so it starts at once."""
+    """A job whose nodes run a shell script: it needs no torch, so it starts quickly."""
     run = {"command": ["sh", "-c", script]}
     return cli.job(runtime="process", nodes=["local"] * nodes, gpus="none", run=run, **keys)
 
@@ -41,10 +41,10 @@ def until(true: Callable[[], object], what: str, timeout: float = 90) -> None:
         time.sleep(0.2)
 
 
-def until_printed(slurm: SlurmBed, cli: Cli, words: str) -> None:
-    """Waits until the first node of the latest run has printed them; from the file, as a launcher costs a second."""
+def until_printed(slurm: SlurmBed, cli: Cli, text: str) -> None:
+    """Wait until the first node of the latest run has printed it, reading the file, as a launcher takes a second."""
 
-    until(lambda: words in text_of(folder(slurm, cli) / "logs" / "node-0.log"), f"{words!r} is not printed")
+    until(lambda: text in text_of(folder(slurm, cli) / "logs" / "node-0.log"), f"{text!r} is not printed")
 
 
 def text_of(file: Path) -> str:
@@ -79,7 +79,7 @@ def test_four_nodes_run_what_export_prints(slurm: SlurmBed, cli: Cli) -> None:
     assert not folder(slurm, cli).exists()
 
 
-def test_files_of_any_name_arrive_at_their_place(cli: Cli) -> None:
+def test_files_of_any_name_arrive(cli: Cli) -> None:
     program = names.project(cli)
     run = {"command": ["python3", program]}
     file = cli.job("names", runtime="process", nodes=1, gpus="none", run=run, env={"PYTHONUTF8": "1"})
@@ -93,7 +93,7 @@ def test_a_rank_that_raises_is_named_with_its_own_traceback(cli: Cli) -> None:
     for where in ((), ("--on", "hpc")):
         done = cli("up", file, *where, code=1, timeout=200)
         records.append(cli.result())
-        assert "KeyError: 'dog'" in done.stderr.split("Traceback")[1], done.stderr  # the first that the launcher shows
+        assert "KeyError: 'dog'" in done.stderr.split("Traceback")[1], done.stderr  # the first one in the output
     here, there = [(one["state"], one["exit_code"], one["failure"]["rank"], one["failure"]["what"]) for one in records]
     assert here == there
     assert records[1]["failure"]["node"] == "node-1"
@@ -105,7 +105,7 @@ def test_a_time_limit(cli: Cli) -> None:
     assert "time limit" in done.stdout + done.stderr
 
 
-def test_down_stops_it_and_the_launcher_that_follows_it_says_who_did(slurm: SlurmBed, cli: Cli) -> None:
+def test_down_stops_it_and_the_following_launcher_names_the_user(slurm: SlurmBed, cli: Cli) -> None:
     following = cli.start("up", job(cli, TICKS), "--on", "hpc")
     until_printed(slurm, cli, "tick")
     cli("down")
@@ -113,10 +113,10 @@ def test_down_stops_it_and_the_launcher_that_follows_it_says_who_did(slurm: Slur
     assert following.returncode == 5, err
     assert cli.result()["state"] == "stopped"
     assert not slurm.jobs()
-    cli("down")  # twice does no harm
+    cli("down")  # may be repeated
 
 
-# A trainer that needs its time: after SIGTERM both nodes write a checkpoint, the first one after the other has ended.
+# A slow trainer: after SIGTERM both nodes write a checkpoint, the first node after the other has exited.
 SAVES = (
     "trap 'sleep $((3 - 3 * RANK)); echo saved >$LAUNCHER_OUTPUT/saved-$RANK; exit 143' TERM\n"
     "echo ready; while :; do sleep 0.1; done"
@@ -147,7 +147,7 @@ def test_a_second_ctrl_c_gives_every_node_the_time_for_a_checkpoint(slurm: Slurm
 def stop_by_two_ctrl_c(slurm: SlurmBed, cli: Cli) -> None:
     up = cli.start("up", job(cli, SAVES), "--on", "hpc")
     assert up.stderr
-    read_until(up, "was submitted to")  # from then on the first one leaves the run
+    read_until(up, "was submitted to")  # from then on the first Ctrl-C detaches
     until_both_are_ready(slurm, cli)
     up.send_signal(signal.SIGINT)
     read_until(up, "Ctrl-C again")
@@ -156,17 +156,17 @@ def stop_by_two_ctrl_c(slurm: SlurmBed, cli: Cli) -> None:
     assert up.returncode == 5, err
 
 
-def read_until(up: subprocess.Popen[str], words: str) -> None:
-    """Reads lines of its stderr."""
+def read_until(up: subprocess.Popen[str], text: str) -> None:
+    """Read lines of its stderr."""
     assert up.stderr
     for line in up.stderr:
-        if words in line:
+        if text in line:
             return
 
 
 @pytest.mark.slow
 def test_before_slurms_time_limit_every_node_has_the_time_for_a_checkpoint(slurm: SlurmBed, cli: Cli) -> None:
-    """Slurm looks at time limits every half minute, and counts in minutes."""
+    """Slurm checks time limits every 30 s, and counts in minutes."""
     done = cli("up", job(cli, SAVES, cluster={"time": "2m"}), "--on", "hpc", code=1)
     assert saved(slurm, cli) == ["saved-0", "saved-1"]
     assert re.search(r"failed node-0 was ended by Slurm: job \d+: TIMEOUT, at its time limit", done.stderr)
@@ -182,7 +182,7 @@ def test_before_slurms_time_limit_every_node_has_the_time_for_a_checkpoint(slurm
 def test_how_slurm_ended_it_comes_first(ends: tuple[str, ...], what: str, slurm: SlurmBed, cli: Cli) -> None:
     following = cli.start("up", job(cli, "trap 'exit 0' TERM; echo on; while :; do sleep 0.1; done"), "--on", "hpc")
     until_printed(slurm, cli, "on")
-    slurm(*(word.replace("JOB", slurm.jobs()[0].split()[0]) for word in ends))
+    slurm(*(argument.replace("JOB", slurm.jobs()[0].split()[0]) for argument in ends))
     try:
         _, err = following.communicate(timeout=90)
     finally:
@@ -203,7 +203,7 @@ def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
     assert following.returncode == 5, err
 
 
-def test_a_job_that_waits_shows_why_and_ctrl_c_leaves_it(slurm: SlurmBed, cli: Cli) -> None:
+def test_a_pending_job_shows_its_reason_and_ctrl_c_detaches(slurm: SlurmBed, cli: Cli) -> None:
     slurm("scontrol", "update", "partitionname=all", "State=DOWN")
     try:
         waiting = cli.start("up", job(cli, "echo at last"), "--on", "hpc")
@@ -227,7 +227,7 @@ def test_a_job_that_waits_shows_why_and_ctrl_c_leaves_it(slurm: SlurmBed, cli: C
     assert "at last" in out, err
 
 
-def test_down_takes_a_job_that_waits_out_of_the_queue(slurm: SlurmBed, cli: Cli) -> None:
+def test_down_removes_a_pending_job_from_the_queue(slurm: SlurmBed, cli: Cli) -> None:
     slurm("scontrol", "update", "partitionname=all", "State=DOWN")
     try:
         following = cli.start("up", job(cli, TICKS), "--on", "hpc")
@@ -247,10 +247,8 @@ def test_down_right_after_the_submission(slurm: SlurmBed, cli: Cli) -> None:
     assert cli.result()["state"] == "stopped"
 
 
-def test_down_while_slurm_is_taking_the_job_leaves_nothing_in_the_queue(
-    slurm: SlurmBed, cli: Cli, tmp_path: Path
-) -> None:
-    """An sbatch that takes its time once it has read the script: the run is removed meanwhile."""
+def test_down_during_the_submission_leaves_an_empty_queue(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+    """A slow sbatch, which has read the script: the run is removed while it waits."""
     slow, gate = tmp_path / "bin" / "sbatch", tmp_path / "gate"
     slow.parent.mkdir()
     path = slurm.env["PATH"]
@@ -267,7 +265,7 @@ def test_down_while_slurm_is_taking_the_job_leaves_nothing_in_the_queue(
     until(lambda: not slurm.jobs(), "it is left in the queue", 20)
 
 
-def test_down_while_a_restart_waits_in_the_queue(slurm: SlurmBed, cli: Cli) -> None:
+def test_down_while_a_restart_is_pending(slurm: SlurmBed, cli: Cli) -> None:
     following = cli.start("up", job(cli, "exit 7", nodes=1, restarts=1), "--on", "hpc")
     attempts = Path("state", "node-0.attempts")
     until(lambda: "exit 7" in text_of(folder(slurm, cli) / attempts), "it does not fail")
@@ -293,7 +291,7 @@ def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
 
 
 def test_a_sweep_is_a_job_array_and_every_command_finds_its_runs(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
-    """Two small trainings at the same time: the table of results here; all else by another user, without a record."""
+    """Two small trainings at the same time: the table of results; the rest by another user, without a record."""
     run = {"module": "train", "args": {**SMALL, "epochs": 1, "data": "jobs/data/digits.tar"}}
     file = cli.job(
         runtime="process", nodes=1, gpus="none", code=str(ROOT), run=run, sweep=[{"lr": 0.1}, {"lr": 0.2}], env=ONE_CORE
@@ -334,7 +332,7 @@ def tags(address: str) -> str:
 
 
 @pytest.mark.parametrize(("presses", "code", "state"), [(1, 0, "running"), (2, 5, "stopped")], ids=["left", "stopped"])
-def test_ctrl_c_leaves_a_sweep_and_a_second_one_stops_all_of_it(
+def test_ctrl_c_detaches_from_a_sweep_and_a_second_one_stops_it(
     presses: int, code: int, state: str, slurm: SlurmBed, cli: Cli
 ) -> None:
     run = {"command": ["sh", "-c", 'echo here; exec sleep "$0"']}
@@ -358,7 +356,7 @@ def test_ctrl_c_leaves_a_sweep_and_a_second_one_stops_all_of_it(
     cli("down", "--all")
 
 
-def test_of_a_sweep_that_slurm_refuses_nothing_is_left(slurm: SlurmBed, cli: Cli) -> None:
+def test_a_sweep_that_slurm_rejects_leaves_nothing(slurm: SlurmBed, cli: Cli) -> None:
     run = {"command": ["echo"]}
     file = cli.job(runtime="process", nodes=1, gpus="none", run=run, sweep=[["1"], ["2"]])
     done = cli("up", file, "--on", "wrong", code=3)
@@ -368,7 +366,7 @@ def test_of_a_sweep_that_slurm_refuses_nothing_is_left(slurm: SlurmBed, cli: Cli
     assert not [run for run in cli.runs() if (slurm.shared / ".launcher" / run.name).exists()]
 
 
-def test_exec_runs_beside_a_variant_on_a_node_of_it(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+def test_exec_runs_on_a_node_of_a_variant(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
     """By another user, without a record."""
     cli("up", job(cli, TICKS, env={"GREETING": "hello"}, sweep=[["x"]]), "--on", "hpc", "-d")
     until_printed(slurm, cli, "tick 1")
@@ -379,14 +377,14 @@ def test_exec_runs_beside_a_variant_on_a_node_of_it(slurm: SlurmBed, cli: Cli, t
 
 
 def test_a_job_has_all_processors_of_its_nodes(cli: Cli) -> None:
-    """As many as the bed's slurmd has; Slurm's own default is one."""
+    """As many as the bed's slurmd has; Slurm's default is one."""
     assert cli("up", job(cli, "nproc", nodes=1), "--on", "hpc").stdout.split() == ["2"]
     part = job(cli, "nproc", nodes=1, cluster={"options": ["--cpus-per-task=1"]})
     assert cli("up", part, "--on", "hpc").stdout.split() == ["1"]
 
 
 def test_secrets_of_the_callers_environment_do_not_reach_slurm(slurm: SlurmBed, cli: Cli) -> None:
-    """It keeps the environment of a job with it; the program has the secret all the same."""
+    """Slurm stores the environment of a job; the program gets the secret anyway."""
     here = Cli(cli.cwd, {**cli.env, "TOKEN": "sesame"})
     script = (
         "tr '\\0' '\\n' </proc/$(pgrep -o -f slurm_script)/environ | grep -c sesame; [ $TOKEN = sesame ] && echo opened"
@@ -395,13 +393,13 @@ def test_secrets_of_the_callers_environment_do_not_reach_slurm(slurm: SlurmBed, 
 
 
 def test_a_script_over_128_kib_is_submitted_and_checked(cli: Cli) -> None:
-    """Which is the most that Linux takes as one argument."""
+    """128 KiB is Linux's limit for an argument."""
     file = job(cli, "echo ${#LONG0} ${#LONG1}", nodes=1, env={"LONG0": "x" * 90_000, "LONG1": "y" * 90_000})
     assert cli("up", file, "--on", "far").stdout.split() == ["90000", "90000"]
     assert "to start at" in cli("doctor", file, "--on", "hpc").stdout
 
 
-def test_a_settings_file_that_breaks_meanwhile_does_not_end_up(slurm: SlurmBed, cli: Cli) -> None:
+def test_a_settings_file_that_becomes_invalid_does_not_end_up(slurm: SlurmBed, cli: Cli) -> None:
     following = cli.start("up", job(cli, "echo on; while [ ! -e go ]; do sleep 0.1; done", nodes=1), "--on", "hpc")
     until_printed(slurm, cli, "on")
     Path(cli.env["XDG_CONFIG_HOME"], "launcher", "settings.yaml").write_text("clusters: {hpc: {kind: slum")
@@ -412,8 +410,8 @@ def test_a_settings_file_that_breaks_meanwhile_does_not_end_up(slurm: SlurmBed, 
 
 
 @pytest.mark.slow
-def test_quickstart_runs_on_a_cluster_as_it_is(cli: Cli) -> None:
-    """Also where the settings file does not say how many GPUs a node has."""
+def test_quickstart_runs_unchanged_on_a_cluster(cli: Cli) -> None:
+    """Even if the settings file does not contain the number of GPUs per node."""
     smaller = ("--set", f"code={ROOT}", "--set", "run.args.epochs=1")
     done = cli("up", ROOT / "jobs" / "quickstart.yaml", *smaller, "--on", "plain")
     assert "no GPUs are asked for" in done.stderr
@@ -430,7 +428,7 @@ def test_doctor_tries_the_clusters_python(cli: Cli) -> None:
     assert "/nowhere/python" in cli("doctor", file, "--on", "hpc", code=3).stdout
 
 
-def test_doctor_asks_slurm_whether_it_would_take_the_job(cli: Cli) -> None:
+def test_doctor_asks_slurm_whether_it_would_accept_the_job(cli: Cli) -> None:
     file = job(cli, "echo", nodes=4)
     rows = json.loads(cli("doctor", file, "--on", "hpc", "--json").stdout)["checks"]
     assert [(row["name"], row["level"]) for row in rows] == [(name, "ok") for name in ("slurm", "workdir", "sbatch")]
@@ -439,17 +437,17 @@ def test_doctor_asks_slurm_whether_it_would_take_the_job(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", [("shell",), ("image", "ship")])
-def test_what_knows_no_cluster_says_what_to_do(command: tuple[str, ...], cli: Cli) -> None:
+def test_commands_without_cluster_support_suggest_a_fix(command: tuple[str, ...], cli: Cli) -> None:
     refused = cli(*command, job(cli, "echo"), "--on", "hpc", code=2).stderr
     assert "--on hpc" in refused
     assert "launcher exec" in refused or "image build JOB --push" in refused
 
 
 def until_ended(slurm: SlurmBed, following: subprocess.Popen[str], timeout: float = 120) -> str:
-    """Slurm lets a requeued job wait for two minutes, unless it is told to begin."""
+    """Wait for the end of `up`, and start requeued jobs, which Slurm otherwise delays for two minutes."""
     deadline = time.monotonic() + timeout
     while following.poll() is None:
-        assert time.monotonic() < deadline, f"it does not end: {slurm.jobs()}"
+        assert time.monotonic() < deadline, f"it does not finish: {slurm.jobs()}"
         for line in slurm.jobs():
             number, state, _ = line.split()
             if state == "PENDING":
@@ -491,7 +489,7 @@ def test_the_weights_are_the_same_as_on_plain_process_nodes(nodes: int, file: st
     sets = [f"code={ROOT}", "gpus=none", "run.args.epochs=1", "run.args.print_digest=true", "runtime=process"]
     sets.append(f"port={free_port()}")
     sets += ["image=null", "mounts={}"] if file == "bed_2node" else []
-    options = [word for each in sets for word in ("--set", each)]
+    options = [option for each in sets for option in ("--set", each)]
     digests = []
     for where in (("--nodes", ",".join(["local"] * nodes)), ("--set", f"nodes={nodes}", "--on", "hpc")):
         here("up", ROOT / "jobs" / f"{file}.yaml", *options, *where, timeout=800)

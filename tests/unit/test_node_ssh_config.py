@@ -171,7 +171,7 @@ def test_many_hosts_are_resolved_concurrently_and_each_once(tmp_path: Path) -> N
     file, log = tmp_path / "config", tmp_path / "log"
     file.write_text(f'Match exec "echo %n >>{log}"\n User me\n')
     resolver = Resolver(str(file))
-    names = [f"n{place}" for place in range(50)]
+    names = [f"n{index}" for index in range(50)]
     answers = [resolver.begin(name) for name in names * 2]
     assert [answer().hostname for answer in answers] == names * 2
     assert sorted(log.read_text().split()) == sorted(names)

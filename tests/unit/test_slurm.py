@@ -1,4 +1,4 @@
-"""The launcher with programs that answer as Slurm does: its words about a job, and the script that it submits."""
+"""The launcher with stand-ins for Slurm's programs: messages about a job, and the script that is submitted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from launcher.run.locate import Attached
 from tests.unit.test_export import CPU, DIGEST, GPU, HPC, import_step, sbatch
 
 RUN = "job-20260101-000000-abcd"
-NOT_BEGUN = -1  # in place of a node's exit code
+NOT_STARTED = -1  # instead of a node's exit code
 
 
 def program(folder: Path, name: str, script: str) -> None:
@@ -42,7 +42,7 @@ def program(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def told(root: Path, nodes: int = 2) -> dict[str, str]:
+def run_labels(root: Path, nodes: int = 2) -> dict[str, str]:
     known = {labels.RUN: RUN, labels.JOB: "job", labels.NODE: "node-0", labels.NODE_RANK: "0", labels.RANKS: "0+1"}
     known |= {labels.NODES: labels.SPLIT.join([labels.NO_HOST] * nodes), labels.OUTPUT: str(root / RUN)}
     known |= {labels.UID: str(os.getuid()), labels.OWNER: "me@here", labels.CREATED: "1", labels.RUNTIME: "process"}
@@ -52,19 +52,19 @@ def told(root: Path, nodes: int = 2) -> dict[str, str]:
 def ended(
     tmp_path: Path, queue: str, *, accounting: str = "", log: str = "", end: str = "", codes: Any = (0, 0)
 ) -> Any:
-    """The run of job 12, as ASK shows it. queue: squeue's line of it, "" where it has forgotten it."""
+    """Return the run of job 12, parsed from ASK. queue: its line in squeue, "" if squeue no longer lists it."""
     root = tmp_path / ".launcher"
     own = root / RUN
     for folder in (own / ".node", own / "state", own / "logs"):
         folder.mkdir(parents=True)
-    spec = {"name": f"launcher-{RUN}-0", "labels": told(root), "code": "", "sweep": []}
+    spec = {"name": f"launcher-{RUN}-0", "labels": run_labels(root), "code": "", "sweep": []}
     (own / ".node" / "spec.json").write_text(json.dumps(spec))
     (own / ".node" / "submitted").write_text("12\n")
     (own / "logs" / "slurm.log").write_text(log)
     if end:
         (own / "state" / "slurm.end").write_text(end)
     for rank, code in enumerate(codes):
-        if code == NOT_BEGUN:
+        if code == NOT_STARTED:
             continue
         exit_ = "" if code is None else f"exit {code} 1700000009\n"
         (own / "state" / f"node-{rank}.attempts").write_text(f"start 1700000000\n{exit_}")
@@ -77,7 +77,7 @@ def ended(
 
 
 def first_line(run: RunInQueue, root: Path) -> tuple[str, str]:
-    """What a user reads of how it ended, and what to do."""
+    """Return the first line that a user sees about its end, and the fix."""
     nodes = [NodeOfRun(f"node-{rank}", "slurm:hpc", rank, "", str(root), range(rank, rank + 1)) for rank in range(2)]
     failure = first_failure([gather(root, node, state) for node, state in zip(nodes, run.states(), strict=True)])
     assert failure is not None
@@ -103,7 +103,7 @@ def first_line(run: RunInQueue, root: Path) -> tuple[str, str]:
 def test_how_slurm_ended_a_job_is_the_first_line(
     state: str, more: dict[str, Any], what: str, fix: str, tmp_path: Path
 ) -> None:
-    """Also where every node ended well when it was told to, and where Slurm has forgotten the job."""
+    """Even if every node exited with 0 after SIGTERM, and if Slurm no longer lists the job."""
     run = ended(tmp_path, f"12|{state}|None|launcher {RUN}" if state else "", **more)
     assert run.phase is Phase.EXITED
     found = first_line(run, tmp_path)
@@ -112,10 +112,8 @@ def test_how_slurm_ended_a_job_is_the_first_line(
     assert run.states()[0].exit_code
 
 
-def test_a_job_that_has_just_begun_has_its_time_when_it_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the queue told a moment ago is not what it is: plain scancel would kill it at once."""
+def test_a_job_that_has_just_started_gets_its_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cached state of the queue is outdated: plain scancel would kill the job immediately."""
     ended(tmp_path, f"12|PENDING|Resources|launcher {RUN}", codes=())
     state, cancelled = tmp_path / "state", tmp_path / "cancelled"
     program(tmp_path / "bin", "squeue", f'echo "12|$(cat {state})|None|launcher {RUN}"')
@@ -130,14 +128,14 @@ def test_a_job_that_has_just_begun_has_its_time_when_it_is_stopped(
     assert cancelled.read_text().startswith("--batch --signal=TERM 12\n")
 
 
-def test_a_job_that_failed_by_itself_is_not_blamed_on_slurm(tmp_path: Path) -> None:
+def test_a_job_that_failed_on_its_own_is_not_attributed_to_slurm(tmp_path: Path) -> None:
     run = ended(tmp_path, f"12|FAILED|NonZeroExitCode|launcher {RUN}", end="7 1700000009 ", codes=(0, 7))
     assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (7, "")]
 
 
-def test_a_node_that_had_not_begun_when_another_failed_is_not_blamed(tmp_path: Path) -> None:
-    """A large image is unpacked on one node while the program on another one ends."""
-    run = ended(tmp_path, f"12|FAILED|NonZeroExitCode|launcher {RUN}", end="7 1700000009 ", codes=(NOT_BEGUN, 7))
+def test_a_node_that_had_not_started_when_another_failed_is_not_blamed(tmp_path: Path) -> None:
+    """A large image is being unpacked on one node while the program on another one exits."""
+    run = ended(tmp_path, f"12|FAILED|NonZeroExitCode|launcher {RUN}", end="7 1700000009 ", codes=(NOT_STARTED, 7))
     assert [(state.exit_code, state.error) for state in run.states()] == [(137, ""), (7, "")]
     nodes = [NodeOfRun(f"node-{rank}", "slurm:hpc", rank, "", str(tmp_path), range(rank, rank + 1)) for rank in (0, 1)]
     failure = first_failure([gather(tmp_path, node, state) for node, state in zip(nodes, run.states(), strict=True)])
@@ -145,7 +143,7 @@ def test_a_node_that_had_not_begun_when_another_failed_is_not_blamed(tmp_path: P
     assert (failure.node, failure.what) == ("node-1", "exited with code 7")
 
 
-def test_what_slurm_did_to_an_earlier_start_is_no_end(tmp_path: Path) -> None:
+def test_how_slurm_ended_an_earlier_attempt_is_ignored(tmp_path: Path) -> None:
     log = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT x DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n"
     run = ended(tmp_path, "", log=log, end="0 1700000009 ")
     assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (0, "")]
@@ -156,7 +154,7 @@ def text_of(file: Path) -> str:
 
 
 def run_script(tmp_path: Path, script: str, **env: str) -> subprocess.Popen[str]:
-    """The script with a Slurm of one node: its step is in a session of its own, and scancel reaches that."""
+    """Run the script with a Slurm of one node: its step is in a separate session, to which scancel sends signals."""
     own = tmp_path / "bin"
     program(
         own,
@@ -178,7 +176,7 @@ def run_script(tmp_path: Path, script: str, **env: str) -> subprocess.Popen[str]
     )
 
 
-def test_before_slurms_time_limit_the_nodes_are_told_and_waited_for_and_the_job_is_requeued(tmp_path: Path) -> None:
+def test_before_slurms_time_limit_the_nodes_are_stopped_and_the_job_is_requeued(tmp_path: Path) -> None:
     script = sbatch({**CPU, "restarts": 1})
     assert "#SBATCH --signal=B:USR1@90" in script
     running = run_script(tmp_path, script.replace("sleep 60", "sleep 0"))
@@ -193,8 +191,8 @@ def test_before_slurms_time_limit_the_nodes_are_told_and_waited_for_and_the_job_
 
 
 @pytest.mark.parametrize(("number", "own"), [("12", "12_3"), ("11", "12")])
-def test_a_task_of_an_array_ends_and_requeues_itself_alone(number: str, own: str, tmp_path: Path) -> None:
-    """The last task that Slurm starts has the array's own id, by which scancel and scontrol mean all tasks."""
+def test_a_task_of_an_array_stops_and_requeues_only_itself(number: str, own: str, tmp_path: Path) -> None:
+    """The last task that Slurm starts has the array's own ID, which means all tasks to scancel and scontrol."""
     script, task = sbatch({**CPU, "restarts": 1}).replace("sleep 60", "sleep 0"), {"SLURM_ARRAY_TASK_ID": "3"}
     running = run_script(tmp_path, script, SLURM_ARRAY_JOB_ID=number, **task)
     while not (tmp_path / "runs").exists():
@@ -205,15 +203,15 @@ def test_a_task_of_an_array_ends_and_requeues_itself_alone(number: str, own: str
     assert f"requeue {own}\n" in (tmp_path / "scontrol").read_text()
 
 
-def test_a_time_limit_of_a_minute_is_not_over_when_it_begins() -> None:
+def test_a_time_limit_of_a_minute_has_a_shorter_warning() -> None:
     assert "--signal=B:USR1@15" in sbatch({**CPU, "cluster": {"time": "1m"}})
 
 
 @pytest.mark.parametrize(("data", "where"), [(GPU, "flock"), (CPU, "prepare")])
-def test_a_job_that_is_cancelled_before_its_nodes_run_starts_none(
+def test_a_job_that_is_cancelled_before_its_nodes_run_starts_no_node(
     data: dict[str, Any], where: str, tmp_path: Path
 ) -> None:
-    """It waits for another job's import of the image, which it leaves alone, or runs the site's own lines."""
+    """It waits for another job's import of the image, which it does not touch, or runs the site's setup lines."""
     here = HPC.model_copy(update={"workdir": str(tmp_path), "setup": ("prepare",)})
     program(tmp_path / "bin", "prepare", "true")
     program(tmp_path / "bin", where, f"echo $$ >{tmp_path}/waits; exec sleep 60")
@@ -233,7 +231,7 @@ def test_a_job_that_is_cancelled_before_its_nodes_run_starts_none(
     assert imported.exists()
 
 
-def test_a_missing_secret_stops_a_script_that_is_submitted_by_hand(tmp_path: Path) -> None:
+def test_a_missing_secret_stops_a_script_that_is_submitted_manually(tmp_path: Path) -> None:
     script = sbatch({**CPU, "secrets": ["WANDB_API_KEY"]})
     said, _ = (done := run_script(tmp_path, script)).communicate(timeout=20)
     assert done.returncode
@@ -247,25 +245,25 @@ def processors(data: dict[str, Any], **settings: Any) -> list[str]:
 
 
 def test_a_job_has_all_processors_of_its_nodes_or_the_share_of_its_gpus() -> None:
-    """Without an option Slurm gives it one."""
+    """Without an option Slurm gives a job one processor."""
     free = {**GPU, "resources": {}}
-    every, words = processors(free)
+    every, comment = processors(free)
     assert every == "#SBATCH --exclusive"
-    assert "all of them" in words
-    share, words = processors({**free, "gpus": 2}, cpus_per_gpu=12)
+    assert "all of them" in comment
+    share, comment = processors({**free, "gpus": 2}, cpus_per_gpu=12)
     assert share == "#SBATCH --cpus-per-task=24"
-    assert "24, by cpus_per_gpu" in words
+    assert "24, by cpus_per_gpu" in comment
     assert processors(GPU, cpus_per_gpu=12)[0] == "#SBATCH --cpus-per-task=16"
     (own,) = [line for line in processors(free, options=("--cpus-per-gpu=4",)) if "SBATCH" not in line]
     assert "by the options above" in own
 
 
-def test_a_job_without_containers_has_the_processors_that_it_asks_for_where_a_cluster_keeps_them() -> None:
-    """On machines of its own nothing would keep them."""
+def test_a_job_without_containers_gets_the_requested_processors_on_a_cluster() -> None:
+    """Without a cluster, nothing would reserve them."""
     asked = {**CPU, "nodes": 2, "resources": {"cpus": 4, "memory": "6g"}}
-    every, words = processors(asked)
+    every, comment = processors(asked)
     assert every == "#SBATCH --cpus-per-task=4"
-    assert "by resources.cpus" in words
+    assert "by resources.cpus" in comment
     assert "#SBATCH --mem=6144M" in sbatch(asked)
     with pytest.raises(JobInvalid, match=r"resources.cpus: .*give the nodes by number: nodes: 2"):
         sbatch({**asked, "nodes": ["local", "local"]})
@@ -273,7 +271,7 @@ def test_a_job_without_containers_has_the_processors_that_it_asks_for_where_a_cl
         parse_job(yaml.safe_dump(asked), "job.yaml").hosts()
 
 
-def test_a_job_that_says_nothing_of_gpus_runs_without_where_the_cluster_says_nothing_either() -> None:
+def test_a_job_without_gpus_key_uses_none_if_the_cluster_has_no_number_either() -> None:
     quiet = {key: value for key, value in CPU.items() if key != "gpus"}
     plan = build(parse_job(yaml.safe_dump(quiet), "job.yaml"), "python3")
     assert plan.gpus == 0
@@ -283,7 +281,7 @@ def test_a_job_that_says_nothing_of_gpus_runs_without_where_the_cluster_says_not
         build(parse_job(yaml.safe_dump({**quiet, "gpus": "all"}), "job.yaml"), "python3")
 
 
-def test_what_the_job_asks_for_is_over_the_clusters_settings_and_setup_lines_are_run() -> None:
+def test_the_job_overrides_the_clusters_settings_and_setup_lines_are_run() -> None:
     asked = {"partition": "big", "time": "1h", "options": ["--constraint=a100"]}
     script = sbatch({**GPU, "cluster": asked}, HPC.model_copy(update={"setup": ("module load cuda", "export A=1")}))
     head, _, rest = script.partition("\n\n")
@@ -293,7 +291,7 @@ def test_what_the_job_asks_for_is_over_the_clusters_settings_and_setup_lines_are
     assert rest.index("module load cuda\nexport A=1\n") < rest.index("srun ")
 
 
-def test_an_enroot_that_cannot_import_by_digest_says_so(tmp_path: Path) -> None:
+def test_an_enroot_that_cannot_import_by_digest_is_an_error(tmp_path: Path) -> None:
     program(tmp_path, "enroot", "echo 3.5.0")
     step = import_step(sbatch(GPU, HPC.model_copy(update={"workdir": str(tmp_path)})))
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -302,7 +300,7 @@ def test_an_enroot_that_cannot_import_by_digest_says_so(tmp_path: Path) -> None:
     assert "enroot 3.5.0 cannot import an image by its digest: 4.0 or newer" in done.stdout
 
 
-def test_a_hint_for_a_cluster_names_no_command_that_knows_none(tmp_path: Path) -> None:
+def test_hints_for_a_cluster_name_only_commands_that_support_clusters(tmp_path: Path) -> None:
     node = NodeOfRun("node-0", "slurm:hpc", 0, "", "/out", range(1))
     engine = SlurmEngine("slurm:hpc", HPC, LocalMachine("slurm:hpc", "me"))
     record = Record.rebuild(RUN, "process", [node], tmp_path)
@@ -314,14 +312,14 @@ def test_a_hint_for_a_cluster_names_no_command_that_knows_none(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("srun", "level", "words"),
+    ("srun", "level", "expected"),
     [
         ('while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"', Level.FAIL, "enroot 3.5.0"),
         ("echo 'srun: error: Unable to allocate resources: Requested nodes are busy' >&2; exit 1", Level.WARN, "free"),
     ],
 )
 def test_doctor_asks_a_node_for_its_enroot(
-    srun: str, level: Level, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    srun: str, level: Level, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, script in {"sinfo": "echo slurm", "sbatch": "cat", "enroot": "echo 3.5.0", "srun": srun}.items():
         program(tmp_path / "bin", name, script)
@@ -331,19 +329,19 @@ def test_doctor_asks_a_node_for_its_enroot(
     job = parse_job(yaml.safe_dump({**GPU, "secrets": []}), "job.yaml")
     *_, last = check_cluster(job, here, Fleet([engine], {}, None))
     assert (last.name, last.level) == ("enroot", level)
-    assert words in last.what
+    assert expected in last.what
 
 
 @pytest.mark.parametrize(
-    ("cluster", "where", "words"),
+    ("cluster", "where", "expected"),
     [
         ({"partion": "gpu"}, "clusters.hpc.partion: unknown key; did you mean 'partition'?", "has kind, login"),
         ({"kind": "slrum"}, "clusters.hpc: kind is missing, or is none that is known", "kind: slurm, or kind"),
         ({"time": "soon"}, "clusters.hpc.time: ", "has kind, login, workdir"),
     ],
 )
-def test_a_mistake_in_a_cluster_of_the_settings_file_says_what_is_known_there(
-    cluster: dict[str, str], where: str, words: str, tmp_path: Path
+def test_a_mistake_in_a_cluster_of_the_settings_file_lists_the_known_keys(
+    cluster: dict[str, str], where: str, expected: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "launcher" / "settings.yaml"
     file.parent.mkdir()
@@ -353,4 +351,4 @@ def test_a_mistake_in_a_cluster_of_the_settings_file_says_what_is_known_there(
     with pytest.raises(UsageError) as caught:
         read_settings({"XDG_CONFIG_HOME": str(tmp_path)})
     assert str(caught.value).startswith(f"{file}: {where}")
-    assert words in caught.value.next_step
+    assert expected in caught.value.next_step

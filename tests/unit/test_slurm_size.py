@@ -1,4 +1,4 @@
-"""A job of many nodes through the CLI, on a cluster whose programs are stand-ins that answer as Slurm's do."""
+"""A job of many nodes through the CLI, on a cluster with stand-ins for Slurm's programs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MOST = 5  # seconds of a command's processor time
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cli:
-    """Its queue has one job, which runs until it is cancelled. Every question is a line of `asked`."""
+    """Its queue has one job, which runs until it is cancelled. Every query adds a line to `asked`."""
     here, programs = tmp_path, tmp_path / "bin"
     program(programs, "sinfo", "echo slurm 22.05.8")
     comment = 'for a; do case $a in --comment=*) echo "${a#--comment=}" >%s/comment;; esac; done'
-    told = f'echo "$*" >{here}/submitted; echo RUNNING >{here}/state; echo 12'
-    program(programs, "sbatch", f"{comment % here}; {told}")
+    submit = f'echo "$*" >{here}/submitted; echo RUNNING >{here}/state; echo 12'
+    program(programs, "sbatch", f"{comment % here}; {submit}")
     job = f'[ ! -e {here}/state ] || echo "12|$(cat {here}/state)|None|$(cat {here}/comment)"'
     steps = "case $* in *--steps*) echo 12.0; exit;; *root) exit;; esac"
     program(programs, "squeue", f"{steps}; echo . >>{here}/asked; {job}")
@@ -41,17 +41,17 @@ def cluster(tmp_path: Path) -> Cli:
 
 
 def used() -> float:
-    """Processor time of all commands so far, in seconds."""
+    """Return the processor time of all commands so far, in seconds."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 @pytest.mark.parametrize("nodes", [40, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_a_command_asks_once_however_many_nodes_there_are(nodes: int, cluster: Cli, tmp_path: Path) -> None:
-    """And shows no memory and no GPUs, as those of the login machine are none of theirs."""
+def test_the_number_of_queries_does_not_depend_on_the_number_of_nodes(nodes: int, cluster: Cli, tmp_path: Path) -> None:
+    """Also, no memory and no GPUs are shown, as those of the login machine do not matter."""
 
     def run(most: int, *args: object) -> str:
-        """most: questions to the queue."""
+        """most: queries of the queue."""
         (tmp_path / "asked").write_text("")
         before = used()
         said = cluster(*args).stdout
@@ -86,7 +86,7 @@ def test_a_command_asks_once_however_many_nodes_there_are(nodes: int, cluster: C
     assert "--batch --signal=TERM 12" in (tmp_path / "cancelled").read_text()
 
 
-def test_a_sweep_has_no_more_variants_at_once_than_the_settings_allow(cluster: Cli, tmp_path: Path) -> None:
+def test_a_sweep_runs_no_more_variants_concurrently_than_the_settings_allow(cluster: Cli, tmp_path: Path) -> None:
     run = {"command": ["echo"]}
     file = cluster.job(runtime="process", nodes=1, gpus="none", run=run, sweep=[["1"], ["2"], ["3"]])
     cluster("up", file, "-d", "--on", "hpc")
