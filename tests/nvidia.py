@@ -1,7 +1,7 @@
-"""Machines with NVIDIA GPUs as text: what nvidia-smi, /sys/bus/pci and /proc say there, each from a public source.
+"""Machines with NVIDIA GPUs as text: contents of nvidia-smi, /sys/bus/pci and /proc, each from a public source.
 
-No such machine was at hand. `Machine.install` makes a stand-in nvidia-smi of it; `Machine.told` is what the facts
-script prints on it.
+No such machine was available. `Machine.install` makes a stand-in nvidia-smi of it; `Machine.output` is the output of
+the facts script on it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NO_LIBRARY = (
     "Please also try adding directory that contains libnvidia-ml.so to your system PATH.\n",
     12,
 )
-# Of temperature and utilization; name, UUID and memory are told as ever: github.com/utkuozdemir/nvidia_gpu_exporter
+# Of temperature and utilization; name, UUID and memory are as usual: github.com/utkuozdemir/nvidia_gpu_exporter
 # issue 393, and notes of several users in public repositories
 RESET = "[GPU requires reset]"
 
@@ -106,10 +106,10 @@ class Machine:
 
     def query(self) -> str:
         lines = []
-        for place, card in enumerate(each for each in self.cards if each.listed):
-            uuid = card.uuid or f"GPU-{place:08x}-0000-0000-0000-00000000000{place}"
+        for index, card in enumerate(each for each in self.cards if each.listed):
+            uuid = card.uuid or f"GPU-{index:08x}-0000-0000-0000-00000000000{index}"
             cells = (
-                place,
+                index,
                 uuid,
                 card.name,
                 card.mib,
@@ -150,8 +150,8 @@ Attached GPUs                             : {len(listed)}
             text += "\n"
         return text
 
-    def told(self) -> str:
-        """The sections of the facts script's output that are about NVIDIA."""
+    def output(self) -> str:
+        """Return the sections of the facts script's output about NVIDIA."""
         pci = "".join(f"0000:{card.bus} 0x030200 {card.kernel}\n" for card in self.cards)
         pci += "".join(f"0000:{bus} 0x068000 nvidia-nvswitch\n" for bus in self.switches)
         text = f"@@pci\n{pci}"
@@ -209,4 +209,4 @@ Attached GPUs                             : {len(listed)}
 
 def cards(count: int, **changes: object) -> list[Card]:
     """So many alike, on the buses 07, 0f, 17, ..."""
-    return [Card(f"{7 + 8 * place:02x}:00.0", **changes) for place in range(count)]  # type: ignore[arg-type]
+    return [Card(f"{7 + 8 * index:02x}:00.0", **changes) for index in range(count)]  # type: ignore[arg-type]

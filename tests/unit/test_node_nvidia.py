@@ -21,7 +21,7 @@ TRAINING = Card(
 
 
 def parsed(machine: Machine) -> tuple[tuple[Gpu, ...], object]:
-    node = parse(machine.told().encode()).node
+    node = parse(machine.output().encode()).node
     return node.gpus, node.nvidia
 
 
@@ -133,7 +133,7 @@ def test_addresses_are_written_as_by_the_kernel() -> None:
 
 def test_any_part_of_the_output_is_handled() -> None:
     machine = Machine([TRAINING, Card("07:00.0", nvidia.MIG_UUIDS[0], mig="Enabled")], complaint=nvidia.HANDLE_OF_ONE)
-    text = machine.told()
+    text = machine.output()
     lines = text.splitlines()
     for cut in range(0, len(text), 41):
         parse(text[:cut].encode())

@@ -29,7 +29,7 @@ NOTEBOOK = Card("07:00.0", used=61440, running=[Process(4242, 61440, "erin")])
 
 
 def on(machine: Machine, rank: int = 0, **changes: Any) -> NodeFacts:
-    seen = parse(machine.told().encode()).node
+    seen = parse(machine.output().encode()).node
     return dataclasses.replace(a_node(rank), gpus=seen.gpus, nvidia=seen.nvidia, **changes)
 
 
@@ -82,8 +82,10 @@ def test_no_fault(machine: Machine) -> None:
 
 def test_a_complaint_about_something_else_is_a_warning() -> None:
     # manual page of nvidia-smi, RETURN VALUE 14; the words: forums.developer.nvidia.com, "infoROM is corrupted"
-    told = Machine(cards(2)).told().replace("@exit 0", "WARNING: infoROM is corrupted at gpu 0000:07:00.0\n@exit 14", 1)
-    seen = parse(told.encode()).node
+    text = (
+        Machine(cards(2)).output().replace("@exit 0", "WARNING: infoROM is corrupted at gpu 0000:07:00.0\n@exit 14", 1)
+    )
+    seen = parse(text.encode()).node
     plan = planned(job(1), [dataclasses.replace(a_node(0), gpus=seen.gpus, nvidia=seen.nvidia)])
     assert len(plan.nodes[0].container.gpus) == 2
     assert any("infoROM is corrupted" in warning and "(exit code 14)" in warning for warning in plan.warnings)

@@ -147,7 +147,7 @@ def test_room_is_by_gpus_where_a_number_of_them_is_asked_for() -> None:
 
 
 def test_a_machine_whose_gpus_cannot_be_used_or_that_has_none_is_left_out_with_the_reason() -> None:
-    seen = parse(Machine(cards(2), MISMATCH).told().encode()).node
+    seen = parse(Machine(cards(2), MISMATCH).output().encode()).node
     two = job("nodes: {pool: [a, b]}\nsweep: [{lr: 1}]\ngpus: 2\n")
     broken = dataclasses.replace(_node(two, 0), gpus=seen.gpus, nvidia=seen.nvidia)
     assert room(two, two.nodes[0], broken) == 0
