@@ -128,5 +128,5 @@ def uninterrupted(job: Callable[[], T]) -> T:
     finally:
         signal.signal(signal.SIGINT, before)
     if interrupts:
-        signal.raise_signal(signal.SIGINT)  # ignored where it was ignored before
+        signal.raise_signal(signal.SIGINT)  # no effect if it was ignored before
     return result

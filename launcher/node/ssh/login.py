@@ -187,7 +187,7 @@ class LoginMachine(LocalMachine):
             for budget, timeout in budgets:
                 if not budget.acquire(timeout=timeout):
                     what = f"no session for `{abbreviate(argv)}` was free on its ssh connection for {timeout:g} s"
-                    raise NodeUnreachable(self.node, what, "run fewer commands at once")
+                    raise NodeUnreachable(self.node, what, "run fewer commands at the same time")
                 held.callback(budget.release)
             stream = LoginStream(argv, self)
             stream.budget = held.pop_all()
