@@ -1,1 +1,1 @@
-"""Benchmarks: each measures our code beside the alternative that a user would choose, prints ratios and writes JSON."""
+"""Benchmarks: each compares our code with the alternative that a user would choose, prints ratios and writes JSON."""

@@ -1,16 +1,16 @@
-"""The share of the time that trains while machines fail and come back (ETTR): min_nodes beside torchrun and torchft.
+"""Effective training time ratio (ETTR) while machines fail and recover: min_nodes, torchrun and torchft.
 
     python -m tests.bed up -n 9 && python -m bench.chaos [--minutes 30] [--every 5] [--heal 1] [--json FILE]
 
-All at once, each on nodes of its own, with the same faults at the same times: every EVERY minutes the next of
-container killed, node killed, paused, cut off in both directions, on the next node; it heals after HEAL minutes.
-Baselines: torchrun with its c10d rendezvous, whose store is on its first node, in `docker run --restart on-failure`
-(without that a killed container or node would never come back), and, where `pip install torchft` has been done,
-torchft, whose lighthouse is there. Both notice a lost node within 6 s. All run bench/programs/chaos_steps.py (torchft:
-chaos_torchft.py): 0.5 s a step, a checkpoint every 20 steps on every node, collectives give up after 30 s.
+All run concurrently on separate nodes, with the same faults at the same times: every EVERY minutes the next fault
+(container killed, node killed, paused, disconnected) on the next node, which recovers after HEAL minutes. Baselines:
+torchrun with its c10d rendezvous, with the store on its first node, in `docker run --restart on-failure` (otherwise a
+killed container or node would never return), and, if installed (`pip install torchft`), torchft with its lighthouse on
+the first node. Both detect a lost node within 6 s. All run bench/programs/chaos_steps.py (torchft: chaos_torchft.py):
+0.5 s per step, a checkpoint every 20 steps on every node, collectives time out after 30 s.
 
-ETTR: distinct steps done, times the seconds of an undisturbed step (their median), divided by the time from the first
-step to the end. What is trained twice, the restarts and the waiting do not count.
+ETTR: number of distinct steps, times the median duration of an undisturbed step, divided by the time from the first
+step to the end. Repeated steps, restarts and waiting do not count.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from tests.e2e.cli import bed_job
 
 PROGRAM, TORCHFT = (Path(__file__).parent / "programs" / name for name in ("chaos_steps.py", "chaos_torchft.py"))
 SECONDS, INTERVAL, TIMEOUT, LOST_AFTER = 0.5, 20, 30, 15
-OUTPUT = "/home/trainer/bench-chaos"  # on the nodes, of torchrun
+OUTPUT = "/home/trainer/bench-chaos"  # output of torchrun on the nodes
 CONTAINER = "bench-chaos"
 TARGET = 0.85
-STEPS = list[tuple[int, float]]  # number, and when it was done
+STEPS = list[tuple[int, float]]  # number and completion time
 
 
 @contextlib.contextmanager
 def container_killed(bed: Bed, node: Node) -> Iterator[None]:
-    bed.sh(node, "docker kill $(docker ps -q)")  # by name: the engine does not start it again
+    bed.sh(node, "docker kill $(docker ps -q)")  # explicitly: the engine does not restart it
     try:
         yield
     finally:
@@ -66,8 +66,8 @@ FAULTS: dict[str, Callable[[Bed, Node], AbstractContextManager[None]]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=3, help="of each")
-    parser.add_argument("--minutes", type=float, default=30, help="of training")
+    parser.add_argument("--nodes", type=int, default=3, help="nodes per system")
+    parser.add_argument("--minutes", type=float, default=30, help="minutes of training")
     parser.add_argument("--every", type=float, default=5, help="minutes between faults")
     parser.add_argument("--heal", type=float, default=1, help="minutes that a fault lasts")
     parser.add_argument("--only", choices=["launcher", "torchrun", "torchft"])
@@ -83,7 +83,7 @@ def main() -> int:
             name, nodes = names[number], bed.nodes[call.nodes * number :][: call.nodes]
             with ways[name](bed, nodes, caller) as folder:
                 steps = trial(name, bed, nodes, folder, 60 * call.minutes, 60 * call.every, 60 * call.heal)
-            return {"who": name, **judged(steps)}
+            return {"who": name, **results_of(steps)}
 
         with ThreadPoolExecutor() as pool:
             results = list(pool.map(result, range(len(names))))
@@ -91,7 +91,7 @@ def main() -> int:
     print("\n" + report.table([[*results[0]], *rows]))
     for one in results:
         if one["who"] == "launcher":
-            print(f"share that is lost: {report.judged(1 - float(str(one['ettr'])), 1 - TARGET)}")
+            print(f"lost share: {report.compared(1 - float(str(one['ettr'])), 1 - TARGET)}")
     if call.json:
         report.write(call.json, {"machine": machine, "call": vars(call) | {"json": str(call.json)}, "results": results})
     return 0
@@ -99,7 +99,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def with_launcher(_bed: Bed, nodes: Sequence[Node], caller: Caller) -> Iterator[str]:
-    """The folder of the program's output on each node."""
+    """Yield the folder of the program's output on each node."""
     (caller.folder / PROGRAM.name).write_bytes(PROGRAM.read_bytes())
     common = {key: value for key, value in bed_job().items() if key in ("mounts", "env")}
     elastic = {"min_nodes": len(nodes) // 2 + 1, "lost_after": f"{LOST_AFTER}s", "restarts": 1000}
@@ -116,11 +116,11 @@ def with_launcher(_bed: Bed, nodes: Sequence[Node], caller: Caller) -> Iterator[
 def with_torchrun(bed: Bed, nodes: Sequence[Node], _caller: Caller) -> Iterator[str]:
     options = f"--nnodes {len(nodes) // 2 + 1}:{len(nodes)} --nproc_per_node 1 --max_restarts 1000 --rdzv_id chaos"
     conf = "keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=5,join_timeout=600"
-    meeting = f"--rdzv_backend c10d --rdzv_endpoint {nodes[0].address}:29400 --rdzv_conf {conf}"
+    rendezvous = f"--rdzv_backend c10d --rdzv_endpoint {nodes[0].address}:29400 --rdzv_conf {conf}"
 
     def start(node: Node) -> str:
         program = f"/chaos/{PROGRAM.name} {' '.join(_arguments('/chaos'))}"
-        return f"-m torch.distributed.run {options} {meeting} --local_addr {node.address} {program}"
+        return f"-m torch.distributed.run {options} {rendezvous} --local_addr {node.address} {program}"
 
     with _by_hand(bed, nodes, PROGRAM, start):
         yield OUTPUT
@@ -145,7 +145,7 @@ def with_torchft(bed: Bed, nodes: Sequence[Node], _caller: Caller) -> Iterator[s
 def _by_hand(
     bed: Bed, nodes: Sequence[Node], program: Path, command: Callable[[Node], str], suffix: str = ""
 ) -> Iterator[None]:
-    """A container a node that runs python3 with `command`, /chaos being OUTPUT, and is restarted when it fails."""
+    """Run python3 with `command` in one container per node, with OUTPUT as /chaos and restarts on failure."""
     python = f"/opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
     def start(node: Node) -> None:
@@ -174,7 +174,7 @@ def _arguments(folder: str) -> list[str]:
 
 
 def trial(who: str, bed: Bed, nodes: Sequence[Node], folder: str, seconds: float, every: float, heal: float) -> STEPS:
-    """Steps in the order of time, the end of the trial as the last, number 0."""
+    """Return the steps in order of time, followed by the end of the trial as step 0."""
     while not (first := _steps(bed, nodes, folder)):
         time.sleep(0.5)
     began, end = first[0][1], first[0][1] + seconds
@@ -193,7 +193,7 @@ def trial(who: str, bed: Bed, nodes: Sequence[Node], folder: str, seconds: float
 def _steps(bed: Bed, nodes: Sequence[Node], folder: str) -> STEPS:
     lines: list[str] = []
     for node in nodes:
-        with contextlib.suppress(CommandFailed):  # it is off
+        with contextlib.suppress(CommandFailed):  # it is powered off
             lines += bed.sh(node, f"cat {folder}/steps.txt 2>/dev/null || true").splitlines()
     return sorted(((int(line.split()[0]), float(line.split()[1])) for line in lines), key=lambda step: step[1])
 
@@ -202,8 +202,8 @@ def _sleep_until(when: float) -> None:
     time.sleep(max(0.0, when - time.time()))
 
 
-def judged(steps: STEPS) -> dict[str, float]:
-    """The figures of one trial."""
+def results_of(steps: STEPS) -> dict[str, float]:
+    """Return the results of one trial."""
     *done, (_, end) = steps
     took = [later[1] - one[1] for one, later in itertools.pairwise(done) if later[0] == one[0] + 1]
     step, whole = statistics.median(took), end - done[0][1]

@@ -1,10 +1,11 @@
-"""What a checkpoint costs the step: seconds for which it blocks, and memory, beside a bare copy of the state.
+"""Cost of a checkpoint for the training step: blocking time and memory, compared with a plain copy of the state.
 
     python -m bench.checkpoint [--arch resnet50 vit_b_16] [--method plain replicate fsdp] [--rounds 5] [--json FILE]
 
-plain: one process. replicate and fsdp: two, on this machine. A save and a bare copy of the same tensors alternate; the
-ratio is the median over rounds. Memory is the rise of the process's peak over that before the first save, in copies of
-the state. Targets: a save blocks for at most 1.5 x the copy, and the peak rises by one copy at most.
+plain: one process. replicate and fsdp: two processes on this machine. Saves and plain copies of the same tensors
+alternate; the ratio is the median over rounds. Memory is the increase of the process's peak since before the first
+save, in units of the state's size. Targets: a save blocks for at most 1.5 x the copy; the peak increases by at most one
+copy.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ BLOCKED, COPIES = 1.5, 1.0  # targets
 
 
 def tensors_of(run: Run) -> list[Tensor]:
-    """This process's tensors of a checkpoint."""
+    """Return the tensors of a checkpoint that are held by this process."""
     found: list[Tensor] = []
     map_tensors(run.state(), lambda tensor: found.append(getattr(tensor, "_local_tensor", tensor)))
     return found
 
 
 def peak() -> float:
-    """MB that this process has used at most."""
+    """Return the peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
@@ -58,7 +59,7 @@ def timed(what: Any) -> float:
 
 
 def measure(arch: str, method: str, rounds: int, output: str) -> dict[str, Any]:
-    """In every process of the run; the figures are those of rank 0."""
+    """Measure in every process of the run; the results are those of rank 0."""
     options = f"--data synthetic:64 --arch {arch} --batch-size 2 --headspace --workers 1 --epochs 1 --output {output}"
     config = parse(f"{options} {METHODS[method][1]} --checkpoints {output}/shared".split())
     world = start(config)
@@ -66,10 +67,10 @@ def measure(arch: str, method: str, rounds: int, output: str) -> dict[str, Any]:
     from train.loop import requests  # after torch's own slow imports
 
     run.step.accumulate(next(run.train_loader.batches(requests(run), 0)), Plan(1e-6, 0))
-    run.step.update(Plan(1e-6, 0))  # the optimiser has its state from now on
+    run.step.update(Plan(1e-6, 0))  # creates the state of the optimizer
     run.store.open()
     watch, before = Silent(), peak()
-    kept = [tensor.detach().clone() for tensor in tensors_of(run)]  # the memory of the bare copies, faulted in
+    kept = [tensor.detach().clone() for tensor in tensors_of(run)]  # buffers for the plain copies, already paged in
     size = sum(tensor.nbytes for tensor in kept) / 1e6
     before = max(before, peak())
     blocked, copied = [], []
@@ -96,7 +97,7 @@ def measure(arch: str, method: str, rounds: int, output: str) -> dict[str, Any]:
 
 
 def launched(arch: str, method: str, rounds: int) -> dict[str, Any]:
-    """The same in processes of their own.
+    """Run measure() in separate processes.
 
     Raises:
         subprocess.CalledProcessError: one failed.

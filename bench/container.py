@@ -1,4 +1,4 @@
-"""The same training as plain processes and in a container, in one run: images per second, ratio, and its causes.
+"""The same training as plain processes and in a container: images per second, ratio and its causes.
 
     python -m tests.bed up && python -m bench.container [--repeat 3] [--images 256] [--json FILE]
 
@@ -37,7 +37,7 @@ MOUNTED = "/bench"
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the table: a runtime and changes to the job."""
+    """One row of the table: a runtime and changes to the job."""
 
     name: str
     docker: bool
@@ -68,8 +68,8 @@ class Result:
 
 def job(variant: Variant, data: Path, epochs: int) -> dict[str, Any]:
     """The content of the job file."""
-    where = f"{MOUNTED}/data" if variant.docker else str(data)
-    args = {"data": where, "arch": "smallcnn", "image_size": 64, "epochs": epochs, "batch_size": 32, "log_every": 2}
+    path = f"{MOUNTED}/data" if variant.docker else str(data)
+    args = {"data": path, "arch": "smallcnn", "image_size": 64, "epochs": epochs, "batch_size": 32, "log_every": 2}
     args |= {"workers": 2, "lr": 0.01, "resume": "none", **variant.args}
     found: dict[str, Any] = {"name": "bench-container", "nodes": ["local"], "gpus": "none", "code": str(ROOT)}
     found |= {"run": {"module": "train", "args": args}, "env": {"OMP_NUM_THREADS": 1}, **variant.keys}

@@ -1,16 +1,16 @@
-"""Data to several nodes of the bed, over links that are shaped to 100 Mb/s, beside rsync and tar.
+"""Copying data to several nodes of the test bed over links of 100 Mb/s, compared with rsync and tar.
 
     python -m bench.data [--nodes 4] [--size 512MiB] [--files 0] [--rate 100mbit] [--repeat 1] [--json FILE]
 
-The source is this machine; its link is the bed's bridge, and each node's own link leaves through its eth0: both are
-shaped by `tc qdisc tbf`, which gives 96 Mb/s of bytes here. Compared are: the launcher to all nodes, the launcher to
-one node, rsync in a loop, and rsync to all at once; all in one run, each beginning with nodes that have nothing. With
-`--nodes 1` the launcher is beside nc, which neither encrypts nor hashes. With `--files N` there are N files of 10 KiB
-instead, for one node, beside `tar | ssh tar`.
+The source is this machine, connected through the bed's bridge; each node sends through its eth0. Both are limited by
+`tc qdisc tbf`, with a throughput of 96 Mb/s. Compared in one run, each starting with empty nodes: the launcher to all
+nodes, the launcher to one node, rsync in a loop, and rsync to all nodes concurrently. With `--nodes 1` the launcher is
+compared with nc, which neither encrypts nor hashes. With `--files N`, N files of 10 KiB are copied to one node,
+compared with `tar | ssh tar`.
 
-It needs rsync or nc (OpenBSD's) on this machine, whose program and libraries it lends to the nodes, and iproute2. The
-bed is a separate one, and is left up: LAUNCHER_BED_NAME=launcher-bench python -m tests.bed down. Exit code 1: a limit
-was missed.
+Requires iproute2 and rsync or nc (OpenBSD) on this machine; the program and its libraries are copied to the nodes. Uses
+a separate bed and leaves it up: LAUNCHER_BED_NAME=launcher-bench python -m tests.bed down. Exit code 1: a limit was
+missed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.bed.bed import Bed, Node
 from tests.bed.settings import TRAIN_IMAGE, TRAINER, Settings
 
 SMALL = 10 << 10
-AT_LEAST = {"loop": 3.0, "at_once": 2.0, "nc": 0.7}  # their seconds by ours
+AT_LEAST = {"loop": 3.0, "at_once": 2.0, "nc": 0.7}  # their time divided by that of the launcher
 AT_MOST = {"one": 1.3, "bytes": 1.05, "tar": 1.3}
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 NC_PORT = 7000
@@ -51,11 +51,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.data", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--size", type=_size, default="512MiB")
-    parser.add_argument("--files", type=int, default=0, help=f"so many files of {SMALL} bytes, to one node")
-    parser.add_argument("--rate", default="100mbit", help="of every link, as tc has it; none: not shaped")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="of a large file to several nodes")
+    parser.add_argument("--files", type=int, default=0, help=f"number of files of {SMALL} bytes, to one node")
+    parser.add_argument("--rate", default="100mbit", help="rate of every link in the format of tc; none: unlimited")
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, default=WAYS, help="methods for a large file to several nodes"
+    )
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write all values there")
+    parser.add_argument("--json", type=Path, help="write all values to this file")
     call = parser.parse_args()
     os.environ.setdefault("LAUNCHER_BED_NAME", "launcher-bench")
     settings, count = Settings.from_environment(), 1 if call.files else call.nodes
@@ -67,7 +69,7 @@ def main() -> int:
             make_files(Path(folder) / "data", call.files) if call.files else make_file(Path(folder) / "data", call.size)
         )
         if not call.files and (count == 1 or {*RSYNC} & {*call.ways}):
-            lend("nc" if count == 1 else "rsync", bench.nodes)
+            install("nc" if count == 1 else "rsync", bench.nodes)
         result: dict[str, Any] = {"machine": report.machine(), "nodes": count, "bytes": size_of(data), "rounds": []}
         with shaped(bed, bench.nodes, call.rate):
             for _ in range(call.repeat):
@@ -85,7 +87,7 @@ def main() -> int:
 
 
 class Bench:
-    """The nodes, and each way to bring data to them."""
+    """The nodes, and the methods of copying data to them."""
 
     def __init__(self, bed: Bed, nodes: Sequence[Node], folder: Path) -> None:
         self.bed, self.nodes, self._folder = bed, nodes, folder
@@ -117,10 +119,14 @@ class Bench:
         shutil.rmtree(self._folder / "cache", ignore_errors=True)
         os.sync()
         sent, began = int(self._bridge.read_text()), time.monotonic()
-        told = action()
+        result = action()
         seconds = round(time.monotonic() - began, 2)
         wire = int(self._bridge.read_text()) - sent
-        return {"seconds": seconds, "wire": wire, "sent": told.get("sent", wire) if isinstance(told, dict) else wire}
+        return {
+            "seconds": seconds,
+            "wire": wire,
+            "sent": result.get("sent", wire) if isinstance(result, dict) else wire,
+        }
 
     def _push(self, data: Path, nodes: Sequence[Node]) -> dict[str, Any]:
         argv = [sys.executable, "-m", "launcher", "data", "push", data, "--image", TRAIN_IMAGE, "--json"]
@@ -140,23 +146,23 @@ class Bench:
 
     def _nc(self, data: Path) -> None:
         node = self.nodes[0]
-        far = f"mkdir {COPY} && timeout 900 nc -l {NC_PORT} >{COPY}/pack"
+        remote = f"mkdir {COPY} && timeout 900 nc -l {NC_PORT} >{COPY}/pack"
         ready = f"until grep -q :{NC_PORT:04X} /proc/net/tcp; do sleep 0.05; done"
         with ThreadPoolExecutor() as pool:
-            receiver = pool.submit(self.bed.sh, node, far, timeout=900)
+            receiver = pool.submit(self.bed.sh, node, remote, timeout=900)
             self.bed.sh(node, ready, timeout=30)
             with (data / "pack").open("rb") as file:
                 subprocess.run(["nc", "-N", node.address, str(NC_PORT)], stdin=file, check=True)
             receiver.result()
 
     def _tar(self, data: Path) -> None:
-        far = f"mkdir {COPY} && tar -C {COPY} -x"
-        command = f'tar -C "$1" -c . | ssh -F "$2" {self.nodes[0].alias} "{far}"'
+        remote = f"mkdir {COPY} && tar -C {COPY} -x"
+        command = f'tar -C "$1" -c . | ssh -F "$2" {self.nodes[0].alias} "{remote}"'
         subprocess.run(["bash", "-o", "pipefail", "-c", command, "bash", data, self.bed.ssh_config], check=True)
 
 
 def ratios(result: dict[str, Any]) -> dict[str, float]:
-    """Of the sums over all rounds."""
+    """Return the ratios of the sums over all rounds."""
     rounds = result["rounds"]
 
     def seconds(way: str) -> float:
@@ -179,12 +185,12 @@ def make_file(folder: Path, size: int) -> Path:
 
 
 def make_files(folder: Path, count: int) -> Path:
-    """A thousand in a folder."""
+    """Create files, a thousand per folder."""
     rand = random.Random(0)
     for number in range(count):
-        place = folder / f"{number // 1000:05d}"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{number:07d}.jpg").write_bytes(rand.randbytes(SMALL))
+        subfolder = folder / f"{number // 1000:05d}"
+        subfolder.mkdir(parents=True, exist_ok=True)
+        (subfolder / f"{number:07d}.jpg").write_bytes(rand.randbytes(SMALL))
     return folder
 
 
@@ -193,29 +199,29 @@ def size_of(folder: Path) -> int:
 
 
 def bridge(bed: Bed) -> str:
-    """The interface by which this machine sends to the nodes."""
+    """Return the interface through which this machine sends to the nodes."""
     argv = ["docker", "network", "inspect", "-f", "{{.Id}}", bed.settings.name]
     return "br-" + subprocess.run(argv, check=True, capture_output=True, text=True).stdout[:12]
 
 
 @contextmanager
 def shaped(bed: Bed, nodes: Sequence[Node], rate: str) -> Iterator[None]:
-    """Every link at this rate, in the direction in which data leaves a machine."""
+    """Limit the outgoing rate of every link."""
     if rate == "none":
         yield
         return
-    here, queue = bridge(bed), f"tbf rate {rate} burst 64kb latency 100ms"
+    interface, queue = bridge(bed), f"tbf rate {rate} burst 64kb latency 100ms"
     with ExitStack() as undone:
-        subprocess.run(["tc", "qdisc", "replace", "dev", here, "root", *queue.split()], check=True)
-        undone.callback(subprocess.run, ["tc", "qdisc", "del", "dev", here, "root"], check=False)
+        subprocess.run(["tc", "qdisc", "replace", "dev", interface, "root", *queue.split()], check=True)
+        undone.callback(subprocess.run, ["tc", "qdisc", "del", "dev", interface, "root"], check=False)
         for node in nodes:
             bed.sh(node, f"tc qdisc replace dev eth0 root {queue}")
             undone.callback(bed.sh, node, "tc qdisc del dev eth0 root || true")
         yield
 
 
-def lend(name: str, nodes: Sequence[Node]) -> None:
-    """This machine's program with its libraries, which are of the same Debian as the nodes'."""
+def install(name: str, nodes: Sequence[Node]) -> None:
+    """Copy a program and its libraries to the nodes, which run the same Debian release as this machine."""
     program = shutil.which(name)
     if program is None:
         sys.exit(f"bench.data: this machine has no {name}: apt-get install rsync netcat-openbsd")

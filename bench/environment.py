@@ -1,4 +1,4 @@
-"""The surroundings of programs that are compared: environment variables, the launcher, the test bed's nodes."""
+"""Environment of the compared programs: environment variables, the launcher, nodes of the test bed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT = 300.0
 
 
 def installed() -> dict[str, str]:
-    """This environment, with byte code cached as for installed tools, so that the launcher's second run has it too."""
+    """Return this environment with bytecode caching enabled, as for installed tools."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -71,7 +71,7 @@ def wait_for(processes: Sequence[subprocess.Popen[Any]], began: float) -> Cost:
 
 
 def ssh_to_all(ssh_config: Path, hosts: Sequence[str], command: str) -> Cost:
-    """One `ssh HOST COMMAND` per host, all at once, with output in files. Raises RuntimeError if one fails."""
+    """One `ssh HOST COMMAND` per host, concurrently, with output in files. Raises RuntimeError if one fails."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in hosts]
         argv = ["ssh", "-F", str(ssh_config), "-o", "BatchMode=yes"]
@@ -131,7 +131,7 @@ class Caller:
         return cost
 
     def seconds_since_end(self) -> float:
-        """Time since the last container of the only run here ended, as Docker reports; all nodes share one clock."""
+        """Time since the last container of the folder's only run exited, by Docker's clock, which all nodes share."""
         now = time.time()
         [result] = self.folder.glob("runs/*/result.json")
         return now - max(node["finished"] for node in json.loads(result.read_text())["nodes"])

@@ -1,4 +1,4 @@
-"""From 2 to 256 nodes: the start of a run, its end and `down`, as a user calls them, beside ssh to all nodes at once.
+"""2 to 256 nodes: start of a run, end of a run and `down`, compared with concurrent ssh to all nodes.
 
     pip install -e '.[bench]' && python -m bench.fanout [--nodes 2 16 64 128 256] [--repeat 3] [--json FILE]
 
@@ -10,8 +10,8 @@
 
 The nodes are simulated (bench/programs/fanout_nodes.py): an ssh server each, a round trip of 50 ms away, in separate
 processes. Their CPU time is not counted, although it comes from the same cores. The launcher does everything that it
-does on real nodes; the baseline's commands are answered at once, and only `cat` does anything. The two alternate; a
-ratio is the median over turns.
+does on real nodes; the baseline's commands return immediately, and only `cat` does anything. The two alternate; a ratio
+is the median over turns.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> int:
 def measure(count: int, repeat: int) -> dict[str, list[Turn]]:
     """Both methods with `count` nodes."""
     found: dict[str, list[Turn]] = {"launcher": [], "ssh": []}
-    hosts = [f"node{place + 1}" for place in range(count)]
+    hosts = [f"node{number + 1}" for number in range(count)]
     with (
         simulated(count) as config,
         tempfile.TemporaryDirectory(prefix="bench-cache-") as cache,
@@ -109,7 +109,7 @@ def _launcher(caller: Caller, hosts: Sequence[str]) -> Turn:
     whole = caller.launcher("up", job("bench-short", 3 + len(hosts) / 25))  # long enough to follow all nodes
     costs[END] = Cost(caller.seconds_since_end(), whole.processor, whole.memory)
     [run] = caller.folder.glob("runs/*")
-    rank_logs = len(list(run.glob("logs/*.log"))) - len(hosts)  # every node also has a log of its own
+    rank_logs = len(list(run.glob("logs/*.log"))) - len(hosts)  # every node also has its own log
     if rank_logs != len(hosts):
         raise RuntimeError(f"collected the files of {rank_logs} nodes, not of {len(hosts)}")
     caller.down()
@@ -134,8 +134,8 @@ def simulated(count: int) -> Iterator[Path]:
         real: Counter[str] = Counter()
         stack.callback(_print_real, real)
         servers = min(PROCESSES, count)
-        for place in range(servers):
-            share = count // servers + (place < count % servers)
+        for index in range(servers):
+            share = count // servers + (index < count % servers)
             argv = [sys.executable, "-m", "bench.programs.fanout_nodes", name, str(len(ports) + 1), str(share)]
             process = subprocess.Popen(
                 [*argv, str(ROUND_TRIP_MS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -149,7 +149,7 @@ def simulated(count: int) -> Iterator[Path]:
             f"Host *\n  HostName 127.0.0.1\n  User bench\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
             f"  IdentityAgent none\n  UserKnownHostsFile {folder}/known_hosts\n  StrictHostKeyChecking yes\n"
         )
-        hosts = "".join(f"Host node{place}\n  Port {port}\n" for place, port in enumerate(ports, 1))
+        hosts = "".join(f"Host node{number}\n  Port {port}\n" for number, port in enumerate(ports, 1))
         (folder / "config").write_text(hosts + common)
         yield folder / "config"
 
@@ -207,16 +207,16 @@ def _verdicts(found: dict[int, dict[str, list[Turn]]]) -> Iterator[str]:
         ours = methods["launcher"]
         if count == RATIO_NODES:
             for what in COMMANDS:
-                ratio = report.judged(_ratio(methods, what), RATIO_TARGET)
-                yield f"{count} nodes: {what}, ratio to ssh to all at once: {ratio}"
+                ratio = report.compared(_ratio(methods, what), RATIO_TARGET)
+                yield f"{count} nodes: {what}, ratio to concurrent ssh: {ratio}"
         if count == WALL_NODES:
             for what in (END, DOWN):
-                yield f"{count} nodes: {what}: {report.judged(_median(ours, what), WALL_TARGET, 's')}"
-        yield f"{count} nodes: {report.judged(_memory(ours), MEMORY_TARGET, 'MiB')}"
+                yield f"{count} nodes: {what}: {report.compared(_median(ours, what), WALL_TARGET, 's')}"
+        yield f"{count} nodes: {report.compared(_memory(ours), MEMORY_TARGET, 'MiB')}"
     first, last = min(found), max(found)
     for what in (*COMMANDS, ALL):
         growth = _median(found[last]["launcher"], what) / _median(found[first]["launcher"], what)
-        yield f"from {first} to {last} nodes: {what} grows by a factor of {report.judged(growth, GROWTH_TARGET)}"
+        yield f"from {first} to {last} nodes: {what} grows by a factor of {report.compared(growth, GROWTH_TARGET)}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Everything about the trainer that only a GPU can show, in one command of some minutes.
+"""All checks of the trainer that require a GPU, in one command that takes some minutes.
 
     python -m bench.gpu [--json FILE] [--only NAME ...] [--dry]
 
-Each check (bench/gpu_checks.py) runs in a process of its own, with a time limit, and takes torch and torchvision as it
-finds them. It needs one GPU and no network. `--dry` runs the same checks, as many steps and images, with
-a small model on a CPU that pretends to be a GPU (bench/pretend.py). Prints a line per check and a row for
+Each check (bench/gpu_checks.py) runs in a separate process with a time limit, with the installed torch and torchvision.
+Requires one GPU and no network. `--dry` runs the same checks with the same number of steps and images, with a small
+model on a simulated GPU on the CPU (bench/pretend.py). Prints a line per check and a row for
 docs/internals/benchmarks.md; the exit code is 1 if a check failed.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 
 from bench import report
 
-LIMITS = {  # name of a check -> seconds it may take, whatever the others took; the cheap and the important ones first
+LIMITS = {  # name of a check -> time limit in seconds; cheap and important ones first
     "slots": 60,
     "syncbn": 60,
     "ddp": 60,
@@ -40,16 +40,16 @@ LIMITS = {  # name of a check -> seconds it may take, whatever the others took; 
     "options": 120,
     "compile": 240,
 }
-PATIENCE = 5  # times the limit, on a CPU
+PATIENCE = 5  # factor of the limits on a CPU
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL, for a process that is stuck in the driver
 CHECK = (sys.executable, "-m", "bench.gpu_checks")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write all results there")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--only", nargs="+", choices=tuple(LIMITS), default=tuple(LIMITS))
-    parser.add_argument("--dry", action="store_true", help="small, on a CPU")
+    parser.add_argument("--dry", action="store_true", help="small models on a CPU")
     options = parser.parse_args()
     result: dict[str, Any] = {"machine": report.machine(), "dry": options.dry, "checks": {}}
     for name in options.only:
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def run(name: str, dry: bool = False) -> dict[str, Any]:
-    """The check's figures, `seconds` and `ok`: None if it did not run or has nothing to fail."""
+    """Return the results of a check, `seconds` and `ok`: None if it did not run or cannot fail."""
     limit, begun = LIMITS[name] * (PATIENCE if dry else 1), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         output = Path(folder) / "result.json"
@@ -77,7 +77,7 @@ def run(name: str, dry: bool = False) -> dict[str, Any]:
             _, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             _end(process)
-            return {"ok": False, "seconds": round(limit, 1), "why": f"not done after {limit:.0f} s"}
+            return {"ok": False, "seconds": round(limit, 1), "why": f"timed out after {limit:.0f} s"}
         seconds = round(time.monotonic() - begun, 1)
         if process.returncode or not output.exists():
             lines = [line for line in errors.splitlines() if line.strip()] or ["no output"]
@@ -87,7 +87,7 @@ def run(name: str, dry: bool = False) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ends it, with all that it has started."""
+    """Terminate the process and all of its children."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signum)
@@ -97,7 +97,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def row(checks: dict[str, dict[str, Any]]) -> str:
-    """A row of the table in docs/internals/benchmarks.md; its head is printed with it."""
+    """Return a row of the table in docs/internals/benchmarks.md with the table's head."""
     cells = {
         "GPU": ("step", "device"),
         "torch": ("step", "torch"),

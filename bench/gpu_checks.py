@@ -1,7 +1,7 @@
 """The checks of bench/gpu.py, one per process: python -m bench.gpu_checks NAME RESULT.json [--dry].
 
-Each returns its figures and "ok": whether the trainer is right, or None if there is nothing to be wrong.
---dry: on a CPU that pretends to be a GPU.
+Each returns its results and "ok": whether the trainer is correct, or None if the check cannot fail.
+--dry: on a simulated GPU on the CPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LATE, VERY_LATE = 20_000_000, 400_000_000  # cycles, about 10 and 200 ms
 
 @dataclass(frozen=True)
 class Numbered:
-    """Images whose pixels all are their label."""
+    """Images in which every pixel equals the label."""
 
     labels: NDArray[np.int64]
 
@@ -64,14 +64,14 @@ class Numbered:
 
 
 class LateTransfer(Transfer):
-    """The copying stream is behind; the events of a copy can be left out, which must show."""
+    """A transfer with a delayed copy stream; waiting for its events can be disabled, which the check must detect."""
 
     def __init__(self, device: torch.device, cycles: int = 0, waits: bool = True, synchronises: bool = True) -> None:
         super().__init__(device)
         self._cycles, self._waits, self._synchronises = cycles or LATE, waits, synchronises
 
     def start(self, batch: Batch) -> Copy:
-        # all in pinned memory: a copy from other memory would wait for the stream, here
+        # all in pinned memory: a copy from other memory would wait for the stream
         pinned = replace(batch, labels=batch.labels.pin_memory(), weights=batch.weights.pin_memory())
         with torch.cuda.stream(self._stream):
             torch.cuda._sleep(self._cycles)  # noqa: SLF001 - torch's own tests delay a stream with it
@@ -82,7 +82,7 @@ class LateTransfer(Transfer):
 
 @dataclass(frozen=True)
 class Loose:
-    """An event that is not waited for by all who should."""
+    """An event for which some waits are skipped."""
 
     event: Event
     waits: bool
@@ -97,8 +97,8 @@ class Loose:
             self.event.synchronize()
 
 
-def misplaced(transfer: Transfer, batches: int, products: int = 0, at_once: bool = True) -> int:
-    """How many images or labels are not those of their place: after so many matrix products, or after all copies."""
+def misplaced(transfer: Transfer, batches: int, products: int = 0, immediately: bool = True) -> int:
+    """Return the number of wrong images or labels, compared after `products` matrix products or after all copies."""
     device, size = transfer.device, 256
     source = Numbered(np.arange(batches * size, dtype=np.int64) % 251)
     config = Config(data="", image_size=32, augment="none", flip=0, batch_size=size, prefetch=2, epochs=1)
@@ -114,7 +114,7 @@ def misplaced(transfer: Transfer, batches: int, products: int = 0, at_once: bool
     for batch, labels in zip(loader.batches(requests, 0), expected, strict=True):
         for _ in range(products):
             slow = slow @ slow / slow.norm()
-        if at_once:
+        if immediately:
             wrong += compare(batch, labels)  # queued behind the products
         else:
             kept.append(batch)
@@ -124,24 +124,24 @@ def misplaced(transfer: Transfer, batches: int, products: int = 0, at_once: bool
 
 
 def slots(scale: Scale) -> Figures:
-    """Images stay with their labels while copies or computation are late. Without its events the check sees it.
+    """Images match their labels while copies or computation are delayed; without events, the check detects errors.
 
-    What computes waits for a copy; who decodes into the memory of a batch waits until it has been copied.
+    Computation waits for a copy; decoding into the memory of a batch waits until the batch has been copied.
     """
     device = scale.world().device
     found = {
         "computing late": misplaced(Transfer(device), 50, scale.pick(10, 0)),
         "copies late": misplaced(LateTransfer(device), 50),
         "without wait": misplaced(LateTransfer(device, VERY_LATE, waits=False), 8),
-        "memory used again": misplaced(LateTransfer(device, waits=False), 50, at_once=False),
-        "without synchronize": misplaced(LateTransfer(device, VERY_LATE, False, False), 8, at_once=False),
+        "memory used again": misplaced(LateTransfer(device, waits=False), 50, immediately=False),
+        "without synchronize": misplaced(LateTransfer(device, VERY_LATE, False, False), 8, immediately=False),
     }
     right = found["computing late"] == found["copies late"] == found["memory used again"] == 0
     return {"ok": right and found["without wait"] > 0 and found["without synchronize"] > 0, **found}
 
 
 def trained(scale: Scale, options: str) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl of a whole run in this process."""
+    """Return the lines of metrics.jsonl of a complete run in this process."""
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         config = scale.options(f"{options} --output {folder}")
         world = start(config)
@@ -150,7 +150,7 @@ def trained(scale: Scale, options: str) -> list[dict[str, Any]]:
 
 
 def amp(scale: Scale) -> Figures:
-    """Mixed precision learns the digits as well as fp32; so does synchronised batch norm as plain batch norm."""
+    """Mixed precision learns the digits as well as fp32, and synchronised batch norm as well as plain batch norm."""
     small = "--arch cifar_resnet20 --image-size 32 --val-resize 32"
     digits = f"--data {ROOT}/jobs/data/digits.tar {scale.pick(small, '')} --augment shift --flip 0 --batch-size 64"
     digits += " --epochs 10 --lr 0.4 --log-every 50 --no-tf32"
@@ -162,7 +162,7 @@ def amp(scale: Scale) -> Figures:
 
 
 def step(scale: Scale) -> Figures:
-    """Our loop beside a bare one, and the most memory and the share of the peak that ours needs and gets."""
+    """Our loop compared with a bare one, and its peak memory and share of the GPU's peak performance."""
     config = scale.options("--data synthetic --epochs 1 --headspace --output /nonexistent")
     result = compare(config, 20, 5)
     found, device = result["wall time"], scale.world().device
@@ -184,7 +184,7 @@ def step(scale: Scale) -> Figures:
 
 
 def rates(scale: Scale, variants: dict[str, str], data: str = "synthetic --headspace") -> dict[str, float]:
-    """Images/s of our step with each variant's options, alternating."""
+    """Return images/s of our step with each variant's options, alternating."""
     world, loops, runs, found = scale.world(), {}, {}, dict[str, list[float]]()
     for name, options in variants.items():
         runs[name] = prepare(scale.options(f"--data {data} --epochs 1 --output /nonexistent {options}"), world)
@@ -206,7 +206,7 @@ def close(run: Run) -> None:
 
 
 def channels_last(scale: Scale) -> Figures:
-    """The layout that a GPU's tensor cores need is no slower than the other."""
+    """The layout for tensor cores is not slower than the other one."""
     names = ("contiguous", "channels_last")
     found = rates(scale, {name: f"--memory-format {name}" for name in names})
     ratio = round(found["channels_last"] / found["contiguous"], 3)
@@ -214,14 +214,14 @@ def channels_last(scale: Scale) -> Figures:
 
 
 def options(scale: Scale) -> Figures:
-    """What a step costs with synchronised batch norm, averaged weights and fp16's loss scale; only shown."""
+    """Cost of a step with synchronised batch norm, averaged weights and fp16 loss scaling; cannot fail."""
     variants = {"plain": "", "syncbn": "--syncbn custom", "ema": "--ema-decay 0.999", "fp16": "--amp fp16"}
     found = rates(scale, variants | {"lars": "--optimizer lars"})
     return {"ok": None, **{name: round(rate / found["plain"], 3) for name, rate in found.items() if name != "plain"}}
 
 
 def compiled(scale: Scale) -> Figures:
-    """torch.compile works with our step, and a short batch does not slow the full ones down after it."""
+    """torch.compile works with our step, and a short batch does not slow down later full batches."""
     found = rates(scale, {"plain": "", "compiled": "--compile"})
     world = scale.world()
     run = prepare(scale.options("--data synthetic --headspace --epochs 1 --output /nonexistent --compile"), world)
@@ -240,7 +240,7 @@ def compiled(scale: Scale) -> Figures:
 
 
 def pictures(scale: Scale, folder: Path) -> Path:
-    """A data set of JPEGs of 500 x 375 pixels, as ImageNet's on average: some different ones, linked many times."""
+    """Create a data set of JPEGs of 500 x 375 pixels (ImageNet's average), with many links to some different files."""
     different, copies, size = 256, 48, scale.pick((500, 375), (48, 36))
 
     def write(number: int) -> None:
@@ -251,8 +251,8 @@ def pictures(scale: Scale, folder: Path) -> Path:
         path = folder / split / str(number % 16 // 8) / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=87)
-        for place in range(copies - 1):
-            os.link(path, path.with_name(f"{number}-{place}.jpg"))
+        for link in range(copies - 1):
+            os.link(path, path.with_name(f"{number}-{link}.jpg"))
 
     (folder / "val" / "1").mkdir(parents=True)
     with ThreadPoolExecutor() as pool:
@@ -298,7 +298,7 @@ def data(scale: Scale) -> Figures:
 
 
 def launcher(scale: Scale) -> Figures:
-    """`launcher up` without Docker: a node that is a process here and trains on the GPU."""
+    """`launcher up` without Docker: a node is a process on this machine and trains on the GPU."""
     if missing := [name for name in ("pydantic", "typer", "yaml", "rich") if not importlib.util.find_spec(name)]:
         return {"ok": None, "why": f"not installed: {', '.join(missing)}"}
     device = scale.pick("auto", "cpu")

@@ -1,4 +1,4 @@
-"""Checks of bench/gpu.py: what a GPU computes equals what it should, by references in torch and by formulas."""
+"""Checks of bench/gpu.py: results of a GPU equal references in torch and formulas."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def ddp(scale: Scale) -> Figures:
         pairs = zip(model.parameters(), bare.parameters(), strict=True)
         errors[kind] = max(relative(ours.grad, theirs.grad) for ours, theirs in pairs)
     dist.destroy_process_group()
-    ok = errors["none"] < 1e-10 < errors["bf16"] < 1e-2  # in between: the gradients have been through bf16
+    ok = errors["none"] < 1e-10 < errors["bf16"] < 1e-2  # in between: the gradients were converted to bf16
     return {"ok": ok, "fp64 error": f"{errors['none']:.1e}", "bf16 error": f"{errors['bf16']:.1e}"}
 
 
 def new_step(config: Config, world: World, arch: str = "smallcnn") -> Step:
-    """As `setup.prepare` makes it, in the layout and precision that the options select on this device."""
+    """Return a step like `setup.prepare`, in the layout and precision that the options select on this device."""
     torch.manual_seed(0)
     precision = choose_precision(config, world.device)
     home = torch.device("cpu") if config.parallel == "fsdp" else world.device
@@ -88,7 +88,7 @@ def batch(world: World, seed: int, count: int = 16, last: bool = True, total: in
 
 
 def fsdp(scale: Scale) -> Figures:
-    """A model with convolutions, in the layout that a GPU has by default, trains with FSDP2 as without."""
+    """A model with convolutions in the default layout of a GPU trains equally with and without FSDP2."""
     options = {"data": "", "image_size": SIDE, "amp": "none", "tf32": False, "device": "cuda"}
     world = group(scale, Config(**options))
     plain = new_step(Config(**options, parallel="single"), world, "cifar_resnet20")
@@ -106,7 +106,7 @@ def fsdp(scale: Scale) -> Figures:
 
 
 def fp16(scale: Scale) -> Figures:
-    """A step that overflows is skipped, leaves the weights and halves the loss scale; the next one goes on."""
+    """A step that overflows is skipped and halves the loss scale; the next step is applied."""
     config = Config(data="", image_size=SIDE, amp="fp16", device="cuda")
     world = scale.world(config)
     step, losses = new_step(config, world), []
@@ -118,7 +118,7 @@ def fp16(scale: Scale) -> Figures:
         losses.append(float(step.accumulate(images, Plan(0.02, 0))[0]))
         return step.update(Plan(0.02, 0))
 
-    applied = [advance() for _ in range(20)]  # the first ones may overflow, too, until the scale fits
+    applied = [advance() for _ in range(20)]  # the first ones may overflow as well, until the scale is small enough
     before, kept = step.scale.value, [parameter.detach().clone() for parameter in step.parameters]
     skipped = not advance(overflow=True)
     halved = step.scale.value == before / 2

@@ -1,4 +1,4 @@
-"""What the checks of bench/gpu.py share: the sizes on a GPU and on a CPU that pretends to be one."""
+"""Shared by the checks of bench/gpu.py: sizes on a GPU and on a simulated one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Scale:
-    """The real numbers of steps and images on a GPU; dry: the same with a small model on tiny images."""
+    """The number of steps and images on a GPU; dry: the same with a small model on tiny images."""
 
     dry: bool
 
@@ -34,12 +34,12 @@ class Scale:
 
 
 def group(scale: Scale, config: Config | None = None) -> World:
-    """A process group of this process alone, over NCCL."""
+    """Create a process group with only this process, over NCCL."""
     world = scale.world(config)
     dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
     return world
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """The largest difference, as a share of the largest value."""
+    """Return the largest difference relative to the largest value."""
     return float((a.detach().double() - b.detach().double()).abs().max() / b.detach().double().abs().max())

@@ -1,11 +1,11 @@
-"""Getting an image to 2 and 4 nodes: ours beside `docker save | ssh | docker load` node by node, on the test bed.
+"""Copying an image to 2 and 4 nodes of the test bed, compared with `docker save | ssh | docker load` per node.
 
     python -m bench.image_ship [--nodes 2 4] [--stores classic containerd mixed] [--size 1.0] [--repeat 2]
         [--json FILE]
 
 The image is Debian plus files of this Python environment, 1 GB by default, in three layers. Both methods start with
-nodes that have only Debian and end with the same image on every node; they alternate within one run, each first in
-turn. Then one more pip package is installed and shipped by both methods, and finally an image that is already there.
+nodes that have only Debian and end with the same image on every node; they alternate within one run. Then one more pip
+package is installed and copied by both methods, and finally an image that is already on the nodes.
 Bytes are those that this machine sends to one node. CPU seconds are those of the whole machine: the nodes share its
 cores, unlike real nodes. It uses a separate bed and leaves it up: LAUNCHER_BED_NAME=launcher-bench python -m tests.bed
 down.
@@ -48,8 +48,8 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4], choices=sorted(LIMITS))
     parser.add_argument("--stores", nargs="+", default=["classic"], choices=STORES)
     parser.add_argument("--size", type=float, default=1.0, help="GB of real files in the image")
-    parser.add_argument("--repeat", type=int, default=2, help="first ships of each method")
-    parser.add_argument("--json", type=Path, help="write all values there")
+    parser.add_argument("--repeat", type=int, default=2, help="first copies of each method")
+    parser.add_argument("--json", type=Path, help="write all values to this file")
     call = parser.parse_args()
     os.environ.setdefault("LAUNCHER_BED_NAME", "launcher-bench")
     settings = Settings.from_environment()
@@ -68,7 +68,7 @@ def main() -> int:
         result["machine"]["load_after"] = round(os.getloadavg()[0], 2)
     if call.json:
         report.write(call.json, result)
-    return 0 if all(limit_kept(row) for row in rows(result)) else 1
+    return 0 if all(within_limit(row) for row in rows(result)) else 1
 
 
 def make_images(gigabytes: float) -> None:
@@ -121,7 +121,7 @@ def measure(bed: Bed, count: int, repeat: int) -> dict[str, Any]:
         found["changed_bytes"] = sum(map(len, export(local, more, len(info.layers))))
 
         def ours(name: str) -> int:
-            return max(provide(name, ImageLocations(fleet.engines, local, print_nothing)).shipped.values(), default=0)
+            return max(provide(name, ImageLocations(fleet.engines, local, discard)).shipped.values(), default=0)
 
         methods = {"by_hand": lambda name: by_hand(bed, name, hosts), "ours": ours}
         firsts: dict[str, list[dict[str, float]]] = {who: [] for who in methods}
@@ -138,12 +138,12 @@ def measure(bed: Bed, count: int, repeat: int) -> dict[str, Any]:
     return found
 
 
-def print_nothing(line: str) -> None:
+def discard(line: str) -> None:
     """Discards the progress messages; the table shows the result."""
 
 
 def by_hand(bed: Bed, name: str, hosts: Sequence[tuple[str, str]]) -> int:
-    """What a user would type, one node after another; returns the bytes sent to one node."""
+    """Copy the image with shell commands, one node after another; return the bytes sent to one node."""
     sent = 0
     for _, alias in hosts:
         command = f'docker save {name} | tee >(wc -c >&2) | ssh -F "{bed.ssh_config}" {alias} docker load -q'
@@ -154,7 +154,7 @@ def by_hand(bed: Bed, name: str, hosts: Sequence[tuple[str, str]]) -> int:
 
 def timed(action: Callable[[], int]) -> dict[str, float]:
     """Seconds and CPU seconds of an action that returns the number of bytes sent."""
-    os.sync()  # so that it does not pay for what the other method has left to be written
+    os.sync()  # so that pending writes of the other method are not counted
     began, busy = time.monotonic(), cpu_seconds()
     sent = action()
     return {
@@ -166,7 +166,7 @@ def timed(action: Callable[[], int]) -> dict[str, float]:
 
 def cpu_seconds() -> float:
     """Busy seconds of all cores since boot: user, nice, system, irq, softirq."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return sum(fields[index] for index in (0, 1, 2, 5, 6)) / os.sysconf("SC_CLK_TCK")
 
 
@@ -203,7 +203,7 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def limit_kept(row: dict[str, Any]) -> bool:
+def within_limit(row: dict[str, Any]) -> bool:
     return bool(row["ratio"] <= row["limit"])
 
 
@@ -219,7 +219,7 @@ def show(result: dict[str, Any]) -> None:
             shown += f"{hand['seconds']:>9.1f}s{mine['seconds']:>9.1f}s{cpu:>14}{sent:>18}"
         else:
             shown += " " * 52
-        print(f"{shown}{row['ratio']:>8.2f}{row['limit']:>7}{'' if limit_kept(row) else '  MISSED'}")
+        print(f"{shown}{row['ratio']:>8.2f}{row['limit']:>7}{'' if within_limit(row) else '  MISSED'}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""From the command to running containers, and to the first line: `launcher up` beside a hand-written shell script.
+"""Time to running containers and to the first line of output: `launcher up` and a hand-written shell script.
 
     python -m tests.bed up -n 8 && python -m bench.launch [--nodes 2 8] [--repeat 15] [--json FILE]
 
-Both start the same program in the same image with the same mounts on the same nodes of the test bed. The image is
-already there; the code is sent. The script (bench/programs/launch.sh) starts one node after another. Two times are
+Both start the same program in the same image with the same mounts on the same nodes of the test bed. The nodes already
+have the image; the code is sent. The script (bench/programs/launch.sh) starts one node after another. Two times are
 measured, in separate runs:
 
 - until the last container runs: `launcher up -d` returns; the script's last `docker run -d` has returned. The program
@@ -47,7 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.launch", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--repeat", type=int, default=15, help="pairs of each, after one warm-up")
-    parser.add_argument("--json", type=Path, help="write all values there")
+    parser.add_argument("--json", type=Path, help="write all values to this file")
     call = parser.parse_args()
     result: dict[str, Any] = {"machine": report.machine(), "results": []}
     with bed_of(max(call.nodes)) as bed, Caller.at(bed.ssh_config) as caller:
@@ -165,7 +165,7 @@ def _help() -> float:
 
 
 def imported_by_up() -> list[str]:
-    """Modules of torch, torchvision, tensorboard or train that a whole `up` imports; should be empty."""
+    """Modules of torch, torchvision, tensorboard or train that a complete `up` imports; should be empty."""
     program = (
         "import sys\nfrom launcher.cli.main import app\n"
         "try:\n    app(['up', 'process.yaml'])\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
@@ -193,12 +193,12 @@ def show(result: Mapping[str, Any]) -> None:
                 f"{found['script']['median']:.2f}",
                 *(f"{ratio[key]:.2f}" for key in ("median", "min", "max")),
                 str(len(ratio["values"])),
-                "" if found["target"] is None else report.judged(ratio["median"], found["target"]),
+                "" if found["target"] is None else report.compared(ratio["median"], found["target"]),
             )
         )
     print()
     print(report.table(rows))
-    print(f"\nlauncher --help: {report.judged(result['help']['median'], HELP_TARGET, 's')}")
+    print(f"\nlauncher --help: {report.compared(result['help']['median'], HELP_TARGET, 's')}")
     print(f"torch imported by up: {', '.join(result['torch_modules_imported_by_up']) or 'nothing'}")
 
 

@@ -127,19 +127,19 @@ def psnr(files: Sequence[Path], crop: Crop) -> float:
 
 
 def begin(places: Places) -> dict[str, Row]:
-    """Starts every loader that can run here; prints which cannot, and why."""
+    """Start every loader that works on this machine; print the others with the reason."""
     spawn, rows = multiprocessing.get_context("spawn"), {}
     for name in VARIANTS:
-        here, there = spawn.Pipe()
-        process = spawn.Process(target=serve, args=(name, places, there))
+        ours, theirs = spawn.Pipe()
+        process = spawn.Process(target=serve, args=(name, places, theirs))
         process.start()
-        there.close()
-        answer = here.recv()
+        theirs.close()
+        answer = ours.recv()
         if isinstance(answer, str):
             print(f"skipped {name}: {answer}")
             process.join()
         else:
-            rows[name] = Row(process, here, answer)
+            rows[name] = Row(process, ours, answer)
     return rows
 
 

@@ -1,11 +1,11 @@
-"""A CPU that pretends to be a GPU: a stand-in for every CUDA-only call of the trainer.
+"""A simulated GPU on the CPU: a fake for every CUDA-only call of the trainer.
 
     with pretend.gpu():
         world = start(Config(data="", device="cuda"))    # cuda:0
 
-Tensors stay on the CPU; a device `cuda` becomes `cpu` where torch allocates. So the trainer decides as on a GPU
-(layout, mixed precision, streams, pinned memory, fused kernels, figures that are read late), and all of it runs here.
-Copies on a stream happen in order on a thread, `lag` seconds late each.
+Tensors stay on the CPU; the device `cuda` is replaced by `cpu` for allocations. The trainer takes the same decisions as
+on a GPU (layout, mixed precision, streams, pinned memory, fused kernels, delayed reading of metrics), but runs on the
+CPU. Copies on a stream are executed in order by a thread, each with a delay of `lag` seconds.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-GARBAGE = 255  # in memory that a copy has not reached
+GARBAGE = 255  # content of memory before its copy is done
 NAME = "NVIDIA A100-SXM4-80GB"
 
 
 class Event:
-    """As torch.cuda.Event. What computes is the caller's thread, so a stream that waits is the caller that waits."""
+    """Like torch.cuda.Event. Computation runs in the caller's thread, so a waiting stream is the waiting caller."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self._happened, self._timed, self._time = threading.Event(), enable_timing, 0.0
@@ -47,7 +47,7 @@ class Event:
         return self._happened.is_set()
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds."""
+        """Return milliseconds."""
         assert self._timed
         assert end.query(), "torch raises here, because the event has not happened"
         return 1000 * (end._time - self._time)
@@ -60,7 +60,7 @@ class Event:
 
 
 class Stream:
-    """As torch.cuda.Stream: what is queued happens in order, later."""
+    """Like torch.cuda.Stream: queued operations are executed in order, later."""
 
     def __init__(self, lag: float) -> None:
         self._lag = lag
@@ -71,11 +71,11 @@ class Stream:
         self._work.put(work)
 
     def copy(self, source: Tensor) -> Tensor:
-        """A tensor that has the source's content later: whatever it is by then."""
+        """Return a tensor that later receives the content that the source has by then."""
         return self.fill(torch.full_like(source, GARBAGE), source)
 
     def fill(self, target: Tensor, source: Tensor) -> Tensor:
-        """Copies it, later."""
+        """Copy later."""
 
         def late() -> None:
             time.sleep(self._lag)
@@ -85,7 +85,7 @@ class Stream:
         return target
 
     def wait_stream(self, stream: object) -> None:
-        """What computes is done when it returns to its caller."""
+        """Nothing to wait for: computation is complete when it returns."""
 
     def record_event(self) -> Event:
         event = Event()
@@ -98,7 +98,7 @@ class Stream:
 
 
 class _OnTheCpu(TorchFunctionMode):
-    """Calls that name a CUDA device or pinned memory, on the CPU."""
+    """Redirects calls with a CUDA device or pinned memory to the CPU."""
 
     def __init__(self) -> None:
         self.stream: Stream | None = None
@@ -117,7 +117,7 @@ class _OnTheCpu(TorchFunctionMode):
 
 
 def _needs_no_stream(tensor: Tensor, stream: object) -> None:
-    """Memory here is not used again before its last reader is done."""
+    """CPU memory is not reused before its last reader is done."""
 
 
 def _here(value: Any) -> Any:
@@ -126,7 +126,7 @@ def _here(value: Any) -> Any:
 
 @contextmanager
 def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) -> Iterator[None]:
-    """In this block torch has `count` GPUs of that compute capability."""
+    """Simulate `count` GPUs of a compute capability in this block."""
     mode, streams = _OnTheCpu(), list[Stream]()
 
     @contextmanager
@@ -157,13 +157,13 @@ def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) 
         "_sleep": sleep,
     }
     with ExitStack() as stack:
-        for name, stand_in in cuda.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+        for name, fake in cuda.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, fake))
         stack.enter_context(mock.patch.object(Tensor, "record_stream", _needs_no_stream))
-        for name, stand_in in KERNELS.items():
-            stack.enter_context(mock.patch.object(torch, name, stand_in))
-        for place, stand_in in _patches().items():
-            stack.enter_context(mock.patch(place, stand_in))
+        for name, fake in KERNELS.items():
+            stack.enter_context(mock.patch.object(torch, name, fake))
+        for target, fake in _patches().items():
+            stack.enter_context(mock.patch(target, fake))
         settings = {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32}
         benchmark = torch.backends.cudnn.benchmark
         stack.enter_context(mode)
@@ -182,7 +182,7 @@ def _patches() -> dict[str, Any]:
     class OnCpu(DistributedDataParallel):
         @wraps(DistributedDataParallel.__init__)
         def __init__(self, module: nn.Module, device_ids: Any = None, **named: Any) -> None:
-            assert len(device_ids) == 1, "one GPU a process"
+            assert len(device_ids) == 1, "one GPU per process"
             super().__init__(module, **named)
 
     join, mesh, compiled = dist.init_process_group, dist.device_mesh.init_device_mesh, torch.compile
@@ -192,12 +192,12 @@ def _patches() -> dict[str, Any]:
         "torch.distributed.init_process_group": lambda backend, **named: join("gloo", **named),
         "train.parallel.ddp.DistributedDataParallel": OnCpu,
         "train.parallel.fsdp.init_device_mesh": lambda device, shape: mesh("cpu", shape),
-        "train.optim.has_fused_kernel": lambda parameter: True,  # torch has them for CPUs, too
+        "train.optim.has_fused_kernel": lambda parameter: True,  # torch also has them for CPUs
         "train.syncbn.has_kernels": lambda x: x.numel() > 0,
     }
 
 
-# the kernels of torch's SyncBatchNorm, which it has on GPUs only, by their definition in torch.nn.modules._functions
+# the kernels of torch's SyncBatchNorm, which exist only on GPUs, as defined in torch.nn.modules._functions
 
 
 def _axes(x: Tensor) -> list[int]:
@@ -209,7 +209,7 @@ def _over_channels(values: Tensor, x: Tensor) -> Tensor:
 
 
 def _checked(x: Tensor) -> Tensor:
-    """As wide as the kernels compute. They take both layouts, and no empty tensor."""
+    """Return x in the precision of the kernels, which accept both layouts but no empty tensors."""
     nhwc = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
     assert x.numel()
     assert nhwc or x.is_contiguous()
@@ -217,7 +217,7 @@ def _checked(x: Tensor) -> Tensor:
 
 
 def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and 1/sqrt(variance + eps) per channel."""
+    """Return mean and 1/sqrt(variance + eps) per channel."""
     variance, mean = torch.var_mean(_checked(x), _axes(x), correction=0)
     return mean, (variance + eps).rsqrt()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """The machine that the figures come from; load is the 1-minute average, which shows whether it was busy."""
+    """Return facts about this machine; load is the 1-minute average, which shows whether it was busy."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -61,8 +61,8 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def judged(value: float, target: float, unit: str = "") -> str:
-    """The figure, its target (an upper bound), and whether it was met."""
+def compared(value: float, target: float, unit: str = "") -> str:
+    """Return the value, its target (an upper bound), and whether it was met."""
     unit = unit and f" {unit}"
     return f"{value:.2f}{unit}, target <= {round(target, 2):g}{unit}: {'met' if value <= target else 'NOT MET'}"
 

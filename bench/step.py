@@ -67,7 +67,7 @@ def bare_loop(config: Config, world: World) -> Callable[[int], None]:
 
 
 class Unmeasured(OwnWork):
-    """In place of what measures a rank's own work: does nothing."""
+    """Replaces the measurement of a rank's own work: does nothing."""
 
     def ask(self) -> None:
         pass
@@ -89,7 +89,7 @@ def our_loop(run: Run, stop: StopSignal, measuring: type[OwnWork] = OwnWork) -> 
     batches = clock.timed(run.train_loader.batches(requests(run), 0))
     numbers = count()
 
-    def go(steps: int) -> None:
+    def train(steps: int) -> None:
         meter, run.step.computed = Meter(run.world), clock.own_work.computed
         for step in islice(numbers, steps):
             assert not stop.stopped()
@@ -100,7 +100,7 @@ def our_loop(run: Run, stop: StopSignal, measuring: type[OwnWork] = OwnWork) -> 
             if (step + 1) % run.config.log_every == 0:
                 meter.close_interval(figures=clock.own_work.restart())
 
-    return go
+    return train
 
 
 def timed(loop: Callable[[int], None], steps: int, device: torch.device) -> tuple[float, float]:

@@ -92,10 +92,10 @@ def cell(world: World, channels: int, batch: int, side: int, repeats: int) -> di
                 times[name].append(step(layer, x, cuda))
     found: dict[str, Any] = {"channels": channels, "batch": batch}
     for name in pairs:
-        here = torch.tensor([statistics.median(times[name]) * 1e3, peaks[name]] if times[name] else [0.0, 0.0])
+        result = torch.tensor([statistics.median(times[name]) * 1e3, peaks[name]] if times[name] else [0.0, 0.0])
         if world.size > 1:
-            dist.all_reduce(here, dist.ReduceOp.MAX)
-        found[name] = {"ms": round(float(here[0]), 2), "mib": round(float(here[1]), 1)}
+            dist.all_reduce(result, dist.ReduceOp.MAX)
+        found[name] = {"ms": round(float(result[0]), 2), "mib": round(float(result[1]), 1)}
     return found
 
 

@@ -1,8 +1,8 @@
 """chaos_steps.py SECONDS INTERVAL TIMEOUT FOLDER: steps of SECONDS each, with a collective, until it is stopped.
 
-A checkpoint every INTERVAL steps, by the first worker of each node in FOLDER; at a start all ranks go on from the
-newest that one of them has, where a newer generation counts before a later step. Rank 0 adds a line `<step> <epoch
-seconds>` to FOLDER/steps.txt at each step. Runs alike under the launcher, with min_nodes, and under torchrun.
+The first worker of each node writes a checkpoint to FOLDER every INTERVAL steps. At the start, all ranks resume from
+the newest checkpoint of any rank: generations are compared first, then steps. Rank 0 appends a line `<step> <epoch
+seconds>` to FOLDER/steps.txt at each step. Runs under the launcher, with min_nodes, and under torchrun.
 """
 
 import json
@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 
 seconds, interval, folder = float(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[4])
-generation = int(os.environ.get("LAUNCHER_GENERATION", "0"))  # torchrun has none: it cannot tell what is superseded
+generation = int(
+    os.environ.get("LAUNCHER_GENERATION", "0")
+)  # torchrun has no generations and cannot detect outdated checkpoints
 file = folder / "checkpoint.json"
 folder.mkdir(parents=True, exist_ok=True)
 dist.init_process_group("gloo", timeout=timedelta(seconds=float(sys.argv[3])))

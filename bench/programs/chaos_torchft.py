@@ -1,9 +1,9 @@
-"""The steps of chaos_steps.py under torchft: each node is a replica of its own, and a lost one is left out of a step.
+"""The steps of chaos_steps.py under torchft: each node is a separate replica, and lost ones are left out of a step.
 
     chaos_torchft.py lighthouse LEAST PORT
     chaos_torchft.py SECONDS INTERVAL TIMEOUT FOLDER LEAST ADDRESS LIGHTHOUSE
 
-The lighthouse, one process on one node, tells the replicas which of them take part.
+The lighthouse, one process on one node, decides which replicas take part.
 """
 
 import json
@@ -19,13 +19,13 @@ import torch.distributed as dist
 import torchft
 from torchft.coordination import LighthouseServer
 
-LOST_MS = 6000  # silence after which a replica is lost, as torchrun's keep-alive here
+LOST_MS = 6000  # time without a heartbeat after which a replica is lost, as for torchrun in chaos.py
 
 
 def lighthouse(least: int, port: int) -> None:
     server = LighthouseServer(f"[::]:{port}", least, join_timeout_ms=5000, heartbeat_timeout_ms=LOST_MS)
     print(server.address(), flush=True)
-    while server:  # it ends with this object
+    while server:  # the server stops with this object
         time.sleep(60)
 
 

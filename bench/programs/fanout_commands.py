@@ -3,7 +3,7 @@
 Commands run in a real shell, in the node's own folder, except these, which are answered in this process:
 
 - the launcher's facts script: its output on this machine, recorded once, with the node's own home, port and time;
-- the clean-up of /dev/shm, because that folder is this machine's: answered as if nothing was left there;
+- the clean-up of /dev/shm, because that folder is this machine's: answered as if there were nothing to remove;
 - the uid of the node's user: this process's;
 - the scripts of launcher/node/files.py that run on every node: make a folder, list one, send files, follow them. Their
   effect on the files is the same. A shell and its tools would take some milliseconds of CPU time, on a real node the
@@ -37,7 +37,7 @@ from launcher.run import attempts
 TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
 POLL = 0.2  # seconds, as in the script's `tail -s`
 BASELINE = ("docker run ", "docker rm ")
-QUOTED = quote(["!"]).rpartition(" ")[0]  # how commands begin that not every shell reads the same way
+QUOTED = quote(["!"]).rpartition(" ")[0]  # start of commands that shells parse differently
 
 Process = Any  # asyncssh.SSHServerProcess[bytes]
 Answer = Callable[[Process, Sequence[str]], Awaitable[int]]
@@ -45,14 +45,14 @@ Answer = Callable[[Process, Sequence[str]], Awaitable[int]]
 run_for_real: Counter[str] = Counter()  # commands run in a real shell, by their beginning
 
 
-class _Asked(Exception):  # noqa: N818 - a way out, no error
+class _Asked(Exception):  # noqa: N818 - control flow, not an error
     def __init__(self, argv: Sequence[str]) -> None:
         super().__init__()
         self.script = argv[2]  # of sh -c SCRIPT ARGUMENTS
 
 
 class _Recorder:
-    """The part of a Machine that Files uses; tells what it was asked to run."""
+    """The part of a Machine that Files uses; records the command."""
 
     node = user = "recorder"
 
@@ -63,7 +63,7 @@ class _Recorder:
 
 
 def script_of(ask: Callable[[Files], object]) -> str:
-    """The script by which Files does what `ask` asks of it."""
+    """Return the script that Files runs for `ask`."""
     recorder: Any = _Recorder()
     try:
         ask(Files(recorder))
@@ -165,20 +165,20 @@ class Commands:
     async def _follow(self, process: Process, arguments: Sequence[str]) -> int:
         """Runs until stdin ends."""
         ended = asyncio.create_task(process.stdin.read())
-        places = [int(offset) - 1 for offset in arguments[1::2]]
+        positions = [int(offset) - 1 for offset in arguments[1::2]]
         while not ended.done():
             for number, name in enumerate(arguments[::2]):
                 data = b""
                 with contextlib.suppress(OSError), Path(name).open("rb") as file:
-                    file.seek(places[number])
+                    file.seek(positions[number])
                     data = file.read()
                 if number:
                     whole = data[: data.rfind(b"\n") + 1]
-                    places[number] += len(whole)
+                    positions[number] += len(whole)
                     for line in whole.splitlines(keepends=True):
                         process.stderr.write(b"%d %s" % (number - 1, line))
                 elif data:
-                    places[0] += len(data)
+                    positions[0] += len(data)
                     process.stdout.write(data)
             await asyncio.wait({ended}, timeout=POLL)
         return 143

@@ -1,8 +1,8 @@
 """A simulated Docker engine: the part of the Engine API that a run uses, over one byte stream.
 
-A run's container does nothing. It ends SIMULATED_SECONDS (from its environment) after its start, or when it is stopped,
-and leaves in its output folder what entry.sh would: a log of 16 kB and three smaller files. Image probes are short
-programs whose output matters, so they really run, on this machine.
+A run's container does nothing. It exits SIMULATED_SECONDS (from its environment) after its start, or when it is
+stopped, and writes the same files as entry.sh to its output folder: a log of 16 kB and three smaller files. Image
+probes are short programs with relevant output and are actually executed on this machine.
 """
 
 from __future__ import annotations
@@ -136,49 +136,49 @@ class Engine:
             method, target, _ = head.split(" ", 2)
             body = await _body(head, readuntil, exactly)
             path, _, query = re.sub(r"^/v1\.\d+", "", target).partition("?")
-            words = [unquote(word) for word in path.strip("/").split("/")]
-            if words[0] == "containers" and words[-1] == "wait" and (container := self._find(words[1])):
+            parts = [unquote(word) for word in path.strip("/").split("/")]
+            if parts[0] == "containers" and parts[-1] == "wait" and (container := self._find(parts[1])):
                 stream.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
                 await container.ended.wait()
                 data = json.dumps({"StatusCode": container.found["State"]["ExitCode"]}).encode()
                 stream.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data))
                 continue
-            status, kind, data = self._answer(method, words, query, body)
+            status, kind, data = self._answer(method, parts, query, body)
             stream.write(_response(method, status, kind, data))
 
-    def _answer(self, method: str, words: list[str], query: str, body: bytes) -> tuple[int, str, bytes]:
-        if words[0] == "_ping":
+    def _answer(self, method: str, parts: list[str], query: str, body: bytes) -> tuple[int, str, bytes]:
+        if parts[0] == "_ping":
             return 200, "text/plain", b"OK"
-        status, value = self._about(method, words, {key: found[-1] for key, found in parse_qs(query).items()}, body)
+        status, value = self._about(method, parts, {key: found[-1] for key, found in parse_qs(query).items()}, body)
         if isinstance(value, bytes):
             return status, "application/vnd.docker.multiplexed-stream", value
         return status, "application/json", b"" if value is None else json.dumps(value).encode()
 
-    def _about(self, method: str, words: list[str], query: Mapping[str, str], body: bytes) -> tuple[int, Any]:
+    def _about(self, method: str, parts: list[str], query: Mapping[str, str], body: bytes) -> tuple[int, Any]:
         """Status and JSON, None for no content."""
-        if words[0] in ("version", "info"):
-            return 200, VERSION if words[0] == "version" else self._info
-        if words == ["images", "json"]:
+        if parts[0] in ("version", "info"):
+            return 200, VERSION if parts[0] == "version" else self._info
+        if parts == ["images", "json"]:
             return 200, [IMAGE_FOUND]
-        if words[0] == "images" and words[-1] == "json" and "/".join(words[1:-1]) in (IMAGE, IMAGE_ID):
+        if parts[0] == "images" and parts[-1] == "json" and "/".join(parts[1:-1]) in (IMAGE, IMAGE_ID):
             return 200, IMAGE_FOUND
-        if words == ["containers", "create"]:
+        if parts == ["containers", "create"]:
             return self._create(query["name"], json.loads(body))
-        if words == ["containers", "json"]:
+        if parts == ["containers", "json"]:
             wanted = json.loads(query.get("filters", "{}")).get("label", [])
             return 200, [each.summary() for each in self._containers.values() if _fits(each.labels, wanted)]
-        container = self._find(words[1]) if words[0] == "containers" and len(words) > 1 else None
+        container = self._find(parts[1]) if parts[0] == "containers" and len(parts) > 1 else None
         if container is None:
-            if words[0] not in ("containers", "images"):
-                print(f"simulated engine: {method} /{'/'.join(words)} is not implemented", file=sys.stderr, flush=True)
-            return 404, {"message": f"no such thing: {'/'.join(words)}"}
+            if parts[0] not in ("containers", "images"):
+                print(f"simulated engine: {method} /{'/'.join(parts)} is not implemented", file=sys.stderr, flush=True)
+            return 404, {"message": f"not found: {'/'.join(parts)}"}
         if method == "DELETE":
             if container.status == "running" and query.get("force") not in ("1", "true", "True"):
                 return 409, {"message": "it is running: stop it first"}
             container.end(137)
             del self._containers[container.found["Name"][1:]]
             return 204, None
-        return self._act(container, words[2])
+        return self._act(container, parts[2])
 
     def _act(self, container: Container, what: str) -> tuple[int, Any]:
         if what == "start":

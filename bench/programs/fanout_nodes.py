@@ -96,7 +96,7 @@ async def main() -> None:
     SSHConnection.send_packet = _without_ignore  # type: ignore[method-assign]
     (folder / "template").mkdir(exist_ok=True)
     recorded = record_facts(folder / "template")
-    print(json.dumps([await begin(folder, first + place, delay, recorded) for place in range(count)]), flush=True)
+    print(json.dumps([await begin(folder, first + index, delay, recorded) for index in range(count)]), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     print(json.dumps(run_for_real), flush=True)
     os._exit(0)  # without closing the connections that are still open

@@ -9,7 +9,7 @@ from bench.loader import cpu_seconds
 
 try:
     from bench.loader_variants import VARIANTS, Places
-except ImportError:  # its name before the rebuild
+except ImportError:  # its name in old checkouts
     from bench.loader_ways import WAYS as VARIANTS  # type: ignore[import-not-found,no-redef]
     from bench.loader_ways import Places  # type: ignore[no-redef]
 

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping  # noqa: UP035 - 3.7 has no other
 
-KEPT = 12  # ended generations that nodes keep
+KEPT = 12  # number of ended generations that nodes remember
 COSTS = 2  # ended generations that a node may cause before it sits out
 REPEATS = 3  # consecutive generations that may end with the same error
 

@@ -1,1 +1,1 @@
-"""Which part of which node is slow: what is measured when, and what the measures say. Pure."""
+"""Detection of slow components: the schedule of measurements and their evaluation. Pure."""

@@ -1,6 +1,6 @@
-"""The trainer's loader beside that of another checkout: images per CPU-second, in turn, in one run.
+"""The trainer's loader compared with that of another checkout: images per CPU-second.
 
-    git worktree add /tmp/other COMMIT && python -m bench.loader_beside /tmp/other [--rounds 30] [--images 256]
+    git worktree add /tmp/other COMMIT && python -m bench.loader_compare /tmp/other [--rounds 30] [--images 256]
 
 Each loader has its own process and the same files. The ratio is the median over rounds; the order changes each round.
 """
@@ -22,7 +22,7 @@ NAMES = ("ours, compiled", "ours, compiled, packed JPEG <= 400 px")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.loader_beside", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.loader_compare", description=__doc__.splitlines()[0])
     parser.add_argument("tree", type=Path)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--images", type=int, default=256)
@@ -30,7 +30,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = Path(folder)
         make_images(root / "images", call.images)
-        trees = {"here": Path.cwd(), "there": call.tree}
+        trees = {"this": Path.cwd(), "other": call.tree}
         for name, tree in trees.items():
             pack(tree, root / name, root / "images")
         for loader in NAMES:
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def pack(tree: Path, folder: Path, images: Path) -> None:
-    """By the tree's own command, since the format may have changed."""
+    """Pack with the tree's own command, because the format may have changed."""
     folder.mkdir()
     (folder / "images").symlink_to(images)
     for name, options in (("jpeg400", ["--max-side", "400", "--quality", "90"]), ("raw256", ["--raw", "256"])):
@@ -71,14 +71,14 @@ def ask(server: subprocess.Popen[str]) -> float:
 def show(loader: str, servers: list[subprocess.Popen[str]], rounds: int) -> None:
     rates: list[list[float]] = [[], []]
     for turn in range(rounds):
-        for place in (0, 1) if turn % 2 else (1, 0):
-            rates[place].append(ask(servers[place]))
+        for index in (0, 1) if turn % 2 else (1, 0):
+            rates[index].append(ask(servers[index]))
     for server in servers:
         server.communicate()
-    ratios = [here / there for here, there in zip(*rates, strict=True)]
-    here, there = map(statistics.median, rates)
+    ratios = [this / other for this, other in zip(*rates, strict=True)]
+    this, other = map(statistics.median, rates)
     spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-    print(f"{loader}: {here:.0f} here, {there:.0f} there, ratio {spread}, {rounds} rounds", flush=True)
+    print(f"{loader}: this checkout {this:.0f}, other {other:.0f}, ratio {spread}, {rounds} rounds", flush=True)
 
 
 if __name__ == "__main__":

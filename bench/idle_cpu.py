@@ -1,10 +1,10 @@
-"""The cost of following a quiet run: CPU time per minute on the launcher's machine.
+"""Cost of following an idle run: CPU time per minute on the launcher's machine.
 
-    python -m tests.bed up -n 8 && python -m bench.quiet [--nodes 8] [--seconds 120] [--json FILE]
+    python -m tests.bed up -n 8 && python -m bench.idle_cpu [--nodes 8] [--seconds 120] [--json FILE]
 
 A job that sleeps runs on real nodes of the test bed while an attached `launcher up` follows it, once with its output
 in a pipe and once in a terminal, where it shows live progress. Measured are the launcher's process and all processes it
-started, beginning `--settle` seconds after the start. The nodes run on this machine too, but are not measured.
+started, from `--settle` seconds after the start. The nodes run on this machine too, but are not measured.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ STARTED = 60.0  # seconds within which every container must run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.quiet", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.idle_cpu", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long each kind of output is measured")
-    parser.add_argument("--settle", type=float, default=10.0, help="seconds from the start until measuring begins")
+    parser.add_argument("--seconds", type=float, default=120.0, help="duration of the measurement per kind of output")
+    parser.add_argument("--settle", type=float, default=10.0, help="seconds from the start to the measurement")
     parser.add_argument("--json", type=Path, metavar="FILE")
     call = parser.parse_args()
     found: dict[str, Any] = {"machine": report.machine(), "nodes": call.nodes, "seconds": call.seconds, "results": {}}
@@ -55,7 +55,7 @@ def main() -> int:
     rows = [("output goes to a", "CPU s per minute", "user", "system", "target")]
     for output, value in found["results"].items():
         figures = (f"{value[key]:.2f}" for key in ("total", "user", "system"))
-        rows.append((output, *figures, report.judged(value["total"], TARGET, "s per minute")))
+        rows.append((output, *figures, report.compared(value["total"], TARGET, "s per minute")))
     print(report.table(rows))
     if call.json:
         report.write(call.json, found)
@@ -74,14 +74,14 @@ def measure(process: subprocess.Popen[bytes], seconds: float) -> dict[str, float
 
 
 def _processor_time(session: int) -> tuple[float, float]:
-    """User and system seconds of all processes of a session, including children that ended and were waited for."""
+    """User and system seconds of all processes of a session, including children that exited and were waited for."""
     user = system = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            words = stat.read_text().rpartition(")")[2].split()  # from the third field of proc(5) on
-            if int(words[3]) == session:
-                user += int(words[11]) + int(words[13])
-                system += int(words[12]) + int(words[14])
+        with contextlib.suppress(OSError):  # it has just exited
+            fields = stat.read_text().rpartition(")")[2].split()  # from the third field of proc(5) on
+            if int(fields[3]) == session:
+                user += int(fields[11]) + int(fields[13])
+                system += int(fields[12]) + int(fields[14])
     tick = os.sysconf("SC_CLK_TCK")
     return user / tick, system / tick
 
@@ -104,7 +104,7 @@ def in_pipe(caller: Caller, job: str) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        _leave(process)
+        _detach(process)
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def in_terminal(caller: Caller, job: str) -> Iterator[subprocess.Popen[bytes]]:
     os.close(terminal)
 
     def read() -> None:
-        with contextlib.suppress(OSError):  # EIO: the last process that had the terminal open has ended
+        with contextlib.suppress(OSError):  # EIO: the last process with the open terminal has exited
             while os.read(master, 1 << 16):
                 pass
 
@@ -125,13 +125,13 @@ def in_terminal(caller: Caller, job: str) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        _leave(process)
+        _detach(process)
         reader.join(5)
         os.close(master)
 
 
-def _leave(process: subprocess.Popen[bytes]) -> None:
-    """Sends one Ctrl-C, which detaches; `down` then ends the run."""
+def _detach(process: subprocess.Popen[bytes]) -> None:
+    """Send one Ctrl-C to detach; `down` then stops the run."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(LIMIT)

@@ -1,9 +1,9 @@
-"""Real nodes behind a delay of 25 ms each way: start, a whole run, `down` and the end of a run.
+"""Real nodes with a network delay of 25 ms each way: start, complete run, `down` and end of a run.
 
-    python -m tests.bed up -n 8 && python -m bench.far [--nodes 8] [--repeat 5] [--json FILE]
+    python -m tests.bed up -n 8 && python -m bench.high_latency [--nodes 8] [--repeat 5] [--json FILE]
 
-The nodes of the test bed, an ssh round trip of 50 ms away (tests/bed/delay.py). Baseline: `ssh NODE docker run` to all
-nodes at once, which sends no code, verifies no image and collects nothing. Measured are:
+Uses nodes of the test bed with an ssh round trip of 50 ms (tests/bed/delay.py). Baseline: `ssh NODE docker run` to all
+nodes concurrently, which sends no code, verifies no image and collects nothing. Measured:
 
 - start: `launcher up -d` of a job that sleeps; baseline: `docker run -d` of the same program.
 - a whole run: an attached `launcher up` of a job that does nothing (`true`); baseline: `docker run --rm`.
@@ -45,7 +45,7 @@ Values = dict[tuple[str, str, int], list[float]]  # (what, method, nodes) -> sec
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.far", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.high_latency", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=5, help="runs of each, after one warm-up")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -53,10 +53,10 @@ def main() -> int:
     machine = report.machine()
     values: Values = {}
     with bed_of(call.nodes) as bed, delayed(bed, DELAY) as config, Caller.at(config) as caller:
-        far = Far(bed, caller)
+        distant = DistantNodes(bed, caller)
         for turn in range(call.repeat + 1):
             for nodes in (1, call.nodes):
-                for who, seconds in far.turn(nodes) if turn % 2 else reversed(far.turn(nodes)):
+                for who, seconds in distant.turn(nodes) if turn % 2 else reversed(distant.turn(nodes)):
                     for what, took in seconds().items():
                         if turn:  # the first fills caches on both sides
                             values.setdefault((what, who, nodes), []).append(took)
@@ -69,7 +69,7 @@ def main() -> int:
     return 0
 
 
-class Far:
+class DistantNodes:
     """The launcher and ssh on distant nodes. Each call cleans up after itself; that is not timed."""
 
     def __init__(self, bed: Bed, caller: Caller) -> None:
@@ -96,12 +96,12 @@ class Far:
     def ssh(self, nodes: Sequence[str]) -> dict[str, float]:
         run = f"docker run {OPTIONS}"
         return {
-            START: self._everywhere(nodes, f"{run} -d {TRAIN_IMAGE} {' '.join(SLEEP)}"),
-            DOWN: self._everywhere(nodes, f"docker rm -f {CONTAINER}"),
-            WHOLE: self._everywhere(nodes, f"{run} --rm {TRAIN_IMAGE} true"),
+            START: self._on_all(nodes, f"{run} -d {TRAIN_IMAGE} {' '.join(SLEEP)}"),
+            DOWN: self._on_all(nodes, f"docker rm -f {CONTAINER}"),
+            WHOLE: self._on_all(nodes, f"{run} --rm {TRAIN_IMAGE} true"),
         }
 
-    def _everywhere(self, nodes: Sequence[str], command: str) -> float:
+    def _on_all(self, nodes: Sequence[str], command: str) -> float:
         return ssh_to_all(self._caller.ssh_config, nodes, command).wall
 
 
@@ -123,12 +123,12 @@ def show(values: Values, most: int) -> None:
     start = statistics.median(ours / theirs for ours, theirs in pairs)
     allowed = WHOLE_FACTOR * growth(WHOLE, "ssh") + WHOLE_EXTRA
     print()
-    print(f"start with {most} nodes, ratio to ssh to all at once: {report.judged(start, START_TARGET)}")
-    whole = report.judged(growth(WHOLE, "launcher"), allowed, "s")
+    print(f"start with {most} nodes, ratio to concurrent ssh: {report.compared(start, START_TARGET)}")
+    whole = report.compared(growth(WHOLE, "launcher"), allowed, "s")
     formula = f"{WHOLE_FACTOR:g} x {growth(WHOLE, 'ssh'):.2f} s of ssh + {WHOLE_EXTRA:g} s"
     print(f"a whole run grows from 1 to {most} nodes by {whole} ({formula})")
-    print(f"down grows from 1 to {most} nodes by {report.judged(growth(DOWN, 'launcher'), DOWN_TARGET, 's')}")
-    print(f"the end of a run on one node: {report.judged(median(END, 'launcher', 1), END_TARGET, 's')}")
+    print(f"down grows from 1 to {most} nodes by {report.compared(growth(DOWN, 'launcher'), DOWN_TARGET, 's')}")
+    print(f"the end of a run on one node: {report.compared(median(END, 'launcher', 1), END_TARGET, 's')}")
 
 
 def _cell(seconds: Sequence[float]) -> str:

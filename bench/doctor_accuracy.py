@@ -1,18 +1,19 @@
-"""How often `launcher doctor --bench` names the slow part: `python -m bench.doctor_right`, on the test bed.
+"""Accuracy of `launcher doctor --bench` on the test bed: `python -m bench.doctor_accuracy`.
 
     python -m tests.bed up -n 8
-    python -m bench.doctor_right --nodes 2 4 8 --rounds 2 --quiet 10
+    python -m bench.doctor_accuracy --nodes 2 4 8 --rounds 2 --quiet 10
 
-Each injection slows one part of one node down, by --share of what every node has (0.4: 2.5 times slower), and the
-doctor has to name that node and that cause; in a quiet run it has to name nobody. All nodes of the bed share the cores
-and the disk of one machine, so that without limits they measure each other. So every node first gets the same: --rate
-Mb/s in each direction (tc tbf, on the node's interface and on its peer here), --cpus processors (a quota of the
-containers' control group) and a file system on a loop device that reads --disk MB/s (blkio throttle). The injected node
-gets the share of one of them. `loss` drops 5 % of the packets that come in (iptables' statistic match).
+Each injection limits one part of one node to --share of its normal performance (0.4: 2.5 times slower), and doctor must
+report that node and that cause; in a quiet run it must report nothing. All nodes of the bed share the cores and the
+disk of one machine and would influence each other. Therefore every node gets the same limits: --rate Mb/s in each
+direction (tc tbf on the node's interface and on its peer on this machine), --cpus processors (quota of the containers'
+cgroup) and a file system on a loop device with --disk MB/s (blkio throttle). For the injected node, one of these is
+reduced to the share. `loss` drops 5 % of the incoming packets (statistic match of iptables).
 
-Right is: the node and the cause, and no other node. Of two nodes the doctor blames neither: then right is that it shows
-both values of this part, the injected node as the slower one (a link: in the injected direction). A link of two nodes
-that is slow both ways is left out: its two directions are alike, and a virtual link has negotiated no speed.
+A result is right if it reports the node and the cause and no other node. With two nodes, doctor blames neither: then it
+must show both values of the part, with the injected node as the slower one (for a link: in the injected direction). A
+link of two nodes that is slow in both directions is skipped: its directions are equal, and a virtual link has no
+negotiated speed.
 """
 
 from __future__ import annotations
@@ -39,26 +40,28 @@ from tests.e2e.cli import Cli, bed_job
 
 KINDS = ("link one way", "link both ways", "processor", "disk", "loss")
 DISK = "/srv/bench"  # on a node, and in the container
-# But for ssh, on which the launcher itself works.
+# Except for ssh, which the launcher itself uses.
 LOSS = "INPUT -p tcp ! --sport 22 -m tcp ! --dport 22 -m statistic --mode random --probability 0.05 -j DROP"
 THROTTLE = "blkio.throttle.read_bps_device"
-SHARED = 20.0  # MB/s that each node reads of this machine's own disk, on which all of them have their torch
-MIB = 48  # of the file that is read
+SHARED = 20.0  # MB/s per node for reads from this machine's own disk, from which all nodes load torch
+MIB = 48  # size of the file that is read
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--rounds", type=int, default=2, help="injections of each kind, each on another node")
-    parser.add_argument("--quiet", type=int, default=0, help="quiet runs of each number of nodes")
+    parser.add_argument("--rounds", type=int, default=2, help="injections of each kind, on random nodes")
+    parser.add_argument("--quiet", type=int, default=0, help="runs without an injection per number of nodes")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--rate", type=float, default=100.0, help="Mb/s of each node in each direction")
     parser.add_argument("--cpus", type=float, default=0.0, help="processors of each node; 0: 0.8 / nodes")
     parser.add_argument("--disk", type=float, default=20.0, help="MB/s that each node reads")
-    parser.add_argument("--share", type=float, default=0.4, help="of its like, what an injected part has")
+    parser.add_argument(
+        "--share", type=float, default=0.4, help="performance of an injected part, as a share of the others"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("doctor_right.json"))
+    parser.add_argument("--output", type=Path, default=Path("doctor_accuracy.json"))
     call = parser.parse_args()
     bed, rows, chance = Bed.attach(Settings.from_environment()), [], random.Random(call.seed)
     for count in call.nodes:
@@ -73,7 +76,7 @@ def main() -> None:
 
 
 def turn(bed: Bed, nodes: Sequence[Node], kind: str, victim: Node | None, call: argparse.Namespace) -> dict[str, Any]:
-    """One examination, printed as a line."""
+    """Run doctor once and print a line with the result."""
     cli = Cli(Path.cwd(), {"LAUNCHER_SSH_CONFIG": str(bed.ssh_config)})
     job = bed_job(nodes=[node.alias for node in nodes], run={"command": ["true"]})
     job["mounts"] = {**job["mounts"], DISK: f"{DISK}:ro"}
@@ -101,14 +104,18 @@ def turn(bed: Bed, nodes: Sequence[Node], kind: str, victim: Node | None, call: 
         "measures": bench["measures"],
         "notes": bench["notes"],
     }
-    said = " | ".join(f"{' -> '.join(f['nodes'])} {f['part']}: {f['what']}: {f['cause']}" for f in found) or "nothing"
+    reported = (
+        " | ".join(f"{' -> '.join(f['nodes'])} {f['part']}: {f['what']}: {f['cause']}" for f in found) or "nothing"
+    )
     name = f"{kind} {victim.alias if victim else ''} of {len(nodes)}"
-    print(f"{'right' if row['right'] else 'WRONG'} {name:28} {seconds:4.0f} s  {said}  {' '.join(left)}", flush=True)
+    print(
+        f"{'right' if row['right'] else 'WRONG'} {name:28} {seconds:4.0f} s  {reported}  {' '.join(left)}", flush=True
+    )
     return row
 
 
 def right(kind: str, victim: str | None, findings: Sequence[dict[str, Any]], nodes: int) -> bool:
-    """Whether the findings are what such an injection should give."""
+    """Return whether the findings are correct for the injection."""
     if victim is None:
         return not findings
     first = [each["nodes"][0] for each in findings]
@@ -121,7 +128,7 @@ def right(kind: str, victim: str | None, findings: Sequence[dict[str, Any]], nod
     if kind == "disk":
         return named and parts == {DISK}
     if kind == "loss":
-        lossy = any("packets are lost" in each["cause"] for each in findings)
+        lossy = any("packet loss" in each["cause"] for each in findings)
         return lossy and parts == {"link"} and (set(into) == {victim} if nodes == 2 else named)
     ways = {"link one way": {"sends"}, "link both ways": {"sends", "receives"}}[kind] if nodes > 2 else {"pair"}
     return named and parts == {"link"} and kinds == ways
@@ -129,7 +136,7 @@ def right(kind: str, victim: str | None, findings: Sequence[dict[str, Any]], nod
 
 @contextlib.contextmanager
 def equal(bed: Bed, nodes: Sequence[Node], call: argparse.Namespace) -> Iterator[None]:
-    """The same links and the same file to read for all nodes."""
+    """Give all nodes the same link rates and the same file to read."""
     with contextlib.ExitStack() as stack:
         for node in nodes:
             stack.callback(unshape, bed, node)
@@ -140,7 +147,7 @@ def equal(bed: Bed, nodes: Sequence[Node], call: argparse.Namespace) -> Iterator
 
 @contextlib.contextmanager
 def disk(bed: Bed, node: Node) -> Iterator[None]:
-    """A file system with one file on a loop device of this machine, which the node may then use."""
+    """Mount a file system with one file on the node, on a loop device of this machine."""
     with tempfile.NamedTemporaryFile(suffix=".img") as image:
         image.truncate((MIB + 16) << 20)
         run(["mkfs.ext4", "-qF", image.name])
@@ -162,7 +169,7 @@ def disk(bed: Bed, node: Node) -> Iterator[None]:
 def injected(
     bed: Bed, nodes: Sequence[Node], kind: str, victim: Node | None, call: argparse.Namespace
 ) -> Iterator[None]:
-    """Slow one part down; disks and processors have their limits in the control groups of the containers to come."""
+    """Slow down one part. Limits of disks and processors are set in the cgroups of containers when they start."""
     share = {node: call.share if node == victim else 1.0 for node in nodes}
     disks = {node: call.disk * (share[node] if kind == "disk" else 1.0) for node in nodes}
     cpus = {node: processors(nodes, call) * (share[node] if kind == "processor" else 1.0) for node in nodes}
@@ -190,8 +197,8 @@ def processors(nodes: Sequence[Node], call: argparse.Namespace) -> float:
 
 
 def limit(bed: Bed, disks: Mapping[Node, float], cpus: Mapping[Node, float], over: threading.Event) -> None:
-    """Give the container of the bench on every node its limits: its disk's at once, its processor's (as `docker update
-    --cpus` does) while it measures its own parts: it would otherwise take most of its time to import torch."""
+    """Limit the benchmark's container on every node: its disk immediately, its processor (like `docker update --cpus`)
+    only during the local measurements, because otherwise importing torch would take most of the time."""
     devices = {node: bed.sh(node, f"mountpoint -d {DISK}").strip() for node in disks}
     ids = {node: docker("inspect", "-f", "{{.Id}}", node.container) for node in disks}
     shared = f"{os.major(bed.settings.venv.stat().st_dev)}:{os.minor(bed.settings.venv.stat().st_dev)}"
@@ -199,25 +206,25 @@ def limit(bed: Bed, disks: Mapping[Node, float], cpus: Mapping[Node, float], ove
     while waiting and not over.wait(0.1):
         for node in list(waiting):
             for group in Path("/sys/fs/cgroup/cpu/docker", ids[node], "containers").glob("*/"):
-                with contextlib.suppress(OSError, ValueError, IndexError):  # it begins, or has just ended
+                with contextlib.suppress(OSError, ValueError, IndexError):  # it is starting or has just exited
                     process = int((group / "cgroup.procs").read_text().split()[0])
                     begun = Path(f"/proc/{process}/root/output/logs/{node.alias}.log")
                     if not begun.exists():
                         continue  # a probe's container
                     throttle = Path(str(group).replace("/cgroup/cpu/", "/cgroup/blkio/"), THROTTLE)
                     throttle.write_text(f"{devices[node]} {int(disks[node] * 1e6)}")
-                    said, period = begun.read_text(), int((group / "cpu.cfs_period_us").read_text())
-                    if '"pairs"' in said:  # the processors of all nodes together are this machine's
+                    text, period = begun.read_text(), int((group / "cpu.cfs_period_us").read_text())
+                    if '"pairs"' in text:  # all nodes share the processors of this machine
                         if cpus[node] == max(cpus.values()):
                             (group / "cpu.cfs_quota_us").write_text("-1")
                         waiting.discard(node)
-                    elif '"begun"' in said:
+                    elif '"begun"' in text:
                         throttle.write_text(f"{shared} {int(SHARED * 1e6)}")
                         (group / "cpu.cfs_quota_us").write_text(str(int(cpus[node] * period)))
 
 
 def shape(bed: Bed, node: Node, *, out: float, into: float) -> None:
-    """Mb/s in each direction."""
+    """Limit the link of a node. out, into: Mb/s."""
     limit = "burst 64kb latency 50ms"
     bed.sh(node, f"tc qdisc replace dev eth0 root tbf rate {out:.0f}mbit {limit}")
     run(["tc", "qdisc", "replace", "dev", peer(bed, node), "root", "tbf", "rate", f"{into:.0f}mbit", *limit.split()])
@@ -229,7 +236,7 @@ def unshape(bed: Bed, node: Node) -> None:
 
 
 def peer(bed: Bed, node: Node) -> str:
-    """The end of the node's interface that is on this machine."""
+    """Return the peer of the node's interface on this machine."""
     index = bed.sh(node, "cat /sys/class/net/eth0/iflink").strip()
     for line in output(["ip", "-o", "link"]).splitlines():
         if line.startswith(f"{index}: "):
