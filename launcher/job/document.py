@@ -1,6 +1,6 @@
-"""YAML text to a tree of values with their positions: one document, no tags, no YAML 1.1 types, no alias bombs.
+"""Parse YAML into a tree of values with positions: one document, no tags, no YAML 1.1 types, no alias bombs.
 
-The tree is built from the parser's events, so that depth and size are limited instead of crashing.
+The tree is built from parser events, so that excessive depth and size are errors, not crashes.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from launcher.job.problems import Mark, Path, Problem, refusal, show
 from launcher.job.scalars import resolve
 
 DEEPEST = 32
-MOST_VALUES = 100_000  # aliases expanded, each counted at every level it is in; 100 characters count as one
+MOST_VALUES = 100_000  # aliases expanded, each counted at every level; 100 characters count as one value
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:str")
 
-# The parser's messages for the commonest mistakes, and what they mean in a job file.
+# The parser's messages for common mistakes, and hints.
 _HINTS = {
-    "mapping values are not allowed": "is a value that holds ': ' without quotes, or an indentation wrong?",
-    "did not find expected key": "is this line indented unlike those above, or a quote or bracket left open?",
-    "did not find expected '-'": "is this line indented unlike the list above?",
-    "expected <block end>": "is this line indented unlike those above?",
-    "did not find expected ',' or": "is a bracket left open, or a comma missing?",
-    "expected ',' or": "is a bracket left open, or a comma missing?",
-    "found unexpected end of stream": "is a quote left open?",
-    "did not find expected node content": "is a value missing, or a bracket left open?",
-    "could not find expected ':'": "is a ':' with a space missing after the key?",
-    "unknown escape character": "in double quotes \\ begins an escape; use single quotes",
-    "that cannot start any token": "quote values that begin with such a character",
-    "unknown directive": "a line beginning with % is a directive; quote it",
+    "mapping values are not allowed": "does an unquoted value contain ': ', or is the indentation wrong?",
+    "did not find expected key": "is the indentation of this line different, or a quote or bracket not closed?",
+    "did not find expected '-'": "is the indentation of this line different from the list above?",
+    "expected <block end>": "is the indentation of this line different from the lines above?",
+    "did not find expected ',' or": "is a bracket not closed, or a comma missing?",
+    "expected ',' or": "is a bracket not closed, or a comma missing?",
+    "found unexpected end of stream": "is a quote not closed?",
+    "did not find expected node content": "is a value missing, or a bracket not closed?",
+    "could not find expected ':'": "is ': ' missing after the key?",
+    "unknown escape character": "in double quotes \\ starts an escape sequence; use single quotes",
+    "that cannot start any token": "quote values that start with such a character",
+    "unknown directive": "a line that starts with % is a directive; quote it",
 }
 
 
 @dataclass(frozen=True)
 class Node:
-    """A value and the place of its key (or of its list item). `size` counts all values in it, aliases expanded."""
+    """A value and the position of its key or list item. `size` counts all values in it, aliases expanded."""
 
     mark: Mark
-    value: Any  # a scalar, list[Node] or dict[str, Node]; never changed in place: aliases share it
+    value: Any  # a scalar, list[Node] or dict[str, Node]; never modified, as aliases share it
     size: int = 1
 
     def plain(self) -> Any:
-        """The value as dicts, lists and scalars."""
+        """Return the value as dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -56,7 +56,7 @@ class Node:
         return self.value
 
     def marks(self, path: Path = ()) -> Iterator[tuple[Path, Mark]]:
-        """The place of every value in it, by path."""
+        """Yield the path and position of every value."""
         yield path, self.mark
         if isinstance(self.value, dict):
             for key, node in self.value.items():
@@ -67,15 +67,15 @@ class Node:
 
 
 def compose(text: str, source: str, *, inline: bool = False) -> tuple[Node | None, list[Problem]]:
-    """The document's root (None if it is empty) and the problems that did not stop the parser.
+    """Return the document's root (None if it is empty) and the problems that did not stop the parser.
 
-    source: the name in its marks. inline: it is no file, so its marks have no lines. Raises JobInvalid.
+    source: the name in its marks. inline: the text is not a file, so marks have no lines. Raises JobInvalid.
     """
     composer = _Composer(yaml.parse(text, Loader=_Loader), source, inline)
     if found := _UNPRINTABLE.search(text):
         before = text[: found.start()]
-        place = composer.mark(before.count("\n"), len(before) - before.rfind("\n") - 1)
-        raise refusal([Problem(place, (), f"the control character {found[0]!r} is not allowed; is this a text file?")])
+        mark = composer.mark(before.count("\n"), len(before) - before.rfind("\n") - 1)
+        raise refusal([Problem(mark, (), f"the control character {found[0]!r} is not allowed; is this a text file?")])
     try:
         return composer.root(), composer.problems
     except yaml.MarkedYAMLError as error:
@@ -92,7 +92,7 @@ class _Composer:
         self._anchors: dict[str, Node] = {}
 
     def mark(self, line: int, column: int = -1) -> Mark:
-        """Both count from 0, like the parser's."""
+        """Return a mark. Both numbers count from 0, as in the parser."""
         return Mark(self._source) if self._inline else Mark(self._source, line + 1, column + 1)
 
     def root(self) -> Node | None:
@@ -100,21 +100,23 @@ class _Composer:
         for event in self._events:
             mark = self.mark(event.start_mark.line)
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
-                raise refusal([Problem(mark, (), "a second YAML document begins here; a job file holds exactly one")])
+                raise refusal([Problem(mark, (), "a second YAML document starts here; a job file has exactly one")])
             if isinstance(event, yaml.NodeEvent):
                 root = self._node(event, ())
         return root
 
     def _node(self, event: Any, path: Path) -> Node:
-        """The value that begins with this event."""
+        """Return the value that starts with this event."""
         mark = self.mark(event.start_mark.line)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                raise refusal([Problem(mark, path, f"*{event.anchor} has no finished &{event.anchor} above it")])
+                raise refusal(
+                    [Problem(mark, path, f"the alias *{event.anchor} has no complete anchor &{event.anchor} above it")]
+                )
             node = replace(self._anchors[event.anchor], mark=mark)
         else:
             if event.tag not in _PLAIN_TAGS:
-                self.problems.append(Problem(mark, path, f"the tag {show(event.tag)} is not used in job files"))
+                self.problems.append(Problem(mark, path, f"the tag {show(event.tag)} is not supported in job files"))
             if isinstance(event, yaml.ScalarEvent):
                 value = resolve(event.value) if _is_plain(event) else event.value
                 node = Node(mark, value, 1 + len(event.value) // 100)
@@ -127,7 +129,7 @@ class _Composer:
                 self._anchors[event.anchor] = node
         self._values += node.size
         if self._values > MOST_VALUES:
-            raise refusal([Problem(mark, path, f"more than {MOST_VALUES} values, aliases filled in")])
+            raise refusal([Problem(mark, path, f"more than {MOST_VALUES} values after alias expansion")])
         return node
 
     def _list(self, mark: Mark, path: Path) -> Node:
@@ -141,43 +143,44 @@ class _Composer:
         merged: dict[str, Node] = {}
         size = 1
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            place = self.mark(event.start_mark.line)
+            key_mark = self.mark(event.start_mark.line)
             if not isinstance(event, yaml.ScalarEvent):
-                self.problems.append(Problem(place, path, "a key must be text, not a list, a mapping or an alias"))
+                self.problems.append(Problem(key_mark, path, "a key must be text, not a list, a mapping or an alias"))
                 self._node(event, (*path, "?"))
                 self._node(next(self._events), (*path, "?"))
                 continue
             key = event.value
             if (first := entries.get(key)) is not None:
                 where = f"first on line {first.mark.line}" if first.mark.line else "twice"
-                self.problems.append(Problem(place, (*path, key), f"the key is given twice, {where}"))
+                self.problems.append(Problem(key_mark, (*path, key), f"the key is given twice, {where}"))
             node = self._node(next(self._events), (*path, key))
             size += node.size
             if key == "<<" and _is_plain(event):
                 for mapping in node.value if isinstance(node.value, list) else [node]:
                     if isinstance(mapping.value, dict):
-                        merged = {**mapping.value, **merged}  # the first one that has a key wins
+                        merged = {**mapping.value, **merged}  # the first mapping with a key takes precedence
                     else:
-                        what = "expected an alias of a mapping, or several"
-                        self.problems.append(Problem(place, (*path, key), what))
+                        what = "expected an alias of a mapping, or a list of such aliases"
+                        self.problems.append(Problem(key_mark, (*path, key), what))
             else:
-                entries.setdefault(key, replace(node, mark=place))
-        return Node(mark, {**merged, **entries}, size)  # the mapping's own keys override all
+                entries.setdefault(key, replace(node, mark=key_mark))
+        return Node(mark, {**merged, **entries}, size)  # the mapping's own keys take precedence
 
     def syntax(self, error: yaml.MarkedYAMLError, text: str) -> Exception:
-        place = error.problem_mark or error.context_mark
-        line, column = (place.line, place.column) if place else (0, 0)
+        """Return the exception for a syntax error."""
+        position = error.problem_mark or error.context_mark
+        line, column = (position.line, position.column) if position else (0, 0)
         lines = text.split("\n")
         here = lines[line] if line < len(lines) else ""
         what = " ".join(part for part in (error.context, error.problem) if part)
         if "\t" in here[: len(here) - len(here.lstrip())] or here[column : column + 1] == "\t":
-            what = "a tab; YAML is indented by spaces"
+            what = "a tab; YAML is indented with spaces"
         else:
-            hint = next((text for words, text in _HINTS.items() if words in what), "")
+            hint = next((text for message, text in _HINTS.items() if message in what), "")
             what = f"not valid YAML: {what}" + (f"; {hint}" if hint else "")
         return refusal([Problem(self.mark(line, column), (), what)])
 
 
 def _is_plain(event: Any) -> bool:
-    """Whether a scalar is written without quotes and without a tag."""
+    """Return whether a scalar has neither quotes nor a tag."""
     return bool(event.implicit[0]) and not event.style

@@ -1,4 +1,4 @@
-"""What is wrong with a job, in terms of the job file: keys, what was expected of them, and keys that exclude others."""
+"""Problems of a job in terms of the job file: invalid values of keys, and keys that conflict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.job.problems import LocatedError, Origin, Path, nearest, printable
 from launcher.job.scalars import ANY, LOCAL, argv_of, machine
 from launcher.model.container import CODE, KIT
 
-# Where, what, and the top-level keys involved: if one of them is itself invalid, the conflict is not reported.
+# Path, message, and the top-level keys involved: the conflict is not reported if one of these is invalid.
 Conflict = tuple[Path, str, set[str]]
 
 _PARTS: Mapping[Path, type[Part]] = {
@@ -28,10 +28,10 @@ _PARTS: Mapping[Path, type[Part]] = {
 
 LEAST_SILENCE = 5  # seconds
 
-# Ways of the trainer in which no node has the whole model.
+# Parallel methods of the trainer in which no node has the complete model.
 SPLIT = ("fsdp", "model", "pipeline", "dual_batch")
 
-# Other tools' names of these keys.
+# Names of these keys in other tools.
 _SYNONYMS = {
     "cmd": "command",
     "cwd": "code",
@@ -47,16 +47,14 @@ _SYNONYMS = {
 
 
 def check(data: Any, origin: Origin) -> tuple[Job | None, list[tuple[Path, str]]]:
-    """The job, or everything that is wrong with it. Conflicts are reported even if single keys are invalid, unless
-    they involve one of those.
-    """
+    """Return the job, or all of its problems. Conflicts are reported even if other keys are invalid."""
     try:
         job = Job.model_validate(data, context=origin)
     except ValidationError as error:
         found = list(_refused(error))
         wrong = {str(path[0]) for path, _ in found if path}
         if wrong and isinstance(data, Mapping):
-            # The valid keys, with placeholders for the required ones that are wrong.
+            # The valid keys, with placeholders for required ones that are invalid.
             required = {"name": "x", "nodes": ["local"], "run": {"module": "x"}}
             valid = {key: value for key, value in data.items() if key not in wrong}
             with contextlib.suppress(ValidationError):
@@ -68,7 +66,7 @@ def check(data: Any, origin: Origin) -> tuple[Job | None, list[tuple[Path, str]]
 
 
 def _refused(error: ValidationError) -> Iterator[tuple[Path, str]]:
-    """Path and message of everything that the models refuse."""
+    """Yield path and message of every error of the models."""
     for detail in error.errors(include_url=False):
         path: Path = tuple(part for part in detail["loc"] if part != "[key]")
         cause = detail.get("ctx", {}).get("error")
@@ -82,9 +80,9 @@ def _refused(error: ValidationError) -> Iterator[tuple[Path, str]]:
 
 def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> str:
     if kind == "missing":
-        return "required, but not given"
+        return "required key is missing"
     if kind == "extra_forbidden":
-        return "unknown key" + _belongs(path)
+        return "unknown key" + _hint(path)
     if kind == "string_type":
         return f"expected text, not {show(value)}"
     if kind == "literal_error":
@@ -96,12 +94,12 @@ def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> st
         keys = f" with keys such as {', '.join(list(part.model_fields)[:4])}" if part else ""
         return f"expected a mapping{keys}, not {show(value)}"
     if kind in ("tuple_type", "list_type"):
-        return f"expected a list, not {show(value)}" + ("; write [...] around it" if isinstance(value, str) else "")
+        return f"expected a list, not {show(value)}" + ("; put it in [...]" if isinstance(value, str) else "")
     return str(detail["msg"])
 
 
-def _belongs(path: Path) -> str:
-    """The mapping that has such a key, else the nearest key of the same mapping, else all keys of this one."""
+def _hint(path: Path) -> str:
+    """Return a hint: the mapping that has such a key, else the closest key of this mapping, else all of its keys."""
     *parent, last = path
     key, part = str(last), _part_at(tuple(parent))
     if part is None:
@@ -109,19 +107,19 @@ def _belongs(path: Path) -> str:
     known = part.model_fields
     if _SYNONYMS.get(key) in known:
         return f"; did you mean '{_SYNONYMS[key]}'?"
-    for place, other in _PARTS.items():
+    for parent_path, other in _PARTS.items():
         if key in other.model_fields and other is not part:
-            return f"; '{key}' belongs under '{place[0]}'" if place else f"; '{key}' belongs at the top, not indented"
+            return f"; '{key}' belongs under '{parent_path[0]}'" if parent_path else f"; '{key}' is a top-level key"
     return nearest(key, known) or f"; expected one of {', '.join(known)}"
 
 
 def _part_at(path: Path) -> type[Part] | None:
-    """The model of the mapping at `path`."""
+    """Return the model of the mapping at `path`."""
     return NodeEntry if len(path) == 2 and path[0] in ("nodes", "spares") else _PARTS.get(path)
 
 
 def _conflicts(job: Job) -> Iterator[Conflict]:
-    """Keys that exclude each other."""
+    """Yield keys that conflict with each other."""
     if job.runtime == "docker":
         yield from _docker(job)
     else:
@@ -140,11 +138,11 @@ def _nodes(job: Job) -> Iterator[Conflict]:
         key = str(path[0])
         first = rank if node.host == ANY else seen.setdefault(machine(node.host), rank)
         if first != rank and (node.host != LOCAL or job.machines[first].host != LOCAL):
-            yield path, f"{node.host} is a node already (entry {first})", {key}
+            yield path, f"{node.host} is listed twice, as entry {first} too", {key}
         elif first != rank and job.runtime == "docker":
-            yield path, "local may repeat only under runtime: process", {key, "runtime"}
+            yield path, "local may be repeated only with runtime: process", {key, "runtime"}
         elif names.setdefault(node.name, rank) != rank:
-            message = f"the name {node.name} is given to entry {names[node.name]} already; give it another `name`"
+            message = f"entry {names[node.name]} has the same name, {node.name}; choose another `name`"
             yield path, message, {key}
 
 
@@ -157,11 +155,11 @@ def _pool(job: Job) -> Iterator[Conflict]:
     if job.each is None:
         return
     if not job.sweep:
-        yield ("nodes",), "a pool is for the variants of a sweep: add one, or list the nodes: [a, b]", {"nodes", "each"}
+        yield ("nodes",), "a pool requires a sweep: add one, or list the nodes: [a, b]", {"nodes", "each"}
     if job.each > len(job.nodes):
-        yield ("each",), f"the pool has {len(job.nodes)} nodes", {"nodes", "each"}
+        yield ("each",), f"the pool has only {len(job.nodes)} nodes", {"nodes", "each"}
     if job.min_nodes is not None:
-        message = "a variant that loses a node is started on others: leave min_nodes and spares out"
+        message = "in a pool, a variant that loses a node is restarted on other nodes: remove min_nodes and spares"
         yield ("min_nodes",), message, {"min_nodes", "each"}
 
 
@@ -170,99 +168,99 @@ def _elastic(job: Job) -> Iterator[Conflict]:
     if least is None:
         for key in ("spares", "lost_after"):
             if getattr(job, key) and not (key == "lost_after" and job.each):
-                yield (key,), "needs min_nodes, the number of nodes with which the run goes on", {key, "min_nodes"}
+                yield (key,), "requires min_nodes, the number of nodes with which the run continues", {key, "min_nodes"}
         return
     if least > nodes:
-        yield ("min_nodes",), f"{least} of {nodes} nodes cannot take part", {"min_nodes", "nodes"}
+        yield ("min_nodes",), f"is {least}, but there are only {nodes} nodes", {"min_nodes", "nodes"}
     elif 2 * least <= nodes + spares:
         known = f"{nodes} nodes" + (f" and {spares} spare{'s' * (spares > 1)}" if spares else "")
         message = (
-            f"a network that is cut in two could leave {least} of {known} on each side, and both would train; "
+            f"with {known}, a network partition could leave {least} on each side, and both would train; "
             f"expected at least {(nodes + spares) // 2 + 1}, so that 2 x min_nodes > nodes + spares"
         )
         if nodes + spares == 2:
-            message = f"two machines survive no loss: {message}; name a third one, as a node or a spare"
+            message = f"two machines cannot tolerate a loss: {message}; add a third one as a node or a spare"
         yield ("min_nodes",), message, {"min_nodes", "nodes", "spares"}
     if job.lost_after is not None and job.lost_after < LEAST_SILENCE:
-        message = f"a busy machine may be silent for so long; expected {LEAST_SILENCE}s or more"
+        message = f"too short, as a busy machine may not respond for that long; expected {LEAST_SILENCE}s or more"
         yield ("lost_after",), message, {"lost_after", "min_nodes"}
     if job.restarts == 0:
-        message = "with 0 no loss is survived, as each takes one of them: leave it out, min_nodes makes it 10"
+        message = "min_nodes needs restarts, as every loss uses one: remove this key (default with min_nodes: 10)"
         yield ("restarts",), message, {"restarts", "min_nodes"}
     if job.sweep:
-        message = "its next variant could not begin without a node that the last one has lost: leave min_nodes out"
+        message = "a sweep cannot continue on fewer nodes after a loss: remove min_nodes"
         yield ("sweep",), message, {"sweep", "min_nodes"}
-    words = argv_of(job.run.args) if job.run.module == "train" else ()
-    for place, word in enumerate(words[1:], 1):
-        if words[place - 1] == "--parallel" and word in SPLIT:
-            path: Path = ("run", "args", "parallel" if isinstance(job.run.args, Mapping) else place)
-            message = f"with {word} a lost node takes its part of the model with it: leave min_nodes out"
+    argv = argv_of(job.run.args) if job.run.module == "train" else ()
+    for index, method in enumerate(argv[1:], 1):
+        if argv[index - 1] == "--parallel" and method in SPLIT:
+            path: Path = ("run", "args", "parallel" if isinstance(job.run.args, Mapping) else index)
+            message = f"with {method}, a lost node takes its part of the model with it: remove min_nodes"
             yield path, message, {"run", "min_nodes"}
 
 
 def _process(job: Job) -> Iterator[Conflict]:
-    """A container's settings are refused for plain processes: a limit that is not kept is worse than none."""
+    """Settings of containers are errors for plain processes: they would not take effect."""
     for rank, node in enumerate(job.machines):
         if node.host not in (LOCAL, ANY):
-            message = f"runtime process runs on this machine only: expected local, not {node.host}"
+            message = f"runtime: process runs on this machine only; expected local, not {node.host}"
             yield _path_of(job, rank), message, {"nodes", "spares", "runtime"}
         elif node.address is not None:
-            message = "runtime process meets on this machine's own address; leave it out"
+            message = "runtime: process uses an address of this machine; remove this key"
             yield (*_path_of(job, rank), "address"), message, {"nodes", "spares", "runtime"}
-    on_cluster = all(node.host == ANY for node in job.machines)  # which keeps the limits of a plain process too
+    on_cluster = all(node.host == ANY for node in job.machines)  # which enforces limits of plain processes too
     for part in ("docker", "resources"):
         settings = getattr(job, part)
         for key, field in type(settings).model_fields.items():
             if getattr(settings, key) != field.default and not (on_cluster and key in ("cpus", "memory")):
-                message = "has no effect without containers; leave it out, or set runtime: docker"
+                message = "has no effect without containers; remove it, or set runtime: docker"
                 if key in ("cpus", "memory"):
-                    message += f". For a cluster (--on) give the nodes by number: nodes: {len(job.nodes)}"
+                    message += f". For a cluster (--on) give the number of nodes: nodes: {len(job.nodes)}"
                 yield (part, key), message, {part, "runtime"}
     for data in job.data:
-        message = "plain processes see files where they are: leave it out, or set runtime: docker"
+        message = "plain processes access files directly: remove it, or set runtime: docker"
         yield ("data", data.name), message, {"data", "runtime"}
     for mount in job.mounts:
         if mount.source != mount.target:
             source = printable(mount.source)
-            message = f"plain processes see files where they are: expected {source} as target, or runtime: docker"
+            message = f"plain processes access files directly: expected {source} as target, or runtime: docker"
             yield ("mounts", mount.source), message, {"mounts", "runtime"}
 
 
 def _docker(job: Job) -> Iterator[Conflict]:
     if job.image is None:
-        message = "needed for runtime docker: {base: ...} or {ref: ...}; or set runtime: process"
+        message = "required for runtime: docker, as {base: ...} or {ref: ...}; or set runtime: process"
         yield ("image",), message, {"image", "runtime"}
     for mount in job.mounts:
-        if message := _in_the_way(mount.target):
+        if message := _reserved(mount.target):
             yield ("mounts", mount.source), message, {"mounts", "runtime"}
         if mount.target == job.output:
-            message = f"{mount.target} is the run's output folder; mount elsewhere, or set output"
+            message = f"{mount.target} is the run's output folder; choose another target, or set output"
             yield ("mounts", mount.source), message, {"mounts", "output", "runtime"}
-    taken = {job.output: "is the run's output folder", **{m.target: f"has {m.source} already" for m in job.mounts}}
+    taken = {job.output: "is the run's output folder", **{m.target: f"is the target of {m.source}" for m in job.mounts}}
     for data in job.data:
         twice = f"{data.at} {taken[data.at]}; choose another path" if data.at in taken else ""
-        if message := _in_the_way(data.at) or twice:
+        if message := _reserved(data.at) or twice:
             yield ("data", data.name, "at"), message, {"data", "mounts", "output", "runtime"}
-        taken[data.at] = f"has {data.name} already"
-    if message := _in_the_way(job.output):
+        taken[data.at] = f"is the target of {data.name}"
+    if message := _reserved(job.output):
         yield ("output",), message, {"output", "runtime"}
     if job.resources.shm is not None and job.docker.ipc not in ("private", "shareable"):
-        message = f"has no effect with docker.ipc {job.docker.ipc}; set docker: {{ipc: private}}, or leave shm out"
+        message = f"has no effect with docker.ipc {job.docker.ipc}; set docker: {{ipc: private}}, or remove shm"
         yield ("resources", "shm"), message, {"resources", "docker", "runtime"}
 
 
-def _in_the_way(target: str) -> str:
-    """Why nothing of the user's may be mounted there in a container; "" where it may."""
+def _reserved(target: str) -> str:
+    """Return why the user may not mount anything at this path of a container, else ""."""
     if PurePosixPath(CODE).is_relative_to(target):
-        return f"{target} would hide the code, which is at {CODE}"
+        return f"{target} would hide the code at {CODE}"
     if PurePosixPath(target).is_relative_to(KIT):
-        return f"{KIT} has the launcher's own scripts and the secrets; choose another folder"
+        return f"{KIT} is reserved for the launcher's scripts and the secrets; choose another folder"
     return ""
 
 
 def _variables(job: Job) -> Iterator[Conflict]:
     seen: set[str] = set()
-    message = "is a secret too, and a secret's value is never written in the job file: leave one of them out"
+    message = "is also a secret, whose value must not be in the job file: remove one of them"
     for index, secret in enumerate(job.secrets):
         if secret.name in seen:
             yield ("secrets", index), f"{secret.name} is listed twice", {"secrets"}

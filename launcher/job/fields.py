@@ -1,4 +1,4 @@
-"""The types of the job file's values: how each is validated, normalised, shown in the schema, and written again."""
+"""Types of the job file's values: validation, normal form, JSON Schema and serialization."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainVali
 
 from launcher.job import scalars
 from launcher.job.problems import BadValueError, LocatedError, Path, show
-from launcher.job.scalars import Args, ArgValue, Gpus, Word, parse_path, parse_text, whole
+from launcher.job.scalars import AmbiguousBool, Args, ArgValue, Gpus, parse_path, parse_text, whole
 from launcher.model.checked import NODE_NAME
 from launcher.model.container import DataSet, Mount
 
@@ -22,7 +22,7 @@ _OPTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def parse_mounts(value: Any) -> tuple[Mount, ...]:
-    """`{/source: /target[:ro|:rw]}`, in the order written."""
+    """Parse `{/source: /target[:ro|:rw]}`, in the order written."""
     if isinstance(value, (list, tuple)) and all(isinstance(item, Mount) for item in value):
         return tuple(value)
     if not isinstance(value, Mapping):
@@ -35,7 +35,7 @@ def parse_mounts(value: Any) -> tuple[Mount, ...]:
             raise BadValueError(f"expected /path, /path:ro or /path:rw inside the container, not {show(target)}")
         mount = Mount(parse_path(source), parse_path(path), mode == "ro")
         if mount.target in targets:
-            raise BadValueError(f"{mount.target} is mounted twice, from {targets[mount.target]} too")
+            raise BadValueError(f"{mount.target} is also the target of {targets[mount.target]}")
         targets[mount.target] = mount.source
         return mount
 
@@ -43,7 +43,7 @@ def parse_mounts(value: Any) -> tuple[Mount, ...]:
 
 
 def parse_data(value: Any) -> tuple[DataSet, ...]:
-    """`{name: {from: source, at: /target}}`, in the order written."""
+    """Parse `{name: {from: source, at: /target}}`, in the order written."""
     if isinstance(value, (list, tuple)) and all(isinstance(item, DataSet) for item in value):
         return tuple(value)
     if not isinstance(value, Mapping):
@@ -63,10 +63,10 @@ def parse_data(value: Any) -> tuple[DataSet, ...]:
 
 def _from(value: Any) -> str:
     if not isinstance(value, str) or not value or not value.isprintable():
-        raise BadValueError(f"expected host:/path, or a path of this machine, not {show(value)}")
+        raise BadValueError(f"expected host:/path, or a path on this machine, not {show(value)}")
     host, colon, path = value.partition(":")
     if colon and "/" not in host and not path.startswith(("/", "~/")):
-        raise BadValueError(f"expected an absolute path behind the host, such as {host}:/data, not {show(value)}")
+        raise BadValueError(f"expected an absolute path after the host, such as {host}:/data, not {show(value)}")
     return str(value)
 
 
@@ -79,25 +79,25 @@ def _show_mounts(mounts: tuple[Mount, ...]) -> dict[str, str]:
 
 
 def parse_args(value: Any) -> Args:
-    """A mapping from option to text, truth value, null or list of texts; or a list of texts. See `scalars.argv_of`."""
+    """Parse a mapping of options to text, boolean, null or list of texts; or a list of texts. See `scalars.argv_of`."""
     if not isinstance(value, Mapping):
         return _texts(value, "a mapping or a list of arguments")
     options: dict[str, str] = {}
 
     def parse(key: Any, item: Any) -> tuple[str, ArgValue]:
         if not isinstance(key, str) or not _OPTION.fullmatch(key):
-            raise BadValueError("expected an option's name without its dashes, such as batch_size")
+            raise BadValueError("expected the name of an option without leading dashes, such as batch_size")
         if (twin := options.setdefault(key.replace("_", "-"), key)) != key:
-            raise BadValueError(f"the same option as {twin}")
+            raise BadValueError(f"is the same option as {twin}")
         return str(key), _arg_value(item)
 
     return dict(each(value.items(), parse))
 
 
 def _arg_value(value: Any) -> ArgValue:
-    if isinstance(value, Word):
+    if isinstance(value, AmbiguousBool):
         word, truth = str(value), _TRUTH[value.lower()]
-        raise BadValueError(f"is {word} a truth value or text? write {truth} for the one, '{word}' for the other")
+        raise BadValueError(f"{word} is ambiguous; write {truth} for a boolean or '{word}' for text")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (list, tuple)):
@@ -114,7 +114,7 @@ def _texts(value: Any, expected: str) -> tuple[str, ...]:
 
 
 def each(items: Iterable[tuple[Any, Any]], parse: Callable[[Any, Any], Result]) -> list[Result]:
-    """Parse all of them. Raises LocatedError with everything that is wrong, by key."""
+    """Parse all items. Raises LocatedError with all problems, by key."""
     results: list[Result] = []
     problems: list[tuple[Path, str]] = []
     for key, item in items:
@@ -138,7 +138,7 @@ def _host_address(value: Any) -> str:
 
 
 def matching(pattern: str, expected: str) -> Any:
-    """A validator of text that is wholly `pattern`; `expected` completes "expected ..."."""
+    """Return a validator of text that must match `pattern`; `expected` completes the message "expected ..."."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
@@ -158,7 +158,7 @@ def schema(**keywords: Any) -> WithJsonSchema:
     return WithJsonSchema(keywords)
 
 
-_TEXT = {"type": ["string", "number", "boolean"]}  # a scalar that a program gets as text
+_TEXT = {"type": ["string", "number", "boolean"]}  # a scalar that is passed to a program as text
 _LIST = {"type": "array", "items": _TEXT}
 _OPTIONS = {
     "type": "object",
@@ -169,7 +169,7 @@ _GPU_LIST = {"type": "array", "items": {"type": ["integer", "string"]}, "minItem
 
 JobName = Annotated[
     str,
-    matching(r"[a-z0-9][a-z0-9-]{0,62}", "a name of at most 63 small letters, digits and dashes"),
+    matching(r"[a-z0-9][a-z0-9-]{0,62}", "a name of at most 63 lower-case letters, digits and dashes"),
     schema(type="string", pattern="^[a-z0-9][a-z0-9-]{0,62}$"),
 ]
 NodeName = Annotated[str, matching(f"|{NODE_NAME}", "a short name of letters, digits, . _ and -")]
@@ -181,7 +181,7 @@ Reference = Annotated[
 TorchVision = Annotated[str, matching(r"auto|keep|\d+\.\d+\.\d+(\.post\d+)?", "auto, keep or a version X.Y.Z")]
 Requirement = Annotated[
     str,
-    matching(r"[A-Za-z0-9][^\x00-\x1f\x7f]*", "a pip requirement such as timm==1.0.9 (pip's options are not taken)"),
+    matching(r"[A-Za-z0-9][^\x00-\x1f\x7f]*", "a pip requirement such as timm==1.0.9 (without options of pip)"),
 ]
 LocalPath = Annotated[str, matching(r"[^\x00-\x1f\x7f]+", "a path")]
 ContainerPath = Annotated[str, BeforeValidator(parse_path), schema(type="string", pattern="^/")]
@@ -212,14 +212,14 @@ DataSets = Annotated[
 ]
 ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module such as train")]
 Argv = Annotated[
-    tuple[str, ...], PlainValidator(lambda value: _texts(value, "a list, one item an argument")), schema(**_LIST)
+    tuple[str, ...], PlainValidator(lambda value: _texts(value, "a list with one item per argument")), schema(**_LIST)
 ]
 ArgsField = Annotated[Args, PlainValidator(parse_args), schema(anyOf=[_OPTIONS, _LIST])]
 EnvName = Annotated[
     str,
     matching(
         r"(?!LAUNCHER_)[A-Za-z_][A-Za-z0-9_]*",
-        "a variable's name: letters, digits and _, not beginning with LAUNCHER_, which the launcher sets",
+        "a variable's name: letters, digits and _, without the prefix LAUNCHER_, which is reserved",
     ),
 ]
 Env = Annotated[
@@ -250,9 +250,9 @@ Size = Annotated[
 ]
 Cpus = Annotated[float, PlainValidator(scalars.parse_cpus), schema(type="number")]
 Device = Annotated[str, matching(r"/[^:\s]*(:/[^:\s]*)?(:[rwm]{1,3})?", "a device: /dev/x or /dev/x:/dev/y:rwm")]
-Capability = Annotated[str, matching(r"[A-Z][A-Z_]*", "a capability such as SYS_PTRACE, in capitals")]
+Capability = Annotated[str, matching(r"[A-Z][A-Z_]*", "a capability in upper case, such as SYS_PTRACE")]
 HostName = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a host name")]
 HostAddress = Annotated[str, BeforeValidator(_host_address)]
-# Words of an #SBATCH line, where nothing is quoted
+# Values on #SBATCH lines, which do not support quoting
 SbatchWord = Annotated[str, matching(r"[A-Za-z0-9_.:@%,/=+-]*", "one word")]
-SbatchOption = Annotated[str, matching(r"--[!-~]+( [!-~]+)*", "an option of sbatch such as --constraint=h100")]
+SbatchOption = Annotated[str, matching(r"--[!-~]+( [!-~]+)*", "an option of sbatch, such as --constraint=h100")]

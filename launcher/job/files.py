@@ -1,5 +1,5 @@
-"""Files of the caller's machine that a job names: code, script, mounts of local nodes, secrets. All of them must exist
-before anything starts.
+"""Files on this machine that a job refers to: code, script, mounts of local nodes, secrets. All must exist before
+anything starts.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ from launcher.job.problems import Path as KeyPath
 from launcher.job.scalars import LOCAL, LONGEST_PASSED, TOO_LONG, argv_of, passed_bytes, require_passable
 from launcher.model.home import home
 
-Found = tuple[KeyPath, str]  # a key and what is wrong with it, or with the file that it names
-# Bytes. Linux gives all arguments and variables of a process 2 MiB, by the usual limit of its stack (execve(2)); the
-# image's own, or the caller's, are among them.
+Found = tuple[KeyPath, str]  # a key and a problem of it, or of the file that it refers to
+# Bytes. Linux limits the arguments and variables of a process to 2 MiB with the usual stack size (execve(2)), including
+# the variables of the image or of the caller.
 MOST_PASSED = 3 << 19
-_FROM_HERE = "relative paths count from the directory you call from"
+_FROM_HERE = "relative paths are relative to the working directory"
 
 
 def check_files(job: Job, cwd: Path, environ: Mapping[str, str]) -> None:
-    """cwd: what relative paths count from. environ: has the secrets without a file.
+    """Check all files of a job. cwd: the base of relative paths. environ: contains the secrets without a file.
 
-    Raises JobInvalid with everything that is missing, each thing with its line.
+    Raises JobInvalid with all problems, each with its line.
     """
     values, wrong = _secrets(job, cwd, environ)
     job.refuse([*_missing(job, cwd), *wrong, *_too_much(job, values)])
 
 
 def check_code(job: Job, cwd: Path) -> None:
-    """Of check_files, what the code folder needs. Raises JobInvalid."""
+    """Check the code folder only. Raises JobInvalid."""
     job.refuse(_no_code(job, cwd))
 
 
 def read_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Values by variable, without the newline at the end of a file. Raises JobInvalid as `check_files` does."""
+    """Return the secrets' values by variable, without a file's final newline. Raises JobInvalid like `check_files`."""
     values, wrong = _secrets(job, cwd, environ)
     job.refuse(wrong)
     return values
 
 
 def known_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """The values that this caller has, and the names of the others: in another shell, some may be missing."""
+    """Return the values that this caller has, and the names of the others: another shell may lack some."""
     values, _ = _secrets(job, cwd, environ)
     return list(values.values()), [secret.name for secret in job.secrets if secret.name not in values]
 
 
 def is_here(source: str) -> bool:
-    """Whether a data set's source is of this machine, not `host:/path`."""
+    """Return whether a data set's source is on this machine, not `host:/path`."""
     host, colon, _ = source.partition(":")
     return not colon or "/" in host
 
 
 def code_folder(job: Job, cwd: Path) -> Path:
-    """Raises JobInvalid where it begins with `~` and there is no such home folder."""
-    return _place(job, ("code",), job.code, cwd)
+    """Return the code folder. Raises JobInvalid if it starts with `~` and there is no such home folder."""
+    return _path(job, ("code",), job.code, cwd)
 
 
-def _place(job: Job, key: KeyPath, path: str, cwd: Path) -> Path:
+def _path(job: Job, key: KeyPath, path: str, cwd: Path) -> Path:
     try:
         return Path(os.path.normpath(cwd / _expanded(path)))
     except BadValueError as error:
@@ -71,7 +71,7 @@ def _place(job: Job, key: KeyPath, path: str, cwd: Path) -> Path:
 
 
 def _expanded(path: str) -> Path:
-    """With the home folder for `~` and `~user`. Raises BadValueError where there is none."""
+    """Expand `~` and `~user`. Raises BadValueError if there is no such home folder."""
     user, slash, rest = path.partition("/")
     try:
         return Path(f"{home(os.environ)}{slash}{rest}") if user == "~" else Path(path).expanduser()
@@ -87,34 +87,40 @@ def _no_code(job: Job, cwd: Path) -> Iterator[Found]:
         what = "is a file; expected a folder" if code.exists() else "no such folder"
         yield ("code",), f"{what}: {code}; {_FROM_HERE}"
     elif not os.access(code, os.R_OK | os.X_OK):
-        yield ("code",), f"you may not read {code}"
+        yield ("code",), f"you do not have permission to read {code}"
 
 
 def _missing(job: Job, cwd: Path) -> Iterator[Found]:
-    """Of the code, the script, and this machine's mounts: preflight checks the other nodes."""
+    """Yield problems of the code, the script, data sets and local mounts; preflight checks the other nodes."""
     code = code_folder(job, cwd)
     yield from _no_code(job, cwd)
     if job.run.script is not None:
         path = ("run", "script")
-        script = _place(job, path, job.run.script, cwd)
-        beside = code / job.run.script
+        script = _path(job, path, job.run.script, cwd)
+        in_code = code / job.run.script
         if not script.is_file():
-            hint = f"; did you mean {os.path.relpath(beside, cwd)}?" if beside.is_file() else ""
-            yield path, f"{'is no file' if script.exists() else 'no such file'}: {script}; {_FROM_HERE}{hint}"
+            hint = f"; did you mean {os.path.relpath(in_code, cwd)}?" if in_code.is_file() else ""
+            yield path, f"{'not a regular file' if script.exists() else 'no such file'}: {script}; {_FROM_HERE}{hint}"
         elif not script.is_relative_to(code):
-            yield path, f"lies outside the code folder {code}, the only one that is put into the containers; see `code`"
+            yield (
+                path,
+                f"is outside the code folder {code}, which alone is copied to the nodes; see `code`",
+            )
     for data in job.data:
         key: KeyPath = ("data", data.name, "from")
-        if is_here(data.source) and not (place := _place(job, key, data.source, cwd)).exists():
-            yield key, f"no such file or folder: {place}; {_FROM_HERE}; another machine's are host:/path"
+        if is_here(data.source) and not (path_here := _path(job, key, data.source, cwd)).exists():
+            yield key, f"no such file or folder: {path_here}; {_FROM_HERE}; for another machine: host:/path"
     if any(node.host == LOCAL for node in job.machines):
         for mount in job.mounts:
             if not Path(mount.source).exists():
-                yield ("mounts", mount.source), f"{mount.source} does not exist on this machine, which is a node"
+                yield (
+                    ("mounts", mount.source),
+                    f"{mount.source} does not exist on this machine, which is a node",
+                )
 
 
 def _too_much(job: Job, secrets: Mapping[str, str]) -> Iterator[Found]:
-    """What is given to each process, together: blamed is the key that has most of it."""
+    """Yield a problem if arguments and variables of a process are too large together, for the largest of the keys."""
     envs = [job.env, *(job.env_of(node) for node in job.machines if node.env)]
     parts: dict[KeyPath, int] = {
         ("env",): max(sum(passed_bytes(f"{name}={value}") for name, value in env.items()) for env in envs),
@@ -123,11 +129,11 @@ def _too_much(job: Job, secrets: Mapping[str, str]) -> Iterator[Found]:
     }
     if sum(parts.values()) > MOST_PASSED:
         what = f"env, secrets and run are {sum(parts.values()):,} bytes together; expected at most {MOST_PASSED:,}, "
-        yield max(parts, key=lambda key: parts[key]), what + "as Linux limits them: give the program files instead"
+        yield max(parts, key=lambda key: parts[key]), what + "a limit of Linux; pass files to the program instead"
 
 
 def _secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[dict[str, str], list[Found]]:
-    """Their values by variable, and what is wrong with those that cannot be used."""
+    """Return the secrets' values by variable, and the problems of those that cannot be used."""
     values: dict[str, str] = {}
     wrong: list[Found] = []
     for index, secret in enumerate(job.secrets):
@@ -139,27 +145,29 @@ def _secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[dict[str,
 
 
 def _value(secret: Secret, cwd: Path, environ: Mapping[str, str]) -> str:
-    """Raises BadValueError for what no variable can hold, too."""
+    """Return a secret's value. Raises BadValueError, also if it cannot be the value of a variable."""
     if secret.file is not None:
         value = _text_of(cwd / _expanded(secret.file))
     elif not (value := environ.get(secret.name, "")):
         raise BadValueError(f"{secret.name} is not set in your environment; export it, or give {{NAME: file}}")
-    elif any("\ud800" <= character <= "\udfff" for character in value):  # so Python keeps bytes that are no text
-        raise BadValueError(f"{secret.name} of your environment is not text in UTF-8")
+    elif any("\ud800" <= character <= "\udfff" for character in value):  # bytes that are not UTF-8
+        raise BadValueError(f"{secret.name} in your environment is not valid UTF-8")
     require_passable(f"{secret.name}={value}", secret.name)
     return value
 
 
 def _text_of(path: Path) -> str:
-    """What a secret's file holds, without the newline at its end. Raises BadValueError."""
+    """Return the content of a secret's file without its final newline. Raises BadValueError."""
     try:
         # O_NONBLOCK: opening a pipe must not block. fstat of the open file, so that the file checked is the file read.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise BadValueError(f"{path} is no file")
+                raise BadValueError(f"{path} is not a regular file")
             if found.st_mode & 0o077:
-                raise BadValueError(f"others may read {path}, mode {found.st_mode & 0o777:04o}; run: chmod 600 {path}")
+                raise BadValueError(
+                    f"{path} is readable by others (mode {found.st_mode & 0o777:04o}); run: chmod 600 {path}"
+                )
             data = file.read(LONGEST_PASSED + 1)
             if len(data) > LONGEST_PASSED:
                 raise BadValueError(f"{path} is too long: more bytes than {TOO_LONG}")
@@ -169,7 +177,7 @@ def _text_of(path: Path) -> str:
     except OSError as error:
         raise BadValueError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadValueError(f"{path} is not text in UTF-8") from None
+        raise BadValueError(f"{path} is not valid UTF-8") from None
     if not text or "\0" in text:
-        raise BadValueError(f"{path} holds no secret: it is {'not text' if text else 'empty'}")
+        raise BadValueError(f"{path} has no secret: it is {'not text' if text else 'empty'}")
     return text

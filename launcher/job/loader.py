@@ -1,4 +1,4 @@
-"""A job file to a Job: everything that is wrong with it in one message, each thing with its line and its key."""
+"""Load a job file as a Job. All problems are reported in one message, each with its line and key."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from launcher.job.overrides import apply_nodes, apply_pool, apply_set
 from launcher.job.problems import Origin, Problem, refusal, show
 
 LARGEST = 1_000_000  # bytes
-_START = "`launcher init` writes a commented job file to start from"
+_START = "create a commented job file: launcher init"
 
 
 def load_job(path: str | PathLike[str], sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
-    """The job that a file asks for, with overrides `a.b=value` and, if given, other nodes than the file's.
+    """Return the job of a file, with overrides `a.b=value` and, if given, other nodes than the file's.
 
-    Raises JobInvalid, with all that is wrong. The files that the job names are checked by `files.check_files`.
+    Raises JobInvalid with all problems. `files.check_files` checks the files that the job refers to.
     """
     found, problems = compose(_read(FilePath(path)), str(path))
     return _job(found, problems, Source(str(path), FilePath(path)), sets, nodes)
 
 
 def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
-    """The same from text; `source` is its name in messages."""
+    """Like `load_job`, from text; `source` is its name in messages."""
     found, problems = compose(text, source)
     return _job(found, problems, Source(source), sets, nodes)
 
 
 def job_from(keys: Mapping[str, Any], sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
-    """The same from the keys of a job file as Python values (as JSON, which is YAML)."""
+    """Like `load_job`, from the keys of a job file as Python values (via JSON, which is YAML)."""
     found, problems = compose(json.dumps(keys, default=str), "job", inline=True)
     return _job(found, problems, Source("job"), sets, nodes)
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a job is read from: its name in messages, and the file if it is one."""
+    """The source of a job: its name in messages, and its file, if any."""
 
     name: str
     file: FilePath | None = None
@@ -53,7 +53,7 @@ def _job(
     found: Node | None, problems: list[Problem], source: Source, sets: Sequence[str], nodes: Sequence[str] | None
 ) -> Job:
     if found is None or (found.value is None and not problems):
-        raise JobInvalid(f"{source.name}:1", "the file holds nothing", _START)
+        raise JobInvalid(f"{source.name}:1", "the file is empty", _START)
     root = found
     if not isinstance(root.value, dict):
         what = f"expected a mapping with the keys name, nodes, run, ..., not {show(root.plain())}"
@@ -66,7 +66,7 @@ def _job(
         root = apply_nodes(root, nodes)
     origin = Origin(root.marks(), source.file)
     job, refused = check(root.plain(), origin)
-    known = {problem.path for problem in problems}  # one message a value: the first is about its YAML
+    known = {problem.path for problem in problems}  # one message per value: the first one is about its YAML
     problems += (
         Problem(origin.where(where) or root.mark, where, message) for where, message in refused if where not in known
     )
@@ -85,10 +85,10 @@ def _read(path: FilePath) -> str:
         raise JobInvalid(str(path), f"cannot be read: {error.strerror}", "give the path of a job file") from None
     if len(data) > LARGEST:
         line = data.count(b"\n") + 1
-        raise JobInvalid(f"{path}:{line}", "more than 1 MB from here on, which no job file is", "is it the right file?")
+        raise JobInvalid(f"{path}:{line}", "the file is larger than 1 MB", "check that this is a job file")
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         what = f"not UTF-8: byte 0x{data[error.start]:02x}"
-        raise JobInvalid(f"{path}:{line}", what, "save it as UTF-8; a job file is text") from None
+        raise JobInvalid(f"{path}:{line}", what, "save the job file as UTF-8 text") from None

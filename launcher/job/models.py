@@ -35,8 +35,8 @@ ELASTIC = {"restarts": 10, "lost_after": "15s"}  # defaults with min_nodes
 
 
 def _every_combination(sweep: Any) -> Any:
-    """`{grid: {lr: [0.1, 0.4], batch_size: [128, 256]}}` is a variant for each combination; the last option varies
-    first.
+    """Return the variants of `{grid: {lr: [0.1, 0.4], batch_size: [128, 256]}}`, one per combination; the last option
+    varies fastest.
     """
     if not isinstance(sweep, Mapping):
         return sweep
@@ -49,7 +49,7 @@ def _every_combination(sweep: Any) -> Any:
     if wrong:
         raise LocatedError([(("grid", key), f"expected a list of values, not {show(grid[key])}") for key in wrong])
     if (size := math.prod(map(len, grid.values()))) > MOST_VARIANTS:
-        raise LocatedError([(("grid",), f"has {size:,} combinations; expected {MOST_VARIANTS:,} at most")])
+        raise LocatedError([(("grid",), f"has {size:,} combinations; expected at most {MOST_VARIANTS:,}")])
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
@@ -183,7 +183,7 @@ class Job(Part):
     )
     sweep: Annotated[tuple[fields.ArgsField, ...], BeforeValidator(_every_combination)] = Field(
         default=(),
-        description="Variants of `run.args`, each a run of its own; together they are a group. A list of variants, or "
+        description="Variants of `run.args`, each run separately; together they are a group. A list of variants, or "
         "`{grid: {lr: [0.1, 0.4], batch_size: [128, 256]}}` for every combination.",
         examples=[[{"batch_size": 128}, {"batch_size": 256}], {"grid": {"lr": [0.1, 0.4], "batch_size": [128, 256]}}],
     )
@@ -210,7 +210,7 @@ class Job(Part):
 
     @property
     def machines(self) -> tuple[NodeEntry, ...]:
-        """The nodes, then the spares: all that a container is made on, by rank."""
+        """Nodes and spares, by rank: all machines that get a container."""
         return self.nodes + (self.spares or ())
 
     def gpus_of(self, node: NodeEntry) -> Gpus:
@@ -221,21 +221,21 @@ class Job(Part):
 
     @property
     def file(self) -> FilePath | None:
-        """The job file; None for a job that is of no file."""
+        """The job file; None for a job that was not loaded from a file."""
         return self._origin.file
 
     def hosts(self) -> list[tuple[str, str]]:
-        """Name and host of every machine, by rank. Raises JobInvalid where the job says only how many."""
+        """Return name and host of every machine, by rank. Raises JobInvalid if the job has only a number of nodes."""
         if any(node.host == ANY for node in self.machines):
-            what = "a number is for a cluster, which chooses the machines; name it: --on CLUSTER. Or list nodes: [a, b]"
+            what = "a number of nodes requires a cluster, which chooses them: --on CLUSTER. Or list nodes: [a, b]"
             self.refuse([(("nodes",), what)])
         return [(node.name, node.host) for node in self.machines]
 
     def mark(self, path: Path) -> Mark:
-        """Where a key, or its nearest parent, was written; the job's name for a job that is of no file."""
+        """Return the position of a key or its nearest parent; the job's name if the job was not loaded from a file."""
         return self._origin.where(path) or Mark(f"job {self.name}")
 
     def refuse(self, problems: Iterable[tuple[Path, str]]) -> None:
-        """Raises JobInvalid with all of them, if there are any."""
+        """Raise JobInvalid with all problems, if any."""
         if found := [Problem(self.mark(path), path, message) for path, message in problems]:
             raise refusal(found)

@@ -1,4 +1,4 @@
-"""What changes a job: `--set a.b=value` and `--nodes a,b` as new trees of the file, a sweep's variants as new jobs."""
+"""Changes of a job: `--set a.b=value` and `--nodes a,b` give new trees of the file, a sweep's variants new jobs."""
 
 from __future__ import annotations
 
@@ -14,59 +14,61 @@ from launcher.job.scalars import Args, argv_of, names_of
 
 
 def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
-    """`a.b=v`: the tree with the YAML value v at a.b; missing mappings are created, a number is a list's index.
+    """For `a.b=v`, return the tree with the YAML value v at a.b. Missing mappings are created; numbers index lists.
     Raises JobInvalid.
     """
     source = f"--set {printable(assignment if len(assignment) <= 80 else assignment[:77] + '...')}"
     key, equals, text = assignment.partition("=")
     parts: Path = tuple(key.strip().split("."))
     if not equals or not all(parts):
-        raise JobInvalid(source, "expected KEY=VALUE, such as run.args.epochs=6", "quote it against your shell")
+        raise JobInvalid(source, "expected KEY=VALUE, such as run.args.epochs=6", "quote it for your shell")
     value, problems = compose(text, source, inline=True)
     mark = Mark(source)
-    return _placed(root, parts, value or Node(mark, None), mark, ()), problems
+    return _with_value(root, parts, value or Node(mark, None), mark, ()), problems
 
 
-def _placed(node: Node, parts: Path, value: Node, mark: Mark, done: Path) -> Node:
+def _with_value(node: Node, parts: Path, value: Node, mark: Mark, done: Path) -> Node:
     if not parts:
         return replace(value, mark=mark)
     part, *rest = parts
     path = (*done, part)
     if isinstance(node.value, list):
         if not str(part).isdecimal() or int(part) >= len(node.value):
-            message = f"{dotted(done)} is a list of {len(node.value)}: expected a number below that, not "
+            message = f"{dotted(done)} is a list of {len(node.value)}: expected an index below that, not "
             raise refusal([Problem(mark, path, message + dotted((part,)))])
         items = list(node.value)
-        items[int(part)] = _placed(items[int(part)], tuple(rest), value, mark, path)
+        items[int(part)] = _with_value(items[int(part)], tuple(rest), value, mark, path)
         return replace(node, value=items)
     if isinstance(node.value, dict) or node.value is None:
         entries = dict(node.value or {})
-        entries[str(part)] = _placed(entries.get(str(part), Node(mark, None)), tuple(rest), value, mark, path)
+        entries[str(part)] = _with_value(entries.get(str(part), Node(mark, None)), tuple(rest), value, mark, path)
         return replace(node, value=entries)
     raise refusal([Problem(mark, path, f"{dotted(done)} is neither a mapping nor a list")])
 
 
 def apply_nodes(root: Node, nodes: Sequence[str]) -> Node:
-    """The tree with these nodes instead of its own. A node that the file has, by host or name, keeps its settings.
+    """Return the tree with these nodes. A node that the file lists, by host or name, keeps its settings.
     Raises JobInvalid.
     """
     mark = Mark("--nodes")
     if not nodes or not all(node.strip() for node in nodes):
-        raise JobInvalid(str(mark), "names no node", "give ssh aliases, user@host:port or local, separated by commas")
+        raise JobInvalid(
+            str(mark), "a node is missing", "give ssh aliases, user@host:port or local, separated by commas"
+        )
     old = root.value.get("nodes")
     entries: list[Node] = old.value if old is not None and isinstance(old.value, list) else []
     written = [entry.plain() if isinstance(entry.value, dict) else {"host": entry.plain()} for entry in entries]
     hosts = [host if isinstance(host := one.get("host"), str) else "" for one in written]
     known: dict[str, Node] = {}
     for entry, one, host, name in zip(entries, written, hosts, names_of(hosts), strict=True):
-        for word in (str(one.get("name")), host, name):
-            known.setdefault(word, entry)
+        for alias in (str(one.get("name")), host, name):
+            known.setdefault(alias, entry)
     chosen = [known.get(node.strip(), Node(mark, node.strip())) for node in nodes]
     return replace(root, value={**root.value, "nodes": Node(mark, chosen)})
 
 
 def apply_pool(root: Node) -> Node:
-    """`nodes: {pool: [a, b], each: 1}` as `nodes: [a, b]` and `each: 1`. Raises JobInvalid."""
+    """Replace `nodes: {pool: [a, b], each: 1}` by `nodes: [a, b]` and `each: 1`. Raises JobInvalid."""
     nodes = root.value.get("nodes")
     if nodes is None or not isinstance(nodes.value, dict) or "pool" not in nodes.value:
         return root
@@ -79,18 +81,18 @@ def apply_pool(root: Node) -> Node:
 
 
 def on_nodes(job: Job, nodes: Sequence[NodeEntry], port: int | None = None) -> Job:
-    """The job of a pool on these of its machines, which meet at that port (default: the job's)."""
+    """Return the job of a pool on some of its machines, with that rendezvous port (default: the job's)."""
     return job.model_copy(update={"nodes": tuple(nodes), "each": None, "lost_after": None, "port": port or job.port})
 
 
 def of_one_run(job: Job) -> Job:
-    """The job as one run of it is planned: of a pool, on the first machines."""
+    """Return the job as planned for one run: with a pool, on its first machines."""
     return job if job.each is None else on_nodes(job, job.nodes[: job.each])
 
 
 def expand_sweep(job: Job) -> list[Job]:
-    """One job a variant, in order, without a sweep of its own, and of a pool on the first machines; the job itself if
-    it has none.
+    """Return one job per variant, in order, without `sweep`, and with a pool on its first machines; without a sweep,
+    return the job itself.
     """
     if not job.sweep:
         return [job]
@@ -102,7 +104,7 @@ def expand_sweep(job: Job) -> list[Job]:
 
 
 def _merged(args: Args, variant: Args) -> Args:
-    """A variant's options replace those of the same name; if either is a list, the variant's are appended."""
+    """Return the arguments of a variant: its options replace those of the same name; lists are appended."""
     if isinstance(args, Mapping) and isinstance(variant, Mapping):
         spelled = {key.replace("_", "-"): key for key in args}
         renamed = {spelled.get(key.replace("_", "-"), key): value for key, value in variant.items()}
@@ -111,11 +113,11 @@ def _merged(args: Args, variant: Args) -> Args:
 
 
 def variant_name(variant: Args) -> str:
-    """A variant's name in tables: `batch_size=128 lr=0.1`."""
+    """Return a variant's name in tables: `batch_size=128 lr=0.1`."""
     if not isinstance(variant, Mapping):
         return " ".join(variant)
-    words = {True: "true", False: "false", None: "null"}
+    constant = {True: "true", False: "false", None: "null"}
     return " ".join(
-        f"{key}={','.join(value) if isinstance(value, tuple) else value if isinstance(value, str) else words[value]}"
+        f"{key}={','.join(value) if isinstance(value, tuple) else value if isinstance(value, str) else constant[value]}"
         for key, value in variant.items()
     )

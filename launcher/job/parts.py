@@ -63,12 +63,12 @@ class Image(Part):
             raise BadValueError("give one of base and ref" + ("" if self.base is None else ", not both"))
         for key, changed in (("torchvision", self.torchvision not in ("auto", "keep")), ("packages", self.packages)):
             if self.ref is not None and changed:
-                raise LocatedError([((key,), "an image given by ref is used as it is; give it as base to change it")])
+                raise LocatedError([((key,), "an image given as ref is not changed; give it as base instead")])
         for index, requirement in enumerate(self.packages):
             name = re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")
             if name in ("torch", "torchvision"):
                 fix = "set image.torchvision" if name == "torchvision" else "choose another base"
-                raise LocatedError([(("packages", index), f"{name} is not installed as a package; {fix}")])
+                raise LocatedError([(("packages", index), f"{name} cannot be installed as a package; {fix}")])
         return self
 
 
@@ -109,14 +109,14 @@ def nodes_by_number(nodes: Any) -> Any:
     if isinstance(nodes, bool) or not isinstance(nodes, int):
         return nodes
     if not 1 <= nodes <= MOST_NODES:
-        raise BadValueError(f"expected a number of nodes from 1 to {MOST_NODES}, or their names, not {nodes}")
+        raise BadValueError(f"expected a number of nodes from 1 to {MOST_NODES}, or a list of nodes, not {nodes}")
     return [{"name": f"node-{rank}", "host": ANY} for rank in range(nodes)]
 
 
 def _with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
     """Return the entries with default names added. Raises BadValueError for an empty list."""
     if not nodes:
-        raise BadValueError("an empty list; expected one node or more")
+        raise BadValueError("an empty list; expected at least one node")
     return tuple(
         node if node.name else node.model_copy(update={"name": name})
         for node, name in zip(nodes, names_of([node.host for node in nodes]), strict=True)
@@ -169,7 +169,7 @@ class Run(Part):
         if len(given) != 1:
             raise BadValueError(f"give exactly one of module, script, command, not {' and '.join(given) or 'none'}")
         if self.command is not None and not (self.command and self.command[0]):
-            raise LocatedError([(("command",), "an empty command")])
+            raise LocatedError([(("command",), "the command is empty")])
         return self
 
 

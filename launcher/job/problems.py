@@ -1,4 +1,4 @@
-"""Problems of a job file, each with its place, and the one message that reports them all."""
+"""Problems of a job file, with their positions, and the message that reports all of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from launcher.errors import JobInvalid
 
 Path = tuple[str | int, ...]
 
-SHOWN = 10  # problems a message lists
+SHOWN = 10  # maximum number of problems in a message
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place: a line of a file (counted from 1), or an override such as `--set port=1`, which has no line."""
+    """A position: a line of a file (counted from 1), or an override such as `--set port=1`, without a line."""
 
     source: str
     line: int = 0
@@ -29,11 +29,11 @@ class Mark:
 
 
 class Origin:
-    """Where each value of a job was written. All origins are equal, so that equal jobs of two files compare equal."""
+    """The position of each value of a job. All origins are equal, so that equal jobs from different files are equal."""
 
     def __init__(self, marks: Iterable[tuple[Path, Mark]] = (), file: FilePath | None = None) -> None:
         self._marks = dict(marks)
-        self.file = file  # None for a job that is of no file
+        self.file = file  # None for a job that was not loaded from a file
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Origin)
@@ -42,7 +42,7 @@ class Origin:
         return 0
 
     def where(self, path: Path) -> Mark | None:
-        """The place of `path` or of its nearest parent that was written; None for a job that is of no file."""
+        """Return the position of `path` or its nearest parent; None for a job that was not loaded from a file."""
         while path and path not in self._marks:
             path = path[:-1]
         return self._marks.get(path)
@@ -50,7 +50,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Problem:
-    """Where it is written, the key's path as `--set` spells it, what was expected."""
+    """Position, path of the key (as in `--set`), and message."""
 
     mark: Mark
     path: Path
@@ -62,11 +62,11 @@ class Problem:
 
 
 class BadValueError(ValueError):
-    """A value is not what was expected; the message says what was, and follows the key's path."""
+    """An invalid value. The message follows the key's path and says what is expected."""
 
 
 class LocatedError(BadValueError):
-    """Raised by the models' validators: problems at paths below the value that is validated."""
+    """Problems at paths below the validated value, raised by the models' validators."""
 
     def __init__(self, problems: Sequence[tuple[Path, str]]) -> None:
         super().__init__("; ".join(f"{dotted(path)}: {message}" if path else message for path, message in problems))
@@ -74,7 +74,7 @@ class LocatedError(BadValueError):
 
 
 def refusal(problems: Iterable[Problem]) -> JobInvalid:
-    """One error for all problems, in the order of the file's lines, overrides last; at most `SHOWN` of them."""
+    """Return one error for all problems, by line, overrides last; at most `SHOWN` are listed."""
     order = sorted(set(problems), key=lambda p: (p.mark.line == 0, p.mark.line, p.mark.column, p.text))
     first, *others = order
     lines = [first.text, *(f"{problem.mark}: {problem.text}" for problem in others[: SHOWN - 1])]
@@ -88,7 +88,7 @@ def dotted(path: Path) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as a message quotes it: short, on one line, without control characters."""
+    """Return a value as quoted in messages: short, on one line, without control characters."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -102,14 +102,14 @@ def show(value: Any) -> str:
     return _short(str(value))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing if no known word is near."""
-    near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{near[0]}'?" if near else ""
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?`, or "" if no known name is similar."""
+    close = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def printable(text: str) -> str:
-    """The text with line ends and control characters escaped, so that a message stays on one line."""
+    """Return the text with line ends and control characters escaped, so that a message stays on one line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,6 +1,6 @@
-"""Scalars of a job file and what they mean: numbers as written, durations, sizes, paths, hosts, arguments.
+"""Scalars of a job file: numbers as written, durations, sizes, paths, hosts, arguments.
 
-Every `parse_` function takes what YAML gave, or its own result, and raises BadValueError with what was expected.
+Every `parse_` function accepts a value from YAML or its own result, and raises BadValueError.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import Any
 
 from launcher.job.problems import BadValueError, show
 
-LOCAL = "local"  # the host of this machine
-ANY = "any"  # the host of a node that a cluster chooses
+LOCAL = "local"  # this machine
+ANY = "any"  # a node that a cluster chooses
 Gpus = str | int | tuple[int, ...] | tuple[str, ...]
 ArgValue = str | bool | None | tuple[str, ...]
 Args = Mapping[str, ArgValue] | tuple[str, ...]
 
 
 class WrittenInt(int):
-    """An integer that remembers how it was written: `007` and `0x10` stay so on a command line."""
+    """An integer with its original text, so that `007` and `0x10` are passed to programs as written."""
 
     text: str
 
 
 class WrittenFloat(float):
-    """A number that remembers how it was written: `1.10` and `1e-4` stay so on a command line."""
+    """A number with its original text, so that `1.10` and `1e-4` are passed to programs as written."""
 
     text: str
 
 
 class ProgramText(str):
-    """Text for a program: a number needs no quotes in a job file, because it is passed on as written."""
+    """Text for a program. Numbers need no quotes in a job file, as they are passed as written."""
 
     __slots__ = ()
 
 
-class Word(str):
-    """An unquoted yes, no, on or off: a boolean in YAML 1.1, text in 1.2. Refused where it is ambiguous."""
+class AmbiguousBool(str):
+    """An unquoted yes, no, on or off: a boolean in YAML 1.1, text in 1.2. Rejected if ambiguous."""
 
     __slots__ = ()
 
@@ -51,20 +51,20 @@ _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _NULL = ("", "~", "null", "Null", "NULL")
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_WORD = ("yes", "no", "on", "off")
+_AMBIGUOUS = ("yes", "no", "on", "off")
 LONGEST_PASSED = 131_072  # bytes of one argument, or of one variable: MAX_ARG_STRLEN of Linux, execve(2)
-TOO_LONG = f"the {LONGEST_PASSED:,} that Linux passes in one variable or argument; give the program a file instead"
+TOO_LONG = f"the {LONGEST_PASSED:,} that Linux allows in one variable or argument; pass a file to the program instead"
 _LONGEST_NUMBER = 64  # characters; longer ones are text (Python itself refuses to parse thousands of digits)
 
 
 def resolve(text: str) -> str | int | float | bool | None:
-    """A plain scalar's value by the core schema of YAML 1.2.2 (section 10.3): no dates, no sexagesimals, no yes/no."""
+    """Return a plain scalar's value by the core schema of YAML 1.2.2 (10.3): no dates, sexagesimals or yes/no."""
     if text in _NULL:
         return None
     if text in _BOOL:
         return _BOOL[text]
-    if text.lower() in _WORD:
-        return Word(text)
+    if text.lower() in _AMBIGUOUS:
+        return AmbiguousBool(text)
     if len(text) > _LONGEST_NUMBER:
         return text
     if _INT.fullmatch(text):
@@ -79,19 +79,19 @@ def resolve(text: str) -> str | int | float | bool | None:
 
 
 def passed_bytes(text: str) -> int:
-    """The bytes of an argument, or of a variable as NAME=value, as a program gets it: a NUL is at its end."""
+    """Return the size of an argument, or of a variable as NAME=value, with the terminating NUL."""
     return len(text.encode("utf-8", "surrogatepass")) + 1
 
 
 def require_passable(text: str, name: str = "") -> None:
-    """Raises BadValueError for an argument, or a variable as NAME=value, that no program can be given."""
+    """Raise BadValueError if an argument, or a variable as NAME=value, is too long to be passed to a program."""
     if (size := passed_bytes(text)) > LONGEST_PASSED:
         known = f"{name} is " if name else ""
-        raise BadValueError(f"{known}too long: {size:,} bytes with its name and a NUL at its end, more than {TOO_LONG}")
+        raise BadValueError(f"{known}too long: {size:,} bytes with its name and final NUL, more than {TOO_LONG}")
 
 
 def parse_text(value: Any) -> ProgramText:
-    """A scalar as a program gets it in argv or environment: numbers as written, true and false in lower case."""
+    """Return a scalar as passed to a program: numbers as written, true and false in lower case."""
     if isinstance(value, str):
         if "\0" in value:
             raise BadValueError("a NUL character cannot be passed to a program")
@@ -105,8 +105,8 @@ def parse_text(value: Any) -> ProgramText:
 
 
 def argv_of(args: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
-    """`k: v` becomes `--k v`, underscores dashes; true `--k`; false and null nothing; a list `--k a b`. A list of
-    arguments is used as it is. Raises ValueError for anything nested deeper.
+    """Return the arguments as argv. `k: v` becomes `--k v`, with dashes for underscores; true becomes `--k`; false and
+    null are omitted; a list becomes `--k a b`. A list of arguments is not changed. Raises ValueError for other values.
     """
     if not isinstance(args, Mapping):
         return tuple(parse_text(item) for item in args)
@@ -123,11 +123,11 @@ def argv_of(args: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
 
 
 def whole(what: str, low: int, high: int) -> Callable[[Any], int]:
-    """A parser of whole numbers from `low` to `high`."""
+    """Return a parser of integers from `low` to `high`."""
 
     def parse(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise BadValueError(f"expected {what}, a whole number, not {show(value)}")
+            raise BadValueError(f"expected {what}, an integer, not {show(value)}")
         if not low <= value <= high:
             raise BadValueError(f"expected {what} from {low} to {high}, not {show(value)}")
         return int(value)
@@ -140,14 +140,14 @@ _LONGEST = 10 * 365 * 86400
 
 
 def duration(seconds: float) -> str:
-    """`1:02:11`, `2:11`."""
+    """Return a duration as `1:02:11` or `2:11`."""
     whole = int(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def parse_duration(value: Any) -> int:
-    """Seconds from `24h`, `15m`, `90s`, `1h30m`, or from a number of seconds."""
+    """Return seconds from `24h`, `15m`, `90s`, `1h30m`, or a number of seconds."""
     seconds = math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         seconds = float(value) if abs(value) < _LONGEST * 10 else math.inf
@@ -155,11 +155,11 @@ def parse_duration(value: Any) -> int:
         seconds = sum(float(n) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True) if n)
     if not math.isnan(seconds) and 1 <= round(min(seconds, _LONGEST + 1)) <= _LONGEST:
         return round(seconds)
-    raise BadValueError(f"expected a duration of a second or more, such as 24h, 15m, 90s or 1h30m, not {show(value)}")
+    raise BadValueError(f"expected a duration of at least 1s, such as 24h, 15m, 90s or 1h30m, not {show(value)}")
 
 
 def show_duration(seconds: int) -> str:
-    """The shortest form that `parse_duration` reads back: 24h, 1h30m, 45s."""
+    """Return the shortest form for `parse_duration`: 24h, 1h30m, 45s."""
     parts = ((seconds // 3600, "h"), (seconds % 3600 // 60, "m"), (seconds % 60, "s"))
     return "".join(f"{n}{unit}" for n, unit in parts if n)
 
@@ -170,7 +170,7 @@ _SMALLEST = 6 << 20  # Docker's own minimum memory limit
 
 
 def parse_size(value: Any) -> int:
-    """Bytes from `64g`, `512m`, `1.5g` (powers of 1024, as Docker counts), or from a number of bytes."""
+    """Return bytes from `64g`, `512m`, `1.5g` (powers of 1024, as in Docker), or a number of bytes."""
     size = math.nan
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
@@ -178,11 +178,11 @@ def parse_size(value: Any) -> int:
         size = float(found[1]) * _UNITS[found[2].lower()]
     if _SMALLEST <= size < 1 << 60:
         return int(size)
-    raise BadValueError(f"expected a size of 6m or more, such as 64g or 512m, not {show(value)}")
+    raise BadValueError(f"expected a size of at least 6m, such as 64g or 512m, not {show(value)}")
 
 
 def show_size(size: int) -> str | int:
-    """The form that `parse_size` reads back, in the largest unit that divides it."""
+    """Return the form for `parse_size`, in the largest unit that divides the size."""
     for letter in "tgmk":
         if size % _UNITS[letter] == 0:
             return f"{size // _UNITS[letter]}{letter}"
@@ -199,17 +199,17 @@ _GPU_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
 
 
 def parse_gpus(value: Any) -> Gpus:
-    """`all`, `none`, N, indices or UUIDs; 0 is `none`."""
+    """Parse `all`, `none`, a number, indices or UUIDs; 0 is `none`."""
     if value in ("all", "none"):
         return str(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return whole("a number of GPUs", 0, 1024)(value) or "none"
     if not isinstance(value, (list, tuple)):
         single = isinstance(value, str) and (value.isdigit() or _GPU_UUID.fullmatch(value))
-        hint = "; write [...] around it" if single else ""
+        hint = "; put it in [...]" if single else ""
         raise BadValueError(f"expected all, none, a number, or a list of indices or of UUIDs, not {show(value)}{hint}")
     if not value:
-        raise BadValueError("an empty list of GPUs; write none, or all")
+        raise BadValueError("an empty list of GPUs; expected none or all")
     for item in value:
         if value.count(item) > 1:
             raise BadValueError(f"GPU {show(item)} is listed twice")
@@ -224,11 +224,11 @@ def parse_gpus(value: Any) -> Gpus:
 
 
 def parse_path(value: Any) -> str:
-    """An absolute path in normal form, as Docker mounts take it."""
+    """Return an absolute path in normal form, as required by Docker mounts."""
     if not isinstance(value, str):
         raise BadValueError(f"expected an absolute path, not {show(value)}")
     if not value.startswith("/"):
-        raise BadValueError(f"expected an absolute path, beginning with /, not {show(value)}")
+        raise BadValueError(f"expected an absolute path, starting with /, not {show(value)}")
     if ".." in value.split("/"):
         raise BadValueError(f"expected a path without '..', not {show(value)}")
     if re.search(r"[:,\x00-\x1f\x7f]", value):
@@ -237,17 +237,17 @@ def parse_path(value: Any) -> str:
 
 
 def parse_address(value: Any) -> str:
-    """An IP address that another node can connect to."""
+    """Return an IP address that another node can connect to."""
     try:
         address = ipaddress.ip_address(value if isinstance(value, str) else "")
     except ValueError:
         raise BadValueError(f"expected an IP address such as 10.0.0.5, not {show(value)}") from None
     if address.is_unspecified or address.is_multicast:
-        raise BadValueError(f"expected the address of one machine, not {show(value)}")
+        raise BadValueError(f"expected the IP address of a machine, not {show(value)}")
     return str(address)
 
 
-# Nothing that ssh would parse as an option, nothing that needs escaping in a label or a file name.
+# Excludes options of ssh and characters that need escaping in a label or file name.
 _HOST = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.+-]*)@)?"
     r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])"
@@ -256,12 +256,12 @@ _HOST = re.compile(
 
 
 def parse_host(value: Any) -> str:
-    """An ssh config alias, user@host:port, or `local`."""
+    """Parse an ssh config alias, user@host:port, or `local`."""
     found = _HOST.fullmatch(value) if isinstance(value, str) and len(value) <= 300 else None
     if not found:
         hint = "; write it in quotes" if isinstance(value, (int, float)) else ""
         if isinstance(value, str) and value.count(":") > 1:
-            hint = "; write an IPv6 address in brackets"
+            hint = "; put an IPv6 address in brackets"
         raise BadValueError(f"expected an ssh alias, user@host:port or local, not {show(value)}{hint}")
     if found["port"] and not 1 <= int(found["port"]) <= 65535:
         raise BadValueError(f"expected a port from 1 to 65535 in {show(value)}")
@@ -269,13 +269,13 @@ def parse_host(value: Any) -> str:
 
 
 def machine(host: str) -> tuple[str, str]:
-    """Host name and port, which identify a machine; port "" means the one of the ssh configuration."""
+    """Return host name and port, which identify a machine; port "": that of the ssh config."""
     found = _HOST.fullmatch(host)
     return (found["host"].lower(), found["port"] or "") if found else (host, "")
 
 
 def names_of(hosts: Sequence[str]) -> list[str]:
-    """Default names: the host without user, with the port only if hosts repeat; local-0, local-1 if `local` does."""
+    """Return default names: the host without user, with the port if hosts are repeated; local-0, local-1, ..."""
     bare = Counter(machine(host)[0] for host in hosts)
     names: list[str] = []
     count = itertools.count()

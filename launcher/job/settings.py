@@ -1,4 +1,4 @@
-"""The user's own settings file: what no job file may say, because it may come from a stranger."""
+"""The user's settings file, for settings that a job file may not have, as it may come from someone else."""
 
 from __future__ import annotations
 
@@ -160,15 +160,17 @@ class Settings(_Section):
         return self.data_root if isinstance(self.data_root, str) else self.data_root.get(host, "")
 
     def cluster(self, name: str) -> Cluster:
-        """Raises UsageError for a name that the file does not have, or that is no Slurm."""
+        """Return a Slurm cluster. Raises UsageError if the file has no Slurm cluster of that name."""
         found = self._named(name)
         if not isinstance(found, Cluster):
             fix = f"launcher export JOB --to jobset --on {name} --image REGISTRY/NAME@sha256:..."
-            raise UsageError(f"--on {name}", "is Kubernetes, for which the launcher only writes manifests", fix)
+            raise UsageError(
+                f"--on {name}", "is a Kubernetes cluster, for which the launcher only writes manifests", fix
+            )
         return found
 
     def kubernetes(self, name: str) -> Kubernetes:
-        """Raises UsageError for a name that the file does not have, or that is no Kubernetes."""
+        """Return a Kubernetes cluster. Raises UsageError if the file has no Kubernetes cluster of that name."""
         found = self._named(name)
         if not isinstance(found, Kubernetes):
             raise UsageError(f"--on {name}", "is a Slurm cluster", "--to slurm")
@@ -177,18 +179,19 @@ class Settings(_Section):
     def _named(self, name: str) -> Cluster | Kubernetes:
         if name not in self.clusters:
             known = ", ".join(self.clusters) or "none"
-            what = f"no such cluster in the settings file, which has: {known}"
-            raise UsageError(f"--on {name}", what, "clusters: {NAME: {kind: slurm, login: ..., workdir: /shared/...}}")
+            what = f"no such cluster in the settings file; known clusters: {known}"
+            fix = "add it: clusters: {NAME: {kind: slurm, login: ..., workdir: /shared/...}}"
+            raise UsageError(f"--on {name}", what, fix)
         return self.clusters[name]
 
 
-_read: dict[str, Settings] = {}  # by file, what this process has last read well
+_read: dict[str, Settings] = {}  # last valid settings of this process, by file
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Raises UsageError for a file that is wrong, or that others may write.
+    """Return the settings. Raises UsageError if the file is invalid or others may write it.
 
-    One that was right when this process first read it may be edited meanwhile: then what it said before counts.
+    If the file becomes invalid while this process runs, the last valid settings are used.
     """
     file = settings_file(environ)
     try:
@@ -206,29 +209,29 @@ def _read_file(file: Path) -> Settings:
     except FileNotFoundError:
         return Settings.model_construct()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(str(file), f"cannot be read: {error}", "correct it, or remove it") from error
+        raise UsageError(str(file), f"cannot be read: {error}", "correct or remove it") from error
     if status.st_mode & _FOR_ALL or status.st_uid not in (os.geteuid(), 0):
-        raise UsageError(str(file), "others may change it, and it names a command", f"chmod 600 {file}")
+        raise UsageError(str(file), "is writable by others, and contains a command to run", f"run: chmod 600 {file}")
     try:
         return Settings.model_validate(yaml.safe_load(text) or {})
     except yaml.YAMLError as error:
-        raise UsageError(str(file), f"is not YAML: {error}", "correct it, or remove it") from error
+        raise UsageError(str(file), f"is not valid YAML: {error}", "correct or remove it") from error
     except ValidationError as error:
         where, what, fix = _explained(error)
         raise UsageError(f"{file}: {where}", what, fix) from error
 
 
 def _explained(error: ValidationError) -> tuple[str, str, str]:
-    """Where the first mistake is, what it is, and what is known there."""
+    """Return position, message and hint for the first error."""
     first = error.errors()[0]
     where, what = list(first["loc"]), first["msg"]
-    fix = "it knows notify.command, notify.webhook, clusters, and file, collect, answer and wait of limits"
+    fix = "known keys: notify.command, notify.webhook, clusters, data_root, and limits.file, collect, answer, wait"
     if where[:1] == ["clusters"] and len(where) == 2:
-        what, fix = "kind is missing, or is none that is known", "kind: slurm, or kind: kubernetes"
+        what, fix = "kind is missing or unknown", "set kind: slurm or kind: kubernetes"
     elif where[:1] == ["clusters"] and len(where) > 2:
         kind = where.pop(2)
         known = (Cluster if kind == "slurm" else Kubernetes).model_fields
-        fix = f"a cluster of kind {kind} has {', '.join(known)}"
+        fix = f"keys of a cluster of kind {kind}: {', '.join(known)}"
         if first["type"] == "extra_forbidden":
             what = f"unknown key{nearest(str(where[-1]), known)}"
     return ".".join(map(str, where)), what, fix
