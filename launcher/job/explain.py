@@ -138,7 +138,7 @@ def _nodes(job: Job) -> Iterator[Conflict]:
         key = str(path[0])
         first = rank if node.host == ANY else seen.setdefault(machine(node.host), rank)
         if first != rank and (node.host != LOCAL or job.machines[first].host != LOCAL):
-            yield path, f"{node.host} is listed twice, as entry {first} too", {key}
+            yield path, f"{node.host} is already listed as entry {first}", {key}
         elif first != rank and job.runtime == "docker":
             yield path, "local may be repeated only with runtime: process", {key, "runtime"}
         elif names.setdefault(node.name, rank) != rank:

@@ -103,7 +103,7 @@ def test_invalid_or_writable_settings_are_refused_before_anything_starts(noticed
     write_settings(noticed_cli, webhook="file:///etc/passwd")
     assert "notify.webhook" in noticed_cli("up", here, code=2).stderr
     write_settings(noticed_cli, mode=0o622, command=["true"])
-    assert "others may change it" in noticed_cli("up", here, code=2).stderr
+    assert "is writable by others" in noticed_cli("up", here, code=2).stderr
     assert noticed_cli.runs() == []
 
 

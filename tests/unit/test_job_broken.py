@@ -55,7 +55,7 @@ def test_folder_instead_of_file(tmp_path: Path) -> None:
 def test_huge_file(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(GOOD + "# " + "x" * 1_000_000)
-    assert f"{path}:5: more than 1 MB" in refused(path)
+    assert f"{path}:5: the file is larger than 1 MB" in refused(path)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_at_most_ten_problems_are_shown_by_line_and_the_others_counted(tmp_path:
         ("port=80", "--set port=80: port: expected a port from 1024 to 65535, not 80"),
         ("run.args.epochs={a: b}", "--set run.args.epochs={a: b}: run.args.epochs: expected a plain value"),
         ("run.moduel=x", "--set run.moduel=x: run.moduel: unknown key; did you mean 'module'?"),
-        ("nodes.2=x", "--set nodes.2=x: nodes.2: nodes is a list of 2: expected a number below that, not 2"),
-        ("nodes.first=x", "nodes is a list of 2: expected a number below that, not first"),
+        ("nodes.2=x", "--set nodes.2=x: nodes.2: nodes is a list of 2: expected an index below that, not 2"),
+        ("nodes.first=x", "nodes is a list of 2: expected an index below that, not first"),
         ("name.x=1", "--set name.x=1: name.x: name is neither a mapping nor a list"),
         ("env=[", "--set env=[: not valid YAML"),
         ("env.A=", "--set env.A=: env.A: expected text, not null"),
-        ("image=null", "--set image=null: image: needed for runtime docker"),
+        ("image=null", "--set image=null: image: required for runtime: docker"),
         ("env.A=!!binary x", "the tag"),
     ],
 )
@@ -116,13 +116,13 @@ def test_wrong_overrides_are_named_as_given(tmp_path: Path, assignment: str, sai
 def test_no_node_chosen(tmp_path: Path, nodes: list[str]) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(GOOD)
-    assert "--nodes: names no node" in refused(path, nodes=nodes)
+    assert "--nodes: a node is missing" in refused(path, nodes=nodes)
 
 
 def test_wrong_chosen_nodes_are_named_as_given(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(GOOD)
-    assert "--nodes: nodes.1: c is a node already (entry 0)" in refused(path, nodes=["c", "c"])
+    assert "--nodes: nodes.1: c is already listed as entry 0" in refused(path, nodes=["c", "c"])
     assert "--nodes: nodes.0.host: expected an ssh alias" in refused(path, nodes=["-oProxyCommand=id"])
 
 
@@ -133,6 +133,6 @@ def test_an_error_in_a_merged_mapping_is_located_at_its_source() -> None:
     with pytest.raises(JobInvalid) as caught:
         parse_job(text, "job.yaml")
     assert str(caught.value).splitlines() == [
-        "job.yaml:7: run.args.lr: is yes a truth value or text? write true for the one, 'yes' for the other",
-        "job.yaml:7: sweep.0.lr: is yes a truth value or text? write true for the one, 'yes' for the other",
+        "job.yaml:7: run.args.lr: yes is ambiguous; write true for a boolean or 'yes' for text",
+        "job.yaml:7: sweep.0.lr: yes is ambiguous; write true for a boolean or 'yes' for text",
     ]

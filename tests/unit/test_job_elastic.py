@@ -30,16 +30,22 @@ def test_a_job_that_may_lose_nodes() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("min_nodes: 1\n", "could leave 1 of 3 nodes on each side, and both would train; expected at least 2"),
-        ("min_nodes: 2\nspares: [d]\n", "could leave 2 of 3 nodes and 1 spare on each side"),
-        ("min_nodes: 4\n", "4 of 3 nodes cannot take part"),
-        ("spares: [d]\n", ":5: spares: needs min_nodes"),
-        ("lost_after: 20s\n", ":5: lost_after: needs min_nodes"),
-        ("min_nodes: 2\nlost_after: 2s\n", ":6: lost_after: a busy machine may be silent for so long; expected 5s"),
-        ("min_nodes: 2\nrestarts: 0\n", ":6: restarts: with 0 no loss is survived"),
-        ("min_nodes: 2\nsweep: [{lr: 1}]\n", ":6: sweep: its next variant could not begin"),
-        ("min_nodes: 3\nsecrets: [A]\nspares: [{host: d, env: {A: b}}]\n", ":7: spares.0.env.A: is a secret too"),
-        ("min_nodes: 3\nspares: [a]\n", ":6: spares.0: a is a node already"),
+        (
+            "min_nodes: 1\n",
+            "could leave 1 on each side, and both would train; expected at least 2",
+        ),
+        ("min_nodes: 2\nspares: [d]\n", "with 3 nodes and 1 spare, a network partition could leave 2 on each side"),
+        ("min_nodes: 4\n", "min_nodes: is 4, but there are only 3 nodes"),
+        ("spares: [d]\n", ":5: spares: requires min_nodes"),
+        ("lost_after: 20s\n", ":5: lost_after: requires min_nodes"),
+        (
+            "min_nodes: 2\nlost_after: 2s\n",
+            ":6: lost_after: too short, as a busy machine may not respond",
+        ),
+        ("min_nodes: 2\nrestarts: 0\n", ":6: restarts: min_nodes needs restarts"),
+        ("min_nodes: 2\nsweep: [{lr: 1}]\n", ":6: sweep: a sweep cannot continue on fewer nodes"),
+        ("min_nodes: 3\nsecrets: [A]\nspares: [{host: d, env: {A: b}}]\n", ":7: spares.0.env.A: is also a secret"),
+        ("min_nodes: 3\nspares: [a]\n", ":6: spares.0: a is already listed as entry 0"),
     ],
 )
 def test_what_is_refused(keys: str, message: str) -> None:
@@ -48,14 +54,14 @@ def test_what_is_refused(keys: str, message: str) -> None:
 
 
 def test_two_machines_survive_no_loss() -> None:
-    with pytest.raises(JobInvalid, match=r"two machines survive no loss.*name a third one"):
+    with pytest.raises(JobInvalid, match=r"two machines cannot tolerate a loss.*add a third one"):
         parse_job(JOB.replace("[a, b, c]", "[a, b]") + "min_nodes: 1\n")
 
 
 @pytest.mark.parametrize("way", ["fsdp", "model", "pipeline", "dual_batch"])
 def test_a_model_that_no_node_has_as_a_whole_is_refused(way: str) -> None:
     for args, key in ((f"{{parallel: {way}}}", "parallel"), (f"[--parallel, {way}]", "1")):
-        with pytest.raises(JobInvalid, match=f":3: run.args.{key}: with {way} a lost node takes its part"):
+        with pytest.raises(JobInvalid, match=f":3: run.args.{key}: with {way}, a lost node takes its part"):
             parse_job(JOB.replace("{module: train}", f"{{module: train, args: {args}}}") + "min_nodes: 2\n")
 
 

@@ -44,8 +44,8 @@ def test_all_files_present(cwd: Path) -> None:
 def test_all_missing_files_are_reported_at_once_with_their_lines(cwd: Path) -> None:
     text = "code: cod\nrun: {script: code/main.p}\nmounts: {/none/such: /none/such}\nsecrets: [NONE_SUCH]\n"
     assert refused(job(cwd, text), cwd) == [
-        "job.yaml:4: code: no such folder: cod; relative paths count from the directory you call from",
-        "job.yaml:5: run.script: no such file: code/main.p; relative paths count from the directory you call from",
+        "job.yaml:4: code: no such folder: cod; relative paths are relative to the working directory",
+        "job.yaml:5: run.script: no such file: code/main.p; relative paths are relative to the working directory",
         "job.yaml:6: mounts./none/such: /none/such does not exist on this machine, which is a node",
         "job.yaml:7: secrets.0: NONE_SUCH is not set in your environment; export it, or give {NAME: file}",
     ]
@@ -58,13 +58,13 @@ def test_a_script_named_from_the_code_folder_gets_a_hint(cwd: Path) -> None:
 
 def test_a_script_outside_the_code_folder(cwd: Path) -> None:
     (said,) = refused(job(cwd, "code: code\nrun: {script: other.py}\n"), cwd)
-    assert said.startswith("job.yaml:5: run.script: lies outside the code folder")
+    assert said.startswith("job.yaml:5: run.script: is outside the code folder")
 
 
 def test_a_folder_as_script_and_a_file_as_code(cwd: Path) -> None:
     said = refused(job(cwd, "code: other.py\nrun: {script: code}\n"), cwd)
     assert said[0].startswith("job.yaml:4: code: is a file; expected a folder")
-    assert said[1].startswith("job.yaml:5: run.script: is no file")
+    assert said[1].startswith("job.yaml:5: run.script: not a regular file")
 
 
 def test_an_override_is_named_instead_of_a_line(cwd: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_secret_that_others_may_read_is_refused_with_a_fix(cwd: Path, mode: in
     (cwd / "token").chmod(mode)
     found = job(cwd, "run: {module: train}\nsecrets: [{B: token}]\n")
     (said,) = refused(found, cwd)
-    assert said == f"job.yaml:5: secrets.0: others may read token, mode {mode:04o}; run: chmod 600 token"
+    assert said == f"job.yaml:5: secrets.0: token is readable by others (mode {mode:04o}); run: chmod 600 token"
     with pytest.raises(JobInvalid):
         read_secrets(found, cwd, {})
 
@@ -108,9 +108,9 @@ def test_a_secret_that_others_may_read_is_refused_with_a_fix(cwd: Path, mode: in
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "holds no secret: it is empty"),
+        (b"", "has no secret: it is empty"),
         (b"\n", "it is empty"),
-        (b"\xff", "is not text"),
+        (b"\xff", "is not valid UTF-8"),
         (b"a\0b", "it is not text"),
     ],
 )
@@ -129,6 +129,6 @@ def test_a_missing_secret_file_a_folder_and_a_pipe(cwd: Path) -> None:
     assert [line.split(": ", 2)[2] for line in said] == [
         "no such file: none",
         "code cannot be read: Is a directory",
-        "pipe is no file",
+        "pipe is not a regular file",
         "D is not set in your environment; export it, or give {NAME: file}",
     ]

@@ -265,9 +265,9 @@ def test_a_job_without_containers_gets_the_requested_processors_on_a_cluster() -
     assert every == "#SBATCH --cpus-per-task=4"
     assert "by resources.cpus" in comment
     assert "#SBATCH --mem=6144M" in sbatch(asked)
-    with pytest.raises(JobInvalid, match=r"resources.cpus: .*give the nodes by number: nodes: 2"):
+    with pytest.raises(JobInvalid, match=r"resources.cpus: .*give the number of nodes: nodes: 2"):
         sbatch({**asked, "nodes": ["local", "local"]})
-    with pytest.raises(JobInvalid, match="name it: --on CLUSTER"):
+    with pytest.raises(JobInvalid, match="which chooses them: --on CLUSTER"):
         parse_job(yaml.safe_dump(asked), "job.yaml").hosts()
 
 
@@ -335,9 +335,13 @@ def test_doctor_asks_a_node_for_its_enroot(
 @pytest.mark.parametrize(
     ("cluster", "where", "expected"),
     [
-        ({"partion": "gpu"}, "clusters.hpc.partion: unknown key; did you mean 'partition'?", "has kind, login"),
-        ({"kind": "slrum"}, "clusters.hpc: kind is missing, or is none that is known", "kind: slurm, or kind"),
-        ({"time": "soon"}, "clusters.hpc.time: ", "has kind, login, workdir"),
+        (
+            {"partion": "gpu"},
+            "clusters.hpc.partion: unknown key; did you mean 'partition'?",
+            "slurm: kind, login",
+        ),
+        ({"kind": "slrum"}, "clusters.hpc: kind is missing or unknown", "kind: slurm or kind"),
+        ({"time": "soon"}, "clusters.hpc.time: ", ": kind, login, workdir"),
     ],
 )
 def test_a_mistake_in_a_cluster_of_the_settings_file_lists_the_known_keys(
