@@ -58,7 +58,7 @@ def test_a_variant_that_failed_with_its_lost_machine_moves(
 ) -> None:
     (work,) = sweep._work
     sweep._note(work, messages.NodeLost("local-1", "cut", time.time()))
-    failure = Failure(failed, None, None, "did not answer any more", "", "")
+    failure = Failure(failed, None, None, "stopped responding", "", "")
     sweep._conclude(work, Outcome(RUN, RunState.FAILED, failure))
     assert sweep.variants()[0].state is (State.WAITING if moves else State.FAILED)
     assert (work.earlier == RUN) is moves
