@@ -1,6 +1,6 @@
 """Cost of following an idle run: CPU time per minute on the launcher's machine.
 
-    python -m tests.bed up -n 8 && python -m bench.idle_cpu [--nodes 8] [--seconds 120] [--json FILE]
+    python -m tests.bed up -n 8 && python -m bench.quiet [--nodes 8] [--seconds 120] [--json FILE]
 
 A job that sleeps runs on real nodes of the test bed while an attached `launcher up` follows it, once with its output
 in a pipe and once in a terminal, where it shows live progress. Measured are the launcher's process and all processes it
@@ -34,7 +34,7 @@ STARTED = 60.0  # seconds within which every container must run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.idle_cpu", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.quiet", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=120.0, help="duration of the measurement per kind of output")
     parser.add_argument("--settle", type=float, default=10.0, help="seconds from the start to the measurement")

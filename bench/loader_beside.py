@@ -1,6 +1,6 @@
 """The trainer's loader compared with that of another checkout: images per CPU-second.
 
-    git worktree add /tmp/other COMMIT && python -m bench.loader_compare /tmp/other [--rounds 30] [--images 256]
+    git worktree add /tmp/other COMMIT && python -m bench.loader_beside /tmp/other [--rounds 30] [--images 256]
 
 Each loader has its own process and the same files. The ratio is the median over rounds; the order changes each round.
 """
@@ -22,7 +22,7 @@ NAMES = ("ours, compiled", "ours, compiled, packed JPEG <= 400 px")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.loader_compare", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.loader_beside", description=__doc__.splitlines()[0])
     parser.add_argument("tree", type=Path)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--images", type=int, default=256)

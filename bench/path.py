@@ -1,6 +1,6 @@
 """The path of a job through the modules of the launcher in `launcher up`, and the path of a log line through functions.
 
-    python -m bench.call_path JOB [--ssh-config FILE] [--line WORD]
+    python -m bench.path JOB [--ssh-config FILE] [--line WORD]
 
 Traces `launcher.up(job).wait()`. A module is counted when one of its functions is first called with the job or a value
 derived from it (VALUES). The path turns back if such a module is not called by the previous one, directly or
@@ -101,7 +101,7 @@ def _belongs_to_job(value: object) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.call_path", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.path", description=__doc__.splitlines()[0])
     parser.add_argument("job", type=Path)
     parser.add_argument("--ssh-config", type=Path)
     parser.add_argument("--line", metavar="WORD", help="trace a line of output that is not in the job file")

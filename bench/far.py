@@ -1,6 +1,6 @@
 """Real nodes with a network delay of 25 ms each way: start, complete run, `down` and end of a run.
 
-    python -m tests.bed up -n 8 && python -m bench.high_latency [--nodes 8] [--repeat 5] [--json FILE]
+    python -m tests.bed up -n 8 && python -m bench.far [--nodes 8] [--repeat 5] [--json FILE]
 
 Uses nodes of the test bed with an ssh round trip of 50 ms (tests/bed/delay.py). Baseline: `ssh NODE docker run` to all
 nodes concurrently, which sends no code, verifies no image and collects nothing. Measured:
@@ -45,7 +45,7 @@ Values = dict[tuple[str, str, int], list[float]]  # (what, method, nodes) -> sec
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.high_latency", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.far", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=5, help="runs of each, after one warm-up")
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -1,7 +1,7 @@
-"""Accuracy of `launcher doctor --bench` on the test bed: `python -m bench.doctor_accuracy`.
+"""Accuracy of `launcher doctor --bench` on the test bed: `python -m bench.doctor_right`.
 
     python -m tests.bed up -n 8
-    python -m bench.doctor_accuracy --nodes 2 4 8 --rounds 2 --quiet 10
+    python -m bench.doctor_right --nodes 2 4 8 --rounds 2 --quiet 10
 
 Each injection limits one part of one node to --share of its normal performance (0.4: 2.5 times slower), and doctor must
 report that node and that cause; in a quiet run it must report nothing. All nodes of the bed share the cores and the
@@ -61,7 +61,7 @@ def main() -> None:
         "--share", type=float, default=0.4, help="performance of an injected part, as a share of the others"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("doctor_accuracy.json"))
+    parser.add_argument("--output", type=Path, default=Path("doctor_right.json"))
     call = parser.parse_args()
     bed, rows, chance = Bed.attach(Settings.from_environment()), [], random.Random(call.seed)
     for count in call.nodes:
