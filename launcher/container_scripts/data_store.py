@@ -111,7 +111,9 @@ class Whole:
         return at(self._digests, number)
 
     def put(self, number: int, index: int, offset: int, data: bytes) -> None:
-        raise tree.RefusedError(f"received piece {number} twice: {len(data)} bytes at {offset} of file {index}")
+        raise tree.RefusedError(
+            f"received piece {number} for a whole copy: {len(data)} bytes at {offset} of file {index}"
+        )
 
     def finish(self, digests: bytes) -> int:
         """See Partial.finish()."""

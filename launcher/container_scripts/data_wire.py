@@ -31,7 +31,7 @@ LONGEST = 1 << 26  # bytes of a message: a batch of long names
 HANDSHAKE_TIMEOUT = 10.0
 DIAL_TIMEOUT = 5.0
 PEER_TIMEOUT = 60.0  # seconds for the neighbour to connect
-STRANGERS = 32  # concurrent connections that are not authenticated yet
+MAX_UNAUTHENTICATED = 32  # concurrent connections that are not authenticated yet
 # Not TCP_USER_TIMEOUT: it also closes connections to a live but slow receiver (zero window, busy disk)
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 _HEAD = struct.Struct(">BI")
@@ -48,16 +48,16 @@ class LostError(Exception):
 
 def context(config: dict[str, Any], *, server: bool) -> ssl.SSLContext:
     """config: authority, certificate and key as PEM text."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.check_hostname = False  # _is() checks the name: certificates are not bound to addresses
-    made.verify_mode = ssl.CERT_REQUIRED
-    made.load_verify_locations(cadata=config["authority"])
+    created = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    created.minimum_version = ssl.TLSVersion.TLSv1_2
+    created.check_hostname = False  # _is() checks the name: certificates are not bound to addresses
+    created.verify_mode = ssl.CERT_REQUIRED
+    created.load_verify_locations(cadata=config["authority"])
     with tempfile.NamedTemporaryFile(dir=config["private"]) as file:  # mode 0600; ssl reads keys from files only
         file.write((config["certificate"] + config["key"]).encode())
         file.flush()
-        made.load_cert_chain(file.name)
-    return made
+        created.load_cert_chain(file.name)
+    return created
 
 
 def _is(secured: ssl.SSLSocket, name: str) -> bool:
@@ -81,9 +81,9 @@ def listen() -> socket.socket:
 def accept(listener: socket.socket, secure: ssl.SSLContext, name: str) -> Link:
     """Accept the peer with this name; reject all others without waiting for them. Raises LostError."""
     found: queue.Queue[ssl.SSLSocket] = queue.Queue()
-    strangers = threading.Semaphore(STRANGERS)
+    unauthenticated = threading.Semaphore(MAX_UNAUTHENTICATED)
 
-    def greet(connection: socket.socket) -> None:
+    def authenticate(connection: socket.socket) -> None:
         try:
             connection.settimeout(HANDSHAKE_TIMEOUT)
             secured = secure.wrap_socket(connection, server_side=True)
@@ -94,15 +94,15 @@ def accept(listener: socket.socket, secure: ssl.SSLContext, name: str) -> Link:
         except (OSError, ValueError):
             connection.close()
         finally:
-            strangers.release()
+            unauthenticated.release()
 
     def serve() -> None:
         with contextlib.suppress(OSError):  # the listener is closed once the peer has connected
             while True:
                 connection = listener.accept()[0]
-                if strangers.acquire(blocking=False):
+                if unauthenticated.acquire(blocking=False):
                     _tuned(connection)
-                    threading.Thread(target=greet, args=(connection,), daemon=True).start()
+                    threading.Thread(target=authenticate, args=(connection,), daemon=True).start()
                 else:
                     connection.close()
 

@@ -1,4 +1,4 @@
-"""The bed itself: it is the cluster that the other tests expect."""
+"""The bed provides the cluster that other tests expect."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_open_ssh_sessions_break_on_demand(clean_bed: Bed) -> None:
     assert clean_bed.ssh(node.alias, "true").returncode == 0
 
 
-def test_power_loss_takes_memory_and_keeps_the_disk(clean_bed: Bed) -> None:
+def test_power_loss_clears_memory_and_keeps_the_disk(clean_bed: Bed) -> None:
     node = clean_bed.nodes[1]
     clean_bed.sh(node, "touch /dev/shm/gone /home/trainer/kept")
     clean_bed.docker(node, "run", "-d", "--name", "phoenix", "--restart", "on-failure:3", TRAIN_IMAGE, "sleep", "600")
@@ -192,7 +192,7 @@ def test_small_file_systems_fill_up(clean_bed: Bed) -> None:
     assert clean_bed.docker(node, "images", "-q", TRAIN_IMAGE)
 
 
-def test_up_is_idempotent_and_two_at_once_do_not_collide(bed: Bed) -> None:
+def test_up_is_idempotent_and_can_run_concurrently(bed: Bed) -> None:
     before = [bed.docker(node, "info", "-f", "{{.ID}}") for node in bed.nodes]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: cluster.up(bed.settings, 2, install=False), range(2)))

@@ -42,7 +42,7 @@ def echo_server(greeting: bytes = b"") -> Iterator[tuple[str, int]]:
 
 
 def in_time(greeted: list[float], answered: list[float], round_trip: list[float]) -> bool:
-    """The first answer too: it was sent with the handshake's last packet."""
+    """Includes the first response, which is sent with the last packet of the handshake."""
     return max(min(greeted), min(answered)) < 5 * SECONDS and min(round_trip) < 3 * SECONDS
 
 
@@ -88,13 +88,13 @@ def test_bytes_arrive_unchanged_and_throughput_is_not_limited() -> None:
     assert took < 40  # a round trip per 64 KiB would take 51 s
 
 
-def test_many_connections_at_once_do_not_wait_for_each_other() -> None:
+def test_concurrent_connections_do_not_wait_for_each_other() -> None:
     with echo_server(b"x") as target, delayed_ports([target], SECONDS) as [port]:
         began = time.monotonic()
         connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         connections[0].sendall(b"y")
         assert connections[0].recv(1) == b"x"
-        assert time.monotonic() - began < 36 * SECONDS  # one after another: 40
+        assert time.monotonic() - began < 36 * SECONDS  # sequential: 40
         for connection in connections:
             connection.close()
 

@@ -55,7 +55,7 @@ def inspected(bed: Bed, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(bed.sh(bed.nodes[0], f"docker inspect {name}"))[0]
     config = found["Config"]
     program = [*(config.pop("Entrypoint") or []), *(config.pop("Cmd") or [])]
-    for own in ("Hostname", "AttachStdout", "AttachStderr"):  # they depend on -d
+    for own in ("Hostname", "AttachStdout", "AttachStderr"):  # these depend on -d
         config.pop(own, None)
     config["Env"].sort()
     asked = container_request(FULL)["HostConfig"]  # docker's command line fills in engine defaults for the rest

@@ -1,4 +1,4 @@
-"""Other engines than Docker's as root: they get missing layers as any other, and the launcher serves in their place."""
+"""Engines other than rootful Docker: they get missing layers as usual; the launcher sends images in their place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def engine(clean_bed: Bed, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def more() -> Iterator[str]:
-    """Two megabytes on top of Debian."""
+    """An image with two megabytes on top of Debian."""
     text = f"FROM {TRAIN_IMAGE}\nRUN head -c {2 * MEGABYTE} /dev/urandom >/more\n"
     argv = ["docker", "build", "-q", "-t", MORE, "-"]
     environment = {**os.environ, "DOCKER_BUILDKIT": "0"}

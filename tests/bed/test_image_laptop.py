@@ -1,4 +1,4 @@
-"""The caller is a laptop on a home line: the nodes pull the base and build; the line carries kilobytes.
+"""The caller is a laptop on a home connection: the nodes pull the base and build; the caller sends kilobytes only.
 
 The registry is on this machine, and nodes reach it through tunnels that are not the launcher's. The launcher's own ssh
 connections are counted, and so is what the caller's engine pulls.
@@ -28,13 +28,13 @@ from tests.e2e.cli import Cli
 
 pytestmark = pytest.mark.bed
 MIB = 1 << 20
-KILOBYTES = MIB  # of the line, each way, for all commands to the nodes; the base has a layer of BASE
+KILOBYTES = MIB  # limit for each direction of the connection, for all commands; the base has a layer of BASE bytes
 BASE = 24 * MIB
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A caller beside two nodes, and a base that only a registry has."""
+    """A caller, two nodes, and a base image that only a registry has."""
 
     bed: Bed
     cli: Cli
@@ -49,7 +49,7 @@ class Scene:
         return f"127.0.0.1:{self.here}/team/base:1"
 
     def tunnels(self, *ranks: int) -> contextlib.AbstractContextManager[None]:
-        """The nodes of these ranks reach the registry."""
+        """Make the registry reachable from the nodes of these ranks."""
         return registry.forwarded(
             self.bed.ssh_config, [self.bed.nodes[rank].alias for rank in ranks], self.here, self.there
         )
@@ -72,7 +72,7 @@ class Scene:
         return {self.bed.docker(node, "image", "inspect", "-f", "{{.Id}}", name) for node in self.bed.nodes[:2]}
 
     def from_registry(self) -> tuple[int, int]:
-        """Bytes that the caller's engine pulled, and the nodes'."""
+        """Return the bytes pulled by the caller's engine, and by the nodes."""
         return self.registry.sent[self.here], self.registry.sent[self.there]
 
 
@@ -85,7 +85,7 @@ def grown(folder: Path, tag: str) -> None:
 
 
 def forget(bed: Bed, *beginnings: str) -> None:
-    """All names of images that begin so, here and on the nodes."""
+    """Return all image names with this prefix, here and on the nodes."""
     chosen = " || ".join(f'index($0, "{beginning}") == 1' for beginning in beginnings)
     script = "docker images --digests --format '{{.Repository}}:{{.Tag}} {{.Repository}}@{{.Digest}}' | tr ' ' '\\n' | "
     script += f"grep -v '<none>' | awk '{chosen}' | sort -u | xargs -r docker image rm -f; docker image prune -f"
@@ -122,7 +122,7 @@ def cli(tmp_path: Path) -> Cli:
     params=[*(pytest.param(p, marks=pytest.mark.slow) for p in ("like the nodes", "another architecture")), "a Mac"]
 )
 def caller(scene: Scene, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """The scene with each kind of caller, whose own engine could pull the base."""
+    """The scene with each kind of caller; its own engine could pull the base."""
     with contextlib.ExitStack() as stack:
         env = dict(scene.cli.env)
         if request.param != "like the nodes":
@@ -134,8 +134,8 @@ def caller(scene: Scene, request: pytest.FixtureRequest) -> Iterator[Scene]:
         )
 
 
-def test_the_nodes_pull_and_build_and_the_line_carries_kilobytes(caller: Scene) -> None:
-    """From the first `up` to `down`; then a node that has lost the image gets it from the other one."""
+def test_the_nodes_pull_and_build_and_the_caller_sends_kilobytes(caller: Scene) -> None:
+    """From the first `up` to `down`; then a node without the image gets it from the other node."""
     file, first = caller.job(), caller.bed.nodes[1]
     with caller.tunnels(0, 1):
         caller.wait_for_registry(0, 1)
@@ -188,7 +188,7 @@ def test_a_base_that_only_the_caller_has_is_built_there_if_it_suits_the_nodes(sc
 
 @pytest.fixture
 def foreign(scene: Scene) -> str:
-    """The name of an image for arm64 that this machine's engine has."""
+    """Return the name of an arm64 image of this machine's engine."""
     name = f"launcher-test-laptop:{uuid.uuid4().hex[:8]}"
     laptop.load_foreign(scene.folder, name)
     return name
@@ -196,7 +196,7 @@ def foreign(scene: Scene) -> str:
 
 @pytest.mark.parametrize("key", [pytest.param("base", marks=pytest.mark.slow), "ref"])
 def test_the_callers_image_for_another_architecture_is_not_sent(scene: Scene, foreign: str, key: str) -> None:
-    """Where no node can pull it, this is refused before anything is built or sent."""
+    """If no node can pull it, the job is refused before anything is built or sent."""
     image = {"base": foreign, "torchvision": "keep", "packages": ["six"]} if key == "base" else {"ref": foreign}
     file = scene.cli.job(
         "laptop", image=image, nodes=["node1", "node2"], gpus="none", run={"command": ["true"]}, timeout="2m"
@@ -225,8 +225,8 @@ def test_nodes_pull_what_the_caller_has_for_another_architecture(scene: Scene, f
 
 
 @pytest.mark.slow
-def test_what_was_built_for_another_architecture_here_is_not_sent(scene: Scene) -> None:
-    """`image build` works on this machine's engine; the lock file that it writes leads no node to that image."""
+def test_an_image_built_here_for_another_architecture_is_not_sent(scene: Scene) -> None:
+    """`image build` works on this machine's engine; no node uses that image because of the lock file that it writes."""
     file = scene.job()
     with laptop.foreign_engine(scene.folder) as host:
         caller = Cli(scene.cli.cwd, {**scene.cli.env, "DOCKER_HOST": host})

@@ -1,4 +1,4 @@
-"""`image build --with-code --push`: an image with the code in a registry, for what takes code from nowhere else."""
+"""`image build --with-code --push`: an image with the code in a registry, for systems that run images only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_image_with_the_code_is_pushed_and_named_by_its_digest(cli: Cli, tmp_
             forget(f"launcher/{name}-code", f"{address}/team/{name}")
 
 
-def test_files_of_any_name_are_at_their_place_in_an_image_with_the_code_and_the_trainer_is_added(cli: Cli) -> None:
+def test_files_with_any_names_are_in_an_image_with_the_code_and_the_trainer_is_added(cli: Cli) -> None:
     need(packages=())
     program = names.project(cli)
     file = cli.job("names", image={"ref": TRAIN_IMAGE}, nodes=2, run={"module": "train"})
@@ -57,7 +57,7 @@ def test_files_of_any_name_are_at_their_place_in_an_image_with_the_code_and_the_
         forget("launcher/names-code")
 
 
-def test_a_registry_that_cannot_be_is_refused_and_one_that_does_not_answer_is_named(cli: Cli) -> None:
+def test_an_invalid_registry_is_refused_and_an_unreachable_one_is_reported(cli: Cli) -> None:
     need(packages=())
     file = cli.job("push", image={"ref": TRAIN_IMAGE}, nodes=2, run={"command": ["true"]})
     assert "is no place in a registry" in cli("image", "build", file, "--push", "UPPER case", code=2).stderr

@@ -160,8 +160,8 @@ def test_a_client_without_the_token_gets_nothing(four, fleet, served):
     assert four.docker(four.nodes[1], "images", "-aq", "--no-trunc").split().count(image_id) == 1
 
 
-def test_another_image_than_the_one_wanted_does_not_stay(four, fleet, served):
-    """A peer of a cluster that is not ours to trust: it knows the token and proves what it sends."""
+def test_a_wrong_image_is_removed(four, fleet, served):
+    """An untrusted peer that knows the token and sends valid hashes."""
     peer, address, image_id = served
     with caller_engine() as local:
         base = local.images.inspect("debian:bookworm-slim")

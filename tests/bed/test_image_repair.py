@@ -1,4 +1,4 @@
-"""Broken images are repaired, or refused with the fault's name: on real engines, with real torch."""
+"""Broken images are repaired, or refused with the name of the fault: on real engines, with real torch."""
 
 import dataclasses
 import os
@@ -163,7 +163,7 @@ def test_cpu_torch_with_a_cuda_wheel_is_reported(local, bed, tmp_path):
     assert repair.lock.step == "wheel 0.28.0 cpu"
     try:
         done = ensure(image(base=base), ImageLocations([local], local, Log()), job=JOB)
-    except ImageBuildFailed as refusal:  # no way to PyTorch's own index, which alone has that wheel
+    except ImageBuildFailed as refusal:  # without access to the PyTorch index, the only one with that wheel
         assert "No matching distribution found for torchvision==0.28.0+cpu" in str(refusal)  # noqa: PT017
         assert refusal.exit_code == 4  # noqa: PT017
     else:
@@ -192,7 +192,7 @@ def test_a_working_oddity_is_reported_each_time_and_nothing_is_built(local, faul
     line = "RUN if [ -f /build/ca.crt ]; then export PIP_CERT=/build/ca.crt; fi \\\n"
     line += " && python3 -m pip install --no-deps torchvision==0.2.2.post3"
     base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
-    for _ in range(2):  # looked into, then as the lock file has it
+    for _ in range(2):  # probed, then read from the lock file
         said = Log()
         places, file = ImageLocations([local], local, said), tmp_path / "x.lock.json"
         done = ensure(image(base=base), places, job=JOB, lock_file=file)
@@ -204,7 +204,7 @@ def test_a_working_oddity_is_reported_each_time_and_nothing_is_built(local, faul
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, faulty):
-    """The unrepaired image fails with the original error; `up` of the bed's job repairs it, ships it and trains."""
+    """The unrepaired image fails with the original error; `up` of the bed's job repairs it, copies it and trains."""
     cli = Cli(tmp_path, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})
     (tmp_path / "forward.py").write_text(FORWARD)
     as_it_is = {

@@ -198,7 +198,7 @@ def test_layers_read_from_the_store_equal_those_of_docker_save(local, make, tmp_
                 out.write(piece)
         with tarfile.open(path) as found:
             sizes = [member.size for member in found if "blobs/" in member.name or "layer.tar" in member.name]
-        return sorted(size for size in sizes if size > 100_000)  # without what describes the image
+        return sorted(size for size in sizes if size > 100_000)  # without the metadata of the image
 
     saved = layers(local.images.save(info.id))
     assert len(saved) >= 3

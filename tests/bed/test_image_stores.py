@@ -74,7 +74,7 @@ def test_both_stores_get_the_same_image_under_different_ids(mixed, image):
 
 
 def test_one_more_package_sends_only_its_layer(mixed, image):
-    """Also to a node whose base came by `docker load` of an archive of docker's own format."""
+    """Also to a node whose base was loaded by `docker load` from an archive in docker's own format."""
     more = "launcher-test-stores:more"
     argv = ["docker", "build", "-q", "-t", more, "-"]
     text = f"FROM {image}\nRUN head -c 2000000 /dev/urandom >/more\n"
@@ -114,7 +114,7 @@ def test_another_configuration_is_another_image(mixed, image, tmp_path):
 
 
 def test_from_a_containerd_store_to_a_classic_one(mixed, image):
-    """The caller has no Docker; only node2 has the image, and is read as any other."""
+    """The caller has no Docker; only node2 has the image, and it is read as usual."""
     with caller_engine() as local:
         with connect(hosts(mixed, 1), ssh_config=mixed.ssh_config) as fleet:
             provide(image, ImageLocations(fleet.engines, local, Log()))

@@ -1,4 +1,4 @@
-"""Data on the bed's nodes: pushed, listed, verified, mended, removed; and in a job."""
+"""Data on the nodes of the bed: pushed, listed, verified, repaired, removed; and in a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_data(folder: Path, size: int = 3 * MIB) -> Path:
     return folder
 
 
-def test_data_is_pushed_listed_verified_mended_and_removed(bed_cli: Cli, bed: Bed) -> None:
+def test_data_is_pushed_listed_verified_repaired_and_removed(bed_cli: Cli, bed: Bed) -> None:
     make_data(bed_cli.cwd / "pets")
     done = json.loads(bed_cli("data", "push", "./pets", *NODES, *IMAGE, "--json").stdout)
     assert 3 * MIB < done["sent"] < 1.05 * 3 * MIB, "one copy leaves the source"
@@ -40,10 +40,10 @@ def test_data_is_pushed_listed_verified_mended_and_removed(bed_cli: Cli, bed: Be
     bed.sh(bed.nodes[1], f"printf x | dd of={path}/train/images.tar bs=1 seek={2 * MIB} conv=notrunc")
     assert "node2" in (found := bed_cli("data", "verify", name, *NODES, code=3)).stderr
     assert "train/images.tar" in found.stderr
-    mended = json.loads(bed_cli("data", "push", "./pets", *NODES, *IMAGE, "--json").stdout)
-    assert mended["content"] == done["content"]
-    assert mended["received"] == {"node1": 0, "node2": MIB + 4}, "only the damaged piece comes again, from node1"
-    assert mended["sent"] < MIB / 4
+    repaired = json.loads(bed_cli("data", "push", "./pets", *NODES, *IMAGE, "--json").stdout)
+    assert repaired["content"] == done["content"]
+    assert repaired["received"] == {"node1": 0, "node2": MIB + 4}, "only the damaged piece is sent again, from node1"
+    assert repaired["sent"] < MIB / 4
     assert bed_cli("data", "verify", name, *NODES).stdout.count("is whole") == 2
     mounted = f"{done['paths']['node1']}:/d:ro"
     bed.docker(bed.nodes[0], "create", "--name", "user", "-v", mounted, "launcher-bed-train", "true")
@@ -55,7 +55,7 @@ def test_data_is_pushed_listed_verified_mended_and_removed(bed_cli: Cli, bed: Be
 
 
 def test_a_jobs_data_is_on_every_node_before_the_start_and_cannot_be_written(bed_cli: Cli, bed: Bed) -> None:
-    """From a node, which uses it in place, and one file from here."""
+    """Data from a node, which uses it in place, and a file from this machine."""
     bed.sh(bed.nodes[0], "mkdir -p ~/pets && echo cat >~/pets/labels.txt", user="trainer")
     (bed_cli.cwd / "words.txt").write_text("hello\n")
     script = "cat /data/pets/labels.txt /data/words.txt; ! touch /data/pets/new 2>/dev/null && echo read only"
@@ -78,7 +78,7 @@ def test_a_jobs_data_is_on_every_node_before_the_start_and_cannot_be_written(bed
 
 
 @pytest.mark.slow
-def test_nodes_that_only_ssh_reaches_get_the_data_from_here(bed_cli: Cli, bed: Bed) -> None:
+def test_nodes_reachable_only_by_ssh_get_the_data_from_this_machine(bed_cli: Cli, bed: Bed) -> None:
     source = make_data(bed_cli.cwd / "pets")
     rule = "INPUT -p tcp --syn ! --dport 22 -i eth0 -j DROP"
     for node in bed.nodes[:2]:

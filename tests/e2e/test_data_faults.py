@@ -1,7 +1,7 @@
-"""A push of data that is cut goes on at the next call: hardly anything travels twice, and all of it is right.
+"""An interrupted push of data continues at the next call: little data is sent twice, and all of it is correct.
 
-What travels twice is what sockets and queues held at that moment, whatever the size of the data. So the nodes get the
-socket buffers that Linux has by default; the machine of the bed may have larger ones.
+Data sent twice is the content of sockets and queues at that moment, independent of the total size. The nodes get the
+default socket buffers of Linux; the machine of the bed may have larger ones.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.e2e.scene import Scene
 pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(1500)]
 MIB = 1 << 20
 SIZE = 256 * MIB
-RATE = "200mbit"  # of every link: slower than two cores, so that hardly anything waits in sockets
+RATE = "200mbit"  # of every link: slower than two cores, so that sockets hold little data
 MOMENTS = 10
-TWICE = 10 * MIB  # at most, to each receiver: 2 % of 512 MiB
+TWICE = 10 * MIB  # limit for each receiver: 2 % of 512 MiB
 BUFFERS = "net.ipv4.tcp_rmem='4096 131072 6291456' net.ipv4.tcp_wmem='4096 16384 4194304'"
 SOURCE = "~/pets"
-NODES = ("--nodes", "node1,node2,node3")  # node1 has it, node2 passes it on to node3
+NODES = ("--nodes", "node1,node2,node3")  # node1 is the source, node2 forwards to node3
 PUSH = ("data", "push", f"node1:{SOURCE}", *NODES, "--image", "launcher-bed-train", "--json")
 
 
@@ -63,30 +63,30 @@ def source_rebooted(bed: Bed, process: subprocess.Popen[str]) -> Iterator[None]:
 
 @pytest.mark.parametrize("scene", [3], indirect=True)
 @pytest.mark.parametrize("fault", [launcher_killed, relay_killed, engine_killed, source_rebooted])
-def test_a_push_that_is_cut_goes_on(fault: Fault, scene: Scene) -> None:
+def test_an_interrupted_push_continues(fault: Fault, scene: Scene) -> None:
     cli, bed, receivers = scene.cli, scene.bed, scene.nodes[1:]
     chance = random.Random(fault.__name__)
     make = f"mkdir -p {SOURCE} && head -c {SIZE} /dev/urandom >{SOURCE}/images.tar && echo cat >{SOURCE}/labels.txt"
     bed.sh(scene.nodes[0], make, user="trainer")
-    name = json.loads(cli(*PUSH).stdout)["content"][:12]  # the source knows its hashes from here on
+    name = json.loads(cli(*PUSH).stdout)["content"][:12]  # the source caches its hashes from now on
     cli("data", "rm", name, "--nodes", "node2,node3")
     with links(bed, scene.nodes):
-        before = came(bed, receivers)
+        before = received_bytes(bed, receivers)
         cli(*PUSH)
-        undisturbed = [after - start for after, start in zip(came(bed, receivers), before, strict=True)]
+        undisturbed = [after - start for after, start in zip(received_bytes(bed, receivers), before, strict=True)]
     cli("data", "rm", name, "--nodes", "node2,node3")
     for _ in range(MOMENTS):
         moment = chance.uniform(0.05, 0.9)
         with links(bed, scene.nodes):
-            before = came(bed, receivers)
+            before = received_bytes(bed, receivers)
             process = cli.start(*PUSH)
-            until_came(bed, receivers[1], before[1] + int(moment * SIZE), process)
+            wait_received(bed, receivers[1], before[1] + int(moment * SIZE), process)
             with fault(bed, process):
                 printed = process.communicate(timeout=120)
             again = json.loads(cli(*PUSH).stdout)
-            travelled = [after - start for after, start in zip(came(bed, receivers), before, strict=True)]
+            received = [after - start for after, start in zip(received_bytes(bed, receivers), before, strict=True)]
         assert set(again["paths"]) == {"node1", "node2", "node3"}, printed
-        twice = [got - whole for got, whole in zip(travelled, undisturbed, strict=True)]
+        twice = [got - whole for got, whole in zip(received, undisturbed, strict=True)]
         print(f"at {moment:.2f} of it: {twice} bytes more")
         assert max(twice) <= TWICE, f"at {moment:.2f} of it: {twice} bytes more\n{printed}"
         assert cli("data", "verify", name, "--nodes", "node2,node3").stdout.count("is whole") == 2
@@ -96,20 +96,20 @@ def test_a_push_that_is_cut_goes_on(fault: Fault, scene: Scene) -> None:
 
 @contextmanager
 def links(bed: Bed, nodes: Sequence[Node]) -> Iterator[None]:
-    """A node that was rebooted has lost both."""
+    """Set both again: a reboot resets them."""
     for node in nodes:
         bed.sh(node, f"sysctl -q -w {BUFFERS}")
     with shaped(bed, nodes, RATE):
         yield
 
 
-def came(bed: Bed, nodes: Sequence[Node]) -> list[int]:
-    """Bytes that each node has received since it booted."""
+def received_bytes(bed: Bed, nodes: Sequence[Node]) -> list[int]:
+    """Return the bytes that each node has received since boot."""
     return [int(bed.sh(node, "cat /sys/class/net/eth0/statistics/rx_bytes")) for node in nodes]
 
 
-def until_came(bed: Bed, node: Node, total: int, process: subprocess.Popen[str]) -> None:
+def wait_received(bed: Bed, node: Node, total: int, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
-    while came(bed, [node])[0] < total:
+    while received_bytes(bed, [node])[0] < total:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()

@@ -97,7 +97,7 @@ class Connection:
         return data
 
     def makefile(self, *_: object, **__: object) -> io.BufferedReader:
-        """Called by http.client for each response, which closes only the file: the connection stays open."""
+        """Return a reader for one response; closing it leaves the connection open for the next request."""
         self._readers += 1
         return io.BufferedReader(_Response(self), _PIECE)
 
@@ -204,7 +204,7 @@ def _program() -> Connection:
                 stdin=far.fileno(),
                 stdout=far.fileno(),
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C must not reach it
+                start_new_session=True,  # not interrupted by Ctrl-C
             )
         except OSError as error:
             near.close()

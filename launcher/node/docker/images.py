@@ -26,7 +26,7 @@ _PIECE = 1 << 20
 
 
 class DockerImages:
-    """`ssh`: (host, ssh config) where the OpenSSH client may load images."""
+    """`ssh`: (host, ssh config) if the OpenSSH client may load images."""
 
     def __init__(self, client: DockerClient, ssh: tuple[str, str | None] | None = None) -> None:
         self._client = client
