@@ -58,8 +58,8 @@ def inspected(bed: Bed, name: str) -> dict[str, Any]:
     for own in ("Hostname", "AttachStdout", "AttachStderr"):  # these depend on -d
         config.pop(own, None)
     config["Env"].sort()
-    asked = container_request(FULL)["HostConfig"]  # docker's command line fills in engine defaults for the rest
-    host = {key: value for key in asked if (value := found["HostConfig"][key])}
+    requested = container_request(FULL)["HostConfig"]  # docker's command line fills in engine defaults for the rest
+    host = {key: value for key in requested if (value := found["HostConfig"][key])}
     return {"Program": program, "Config": config, "HostConfig": host}
 
 

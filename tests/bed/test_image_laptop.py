@@ -63,10 +63,10 @@ class Scene:
                 time.sleep(0.1)
 
     def job(self, name: str = "laptop", base: str = "", **image: object) -> Path:
-        asked = {"base": base or self.base, "torchvision": "keep", "packages": ["six"], **image}
+        requested = {"base": base or self.base, "torchvision": "keep", "packages": ["six"], **image}
         command = ["python3", "-c", "import six; print('it has', six.__name__)"]
         run = {"command": command}
-        return self.cli.job(name, image=asked, nodes=["node1", "node2"], gpus="none", run=run, timeout="2m")
+        return self.cli.job(name, image=requested, nodes=["node1", "node2"], gpus="none", run=run, timeout="2m")
 
     def ids(self, name: str) -> set[str]:
         return {self.bed.docker(node, "image", "inspect", "-f", "{{.Id}}", name) for node in self.bed.nodes[:2]}

@@ -110,17 +110,17 @@ def test_a_lock_file_pins_a_base_whose_tag_moves(clean_bed, local, published, tm
     """The locked image is used, and pulled by digest, even though the tag has moved to another image."""
     served, name, port = published
     log_in(tmp_path, monkeypatch, port)
-    asked = Image.model_validate({"base": name, "torchvision": "keep"})
+    requested = Image.model_validate({"base": name, "torchvision": "keep"})
     path = lock.path_beside(tmp_path / "job.yaml")
     with engines_of(clean_bed) as fleet:
-        first = ensure(asked, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
+        first = ensure(requested, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
         locked = lock.read(path)
         assert (locked.base_digest, locked.base_id) == (served.digest, first.id)
         for engine in fleet.engines:
             engine.images.tag("launcher-bed-train", name)  # the tag is another image now
-        again = ensure(asked, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
+        again = ensure(requested, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
         assert again.id == first.id
         for engine in fleet.engines:
             engine.images.remove(first.id)
-        pulled = ensure(asked, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
+        pulled = ensure(requested, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
         assert pulled.id == first.id  # by digest, although the tag says otherwise

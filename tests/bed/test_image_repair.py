@@ -70,16 +70,16 @@ def test_a_base_that_does_not_exist_is_refused(local):
 
 
 def test_packages_on_a_kept_base_are_built_once_and_give_the_same_name(local):
-    asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
-    said = Log()
-    first = ensure(asked, ImageLocations([local], local, said), job=JOB)
-    again = ensure(asked, ImageLocations([local], local, Log()), job=JOB)
+    requested = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
+    log = Log()
+    first = ensure(requested, ImageLocations([local], local, log), job=JOB)
+    again = ensure(requested, ImageLocations([local], local, Log()), job=JOB)
     assert first.built
     assert not again.built
     assert again.id == first.id
-    assert any("install.sh packages" in line for line in said)  # the builder's output
+    assert any("install.sh packages" in line for line in log)  # the builder's output
     docker("image", "rm", first.reference)
-    again = ensure(asked, ImageLocations([local], local, Log()), job=JOB)
+    again = ensure(requested, ImageLocations([local], local, Log()), job=JOB)
     assert again.id == first.id  # by the builder's cache
     info = local.images.inspect(first.reference)
     assert info.labels[names.OCI_BASE_NAME] == "launcher-bed-train"
@@ -88,9 +88,9 @@ def test_packages_on_a_kept_base_are_built_once_and_give_the_same_name(local):
 
 def test_a_node_builds_with_the_classic_builder_if_the_caller_has_no_docker(clean_bed):
     hosts = [(node.alias, node.alias) for node in clean_bed.nodes[:2]]
-    asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
+    requested = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
-        done = ensure(asked, ImageLocations(fleet.engines, None, Log()), job=JOB)
+        done = ensure(requested, ImageLocations(fleet.engines, None, Log()), job=JOB)
         assert done.built
         assert list(done.shipped) == ["node2"]
         for engine in fleet.engines:
@@ -99,22 +99,22 @@ def test_a_node_builds_with_the_classic_builder_if_the_caller_has_no_docker(clea
 
 
 def test_a_failed_build_shows_the_builders_output(local):
-    asked = image(base="launcher-bed-train", torchvision="keep", packages=["surely-no-such-package-0"])
+    requested = image(base="launcher-bed-train", torchvision="keep", packages=["surely-no-such-package-0"])
     with pytest.raises(
         ImageBuildFailed, match="No matching distribution found for surely-no-such-package-0"
     ) as failure:
-        ensure(asked, ImageLocations([local], local, Log()), job=JOB)
+        ensure(requested, ImageLocations([local], local, Log()), job=JOB)
     assert failure.value.exit_code == 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_vgg_without_adaptive_pool_is_named_and_repaired_without_replacing_torch(local, faulty):
-    asked = image(base=faulty)
-    repair = plan_repair(asked, ImageLocations([local], local, Log()))
+    requested = image(base=faulty)
+    repair = plan_repair(requested, ImageLocations([local], local, Log()))
     assert repair.lock.step == "wheel 0.29.1 cu130"
     assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in repair.lock.why
-    done = ensure(asked, ImageLocations([local], local, Log()), job=JOB)
+    done = ensure(requested, ImageLocations([local], local, Log()), job=JOB)
     info = local.images.inspect(done.reference)
     after, before = (full_report(local, each, done.reference) for each in (info, repair.info))
     verdict = Verdict(done.reference, after, before)
@@ -128,10 +128,10 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_without_replacing_torch
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("asked", "there"), [("auto", "0.29.1+cu130"), ("0.29.0", "0.29.0+cu130")])
-def test_a_missing_torchvision_is_installed(local, faulty, asked, there):
+@pytest.mark.parametrize(("requested", "there"), [("auto", "0.29.1+cu130"), ("0.29.0", "0.29.0+cu130")])
+def test_a_missing_torchvision_is_installed(local, faulty, requested, there):
     base = standins.on_top(faulty, "launcher-bed-faulty:none", "RUN pip uninstall -y torchvision")
-    done = ensure(image(base=base, torchvision=asked), ImageLocations([local], local, Log()), job=JOB)
+    done = ensure(image(base=base, torchvision=requested), ImageLocations([local], local, Log()), job=JOB)
     info = local.images.inspect(done.reference)
     assert full_report(local, info, done.reference).torchvision == there
 
@@ -193,12 +193,12 @@ def test_a_working_oddity_is_reported_each_time_and_nothing_is_built(local, faul
     line += " && python3 -m pip install --no-deps torchvision==0.2.2.post3"
     base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
     for _ in range(2):  # probed, then read from the lock file
-        said = Log()
-        places, file = ImageLocations([local], local, said), tmp_path / "x.lock.json"
-        done = ensure(image(base=base), places, job=JOB, lock_file=file)
+        log = Log()
+        locations, file = ImageLocations([local], local, log), tmp_path / "x.lock.json"
+        done = ensure(image(base=base), locations, job=JOB, lock_file=file)
         assert done.reference == base
-        assert any("note: torchvision 0.2.2 is not the official pair" in text for text in said)
-        assert any("note: torchvision 0.2.2 has no operators" in text for text in said)
+        assert any("note: torchvision 0.2.2 is not the official pair" in text for text in log)
+        assert any("note: torchvision 0.2.2 has no operators" in text for text in log)
 
 
 @pytest.mark.slow

@@ -59,16 +59,16 @@ def hosts(bed, *ranks):
 
 def test_both_stores_get_the_same_image_under_different_ids(mixed, image):
     with connect(hosts(mixed, 0, 1), ssh_config=mixed.ssh_config) as fleet, caller_engine() as local:
-        places = ImageLocations(fleet.engines, local, Log())
-        done = provide(image, places)
+        locations = ImageLocations(fleet.engines, local, Log())
+        done = provide(image, locations)
         assert done.ids["node1"] == local.images.inspect(image).id == done.id
         assert done.ids["node2"] != done.id
         assert done.ids["node2"] == mixed.docker(mixed.nodes[1], "image", "inspect", "-f", "{{.Id}}", image)
         assert all(3 << 20 < sent < 4 << 20 for sent in done.shipped.values())  # Debian is on both
-        again = provide(image, places)
+        again = provide(image, locations)
         assert again.shipped == {}
         assert again.ids == done.ids
-        renamed = ensure(Image(ref=done.id), places, job="x")  # an id that node2 does not know
+        renamed = ensure(Image(ref=done.id), locations, job="x")  # an id that node2 does not know
         assert renamed.shipped == {}
         assert renamed.ids == done.ids
 
