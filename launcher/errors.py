@@ -1,9 +1,9 @@
-"""The errors a user sees, a class a kind: each says where, what happened and what to do next, and has its exit code.
+"""Errors for users, one class per kind. Each has an exit code and reports where and what happened, and the next step.
 
-A class's docstring says when it is raised. `str(error)` is the whole message.
+The docstring of a class describes when it is raised. `str(error)` is the complete message.
 """
 
-# ruff: noqa: N818 - the names state what is wrong (NodeUnreachable); the suffix Error would add nothing
+# ruff: noqa: N818 - the names state the problem (NodeUnreachable); the suffix Error would add nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from typing import Any
 
 
 class LauncherError(Exception):
-    """The base of all errors that a user is meant to read.
+    """Base class of all errors that are shown to the user.
 
-    where: a node's name, `file:line`, an option. what: what happened. next_step: what the user can do about it.
+    where: a node's name, `file:line`, an option. what: what happened. next_step: how to fix it.
     """
 
     exit_code: int = 1
@@ -30,25 +30,25 @@ class LauncherError(Exception):
 
 
 class InvalidRequest(LauncherError):
-    """The request itself is wrong."""
+    """The request is invalid."""
 
     exit_code = 2
 
 
 class UsageError(InvalidRequest):
-    """The call itself is wrong: an option, an argument."""
+    """An option or argument of the call is invalid."""
 
 
 class JobInvalid(InvalidRequest):
-    """The job file, an override of it, or a file that it names is wrong."""
+    """The job file, an override of it, or a file that it names is invalid."""
 
 
 class PlanInvalid(InvalidRequest):
-    """The job asks for more than these nodes have."""
+    """The job requests more than these nodes have."""
 
 
 class RunUnknown(InvalidRequest):
-    """No run, or more than one, has that name."""
+    """No run, or more than one run, has this name."""
 
 
 class NodeError(LauncherError):
@@ -58,19 +58,19 @@ class NodeError(LauncherError):
 
 
 class NodeUnreachable(NodeError):
-    """No connection to the node within the time limit, or the connection was lost for good."""
+    """No connection to the node within the time limit, or the connection was lost permanently."""
 
 
 class LoginLost(NodeUnreachable):
-    """The connection to a cluster's login machine is gone; another one might ask for a password again."""
+    """The connection to a cluster's login node was lost; a new one might ask for a password again."""
 
 
 class HostKeyUnknown(NodeError):
-    """The node's ssh host key is in no known_hosts file."""
+    """The node's ssh host key is not in a known_hosts file."""
 
 
 class HostKeyChanged(NodeError):
-    """The node's ssh host key is not the one in known_hosts."""
+    """The node's ssh host key differs from the one in known_hosts."""
 
 
 class AuthFailed(NodeError):
@@ -78,11 +78,11 @@ class AuthFailed(NodeError):
 
 
 class NodeUnfit(NodeError):
-    """The node is reached but lacks what the job needs: GPUs, a free port, disk, a mount's source."""
+    """The node is reachable but lacks a requirement of the job: GPUs, a free port, disk space, a mount's source."""
 
 
 class NoRoomHere(NodeError):
-    """What belongs into runs/ cannot be written on this machine."""
+    """Files in runs/ cannot be written on this machine."""
 
 
 class InUse(NodeUnfit):
@@ -90,7 +90,7 @@ class InUse(NodeUnfit):
 
 
 class EngineUnavailable(NodeError):
-    """No container engine answers on the node."""
+    """No container engine responds on the node."""
 
 
 class EngineForbidden(NodeError):
@@ -102,15 +102,15 @@ class EngineFailed(NodeError):
 
 
 class ContainerGone(EngineFailed):
-    """The container was there and is not any more: it was removed from outside."""
+    """The container no longer exists: it was removed by another process."""
 
 
 class NameTaken(EngineFailed):
-    """The node has a container of that name already."""
+    """The node already has a container of this name."""
 
 
 class DataFailed(NodeError):
-    """Data did not reach a node, or its copy there is damaged."""
+    """Data did not reach a node, or the node's copy is damaged."""
 
 
 class ImageError(LauncherError):
@@ -120,7 +120,7 @@ class ImageError(LauncherError):
 
 
 class ImageUnfit(ImageError):
-    """The image lacks what the job needs, or is not the same on all nodes."""
+    """The image lacks a requirement of the job, or is not the same on all nodes."""
 
 
 class ImageBuildFailed(ImageError):
@@ -142,9 +142,9 @@ class StoppedByUser(LauncherError):
 
 
 class NotConfirmed(LauncherError):
-    """A node did not confirm a request, so something may be left there.
+    """A node did not confirm a request, so cleanup may be incomplete there.
 
-    removed: what the other nodes confirmed. errors: why the rest did not.
+    removed: what was removed on the other nodes. errors: of the nodes that did not confirm.
     """
 
     exit_code = 6
@@ -164,16 +164,16 @@ class NotConfirmed(LauncherError):
 
 
 class NodesFailed(LauncherError):
-    """Several nodes failed, each for its own reason. The message has all of `errors`.
+    """Nodes failed, each for its own reason. The message contains all of `errors`.
 
-    The exit code is the one that they share, 3 if they differ.
+    The exit code is that of the errors, or 3 if they differ.
     """
 
     exit_code = 3
 
     def __init__(self, errors: Sequence[LauncherError], of: int = 0) -> None:
-        """errors: at least one, in the order of the nodes; nested aggregates are flattened. of: how many nodes were
-        asked, 0 to leave that out.
+        """errors: at least one, in the order of the nodes; nested aggregates are flattened. of: total number of nodes,
+        0 to omit it.
         """
         if not errors:
             raise ValueError("NodesFailed without an error")

@@ -1,4 +1,4 @@
-"""Files of this machine, written so that another process may read them at any time."""
+"""Atomic writes to local files, which another process may read at any time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Whole or not at all: a reader never sees half a file. Raises OSError."""
+    """Write a file atomically: a reader never sees a partial file. Raises OSError."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         partial.write_bytes(data)

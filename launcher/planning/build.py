@@ -1,4 +1,4 @@
-"""The whole plan of a run from the job and the facts, without I/O."""
+"""Build the plan of a run from the job and the facts, without I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
 from launcher.planning import checks, command, containers, gpu_checks, gpus
 
-_WARNED = ("clock", "shared memory")  # what `up` warns of; launcher doctor shows the rest
+_WARNED = ("clock", "shared memory")  # the checks that `up` warns about; launcher doctor shows the rest
 
 
 def build(
@@ -26,18 +26,18 @@ def build(
     owner: str,
     created: int,
 ) -> Plan:
-    """The containers of a run, by node rank.
+    """Return the containers of a run, by node rank.
 
-    Raises PlanInvalid for what no machine could do, NodeUnfit (NodesFailed for several) naming every node that lacks
-    what it is asked for.
+    Raises PlanInvalid for impossible requests, and NodeUnfit (NodesFailed for several nodes) for every node that lacks
+    a requirement.
     """
     _check(job, facts)
     context = command.Context(job, run, image, rendezvous, code, owner, created)
     uuids = choose_gpus(job, facts)
     counts = [command.workers(job, len(mine)) for mine in uuids]
     if job.min_nodes and len(set(counts)) > 1:
-        told = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
-        raise PlanInvalid("min_nodes", f"any node may take another's place, and they have unequal workers: {told}")
+        listed = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
+        raise PlanInvalid("min_nodes", f"all nodes must have the same number of workers, but they have: {listed}")
     ranks = [range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
     nodes = tuple(
         NodePlan(
@@ -66,12 +66,12 @@ def build(
 
 
 def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
-    """What can be known to be impossible before anything is created."""
+    """Raise errors that are known before anything is created."""
     if job.run.script is not None and command.script_in_code(job).startswith(".."):
         raise PlanInvalid(
             f"run.script {job.run.script}",
-            f"lies outside the code folder {job.code}, which is all that the containers see",
-            "move it there, or set `code` to a folder above it",
+            f"is outside the code folder {job.code}, and containers see only that folder",
+            "move it there, or set `code` to a folder that contains it",
         )
     ports = [checks.master_port(job, node) for node in (facts if job.min_nodes else facts[:1])]  # any may be the master
     engines = [checks.engine(node, job) for node in facts if node.engine]
@@ -82,13 +82,16 @@ def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
 
 
 def choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
-    """UUIDs of each node's GPUs, by rank. Raises NodesFailed, of InUse alone where waiting for other users helps."""
+    """Return the UUIDs of each node's GPUs, by rank.
+
+    Raises NodesFailed, which contains only InUse if waiting for other users helps.
+    """
     chosen: list[tuple[str, ...]] = []
     errors: list[LauncherError] = []
     without: list[NodeFacts] = []
-    places: dict[str, list[int]] = {}
+    ranks: dict[str, list[int]] = {}  # by host
     for rank, entry in enumerate(job.machines):
-        places.setdefault(entry.host, []).append(rank)
+        ranks.setdefault(entry.host, []).append(rank)
     for rank, (entry, node) in enumerate(zip(job.machines, facts, strict=True)):
         try:
             uuids = gpus.select(node, job.gpus_of(entry))
@@ -97,9 +100,9 @@ def choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
             continue
         if job.gpus_of(entry) == "all" and not uuids:
             without.append(node)
-        same = places[entry.host]
+        same = ranks[entry.host]
         chosen.append(gpus.share(uuids, len(same), same.index(rank)) if entry.gpus is None else uuids)
-    if any(chosen):  # `all` would mean processors there, and the others would wait for them
+    if any(chosen):  # `all` would mean CPUs there, and the other nodes would wait for them
         errors += [gpus.has_none(node) for node in without]
     if errors:
         raise NodesFailed(errors, of=len(facts))
@@ -109,12 +112,14 @@ def choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
 def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, nodes: Sequence[NodePlan]) -> list[str]:
     found = []
     if not rendezvous.probed:
-        found.append(f"sshd forbids testing connections between the nodes; {rendezvous.address} is the best guess")
+        found.append(
+            f"sshd forbids testing connections between the nodes; {rendezvous.address} is assumed to be reachable"
+        )
     for node, planned in zip(facts, nodes, strict=True):
         missing = [name for name, _ in WANTED_ULIMITS if name not in dict(node.ulimits)]
         if missing and job.runtime == "docker":
             found.append(
-                f"{node.name}: the engine does not grant ulimit {', '.join(missing)}; the node's own limit stays"
+                f"{node.name}: the engine does not grant ulimit {', '.join(missing)}; the node's limit is used"
             )
         found += [
             f"{check.node}: {check.what}. {check.fix}"
@@ -125,14 +130,14 @@ def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, node
         if planned.container.gpus and planned.processes > len(planned.container.gpus):
             found.append(
                 f"{node.name}: {planned.processes} workers share {len(planned.container.gpus)} GPUs; "
-                "NCCL refuses two ranks on one GPU"
+                "NCCL does not support two ranks on one GPU"
             )
     counts = {n.node: len(n.container.gpus) for n in nodes}
     if len(set(counts.values())) > 1:
         numbers = ", ".join(f"{node} {count}" for node, count in counts.items())
-        found.append(f"the nodes give different numbers of GPUs: {numbers}")
+        found.append(f"the nodes have different numbers of GPUs: {numbers}")
     if sum(n.processes for n in nodes) > 1 and any(map(gpus.is_instance, (u for n in nodes for u in n.container.gpus))):
         found.append(gpu_checks.NCCL_AND_MIG)
     if any(counts.values()) and (differ := gpu_checks.differences([facts[n.rank] for n in nodes if n.container.gpus])):
-        found.append(f"the nodes' GPUs differ, and the slowest sets the pace: {differ}")
+        found.append(f"the nodes' GPUs differ, and the slowest one limits the speed: {differ}")
     return found

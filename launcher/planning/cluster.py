@@ -1,5 +1,6 @@
-"""The plan of a job for a cluster that chooses the machines: its nodes are alike, and only the cluster knows where they
-are. Slurm's script and Kubernetes' manifests are made of it (launcher/export).
+"""Plan of a job for a cluster, which chooses the machines: all nodes are alike, and their addresses are not known.
+
+launcher/export renders it as an sbatch script or as Kubernetes manifests.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from launcher.job.models import Job
 from launcher.job.problems import Path
 from launcher.planning import command
 
-Refused = Iterator[tuple[Path, str]]  # a key of the job file, and why the target cannot carry it
+Refused = Iterator[tuple[Path, str]]  # a key of the job file, and why the target does not support it
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What every node of the job does."""
+    """Settings of every node of the job."""
 
     job: Job
     gpus: int  # of each node
     processes: int  # workers of each node
     image: str  # "" for plain processes
-    program: tuple[str, ...]  # a worker's argv; of `run.command`, the node's
+    program: tuple[str, ...]  # argv of a worker, or of the node for `run.command`
     env: Mapping[str, str]
     warnings: tuple[str, ...] = ()
 
@@ -37,10 +38,10 @@ class ClusterPlan:
 
 
 def build(job: Job, python: str, gpus_of_a_node: int | None = None) -> ClusterPlan:
-    """gpus_of_a_node: what `gpus: all` means there. Raises JobInvalid with every key that no cluster can carry."""
+    """Return the plan. gpus_of_a_node: meaning of `gpus: all`. Raises JobInvalid with all unsupported keys."""
     job.refuse(_not_on_a_cluster(job, gpus_of_a_node))
     everything = gpus_of_a_node if job.gpus == "all" else job.gpus
-    unknown = "no GPUs are asked for: the settings file does not say how many a node of the cluster has (`gpus`)"
+    unknown = "no GPUs are requested: the settings file lacks the number of GPUs of a node of the cluster (`gpus`)"
     gpus = everything if isinstance(everything, int) else 0
     program = command.program(job)
     base = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NCCL_DEBUG": "WARN"}
@@ -59,28 +60,33 @@ def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
     for rank, node in enumerate(job.nodes):
         for key in ("gpus", "address", "env"):
             if getattr(node, key):
-                yield ("nodes", rank, key), "a cluster chooses the machines, so all nodes are alike: leave it out"
+                yield (
+                    ("nodes", rank, key),
+                    "a cluster chooses the machines, so all nodes have the same settings: remove it",
+                )
     if isinstance(job.gpus, tuple):
-        yield ("gpus",), "a cluster gives GPUs by number: say how many of each node"
+        yield ("gpus",), "a cluster allocates GPUs by number: give the number of GPUs per node"
     elif job.gpus == "all" and gpus_of_a_node is None and (job.runtime == "docker" or "gpus" in job.model_fields_set):
-        what = "how many a node has is not known: say how many (gpus: 8, or none), or set `gpus` of the cluster in"
-        yield ("gpus",), f"{what} the settings file and name it: --on CLUSTER"
+        what = "the number of GPUs of a node is unknown: give it (gpus: 8, or none), or set `gpus` of the cluster in"
+        yield ("gpus",), f"{what} the settings file and name the cluster: --on CLUSTER"
     if job.min_nodes is not None:
-        what = "a cluster has its own way to lose nodes: leave it out, with spares and lost_after; restarts starts anew"
+        what = "is not supported on a cluster: remove it, with spares and lost_after; `restarts` restarts the job"
         yield ("min_nodes",), what
     for data in job.data:
-        what = "the nodes of a cluster share a file system: put it there, and use mounts: {/shared/data: /data:ro}"
+        what = (
+            "the nodes of a cluster share a file system: put the data there, and use mounts: {/shared/data: /data:ro}"
+        )
         yield ("data", data.name), what
     image = job.image
     if image is not None and image.base is not None and job.runtime == "docker":
-        what = "no image is built or checked on a cluster: build it first (launcher image build), and give it"
+        what = "images are not built or checked on a cluster: build it first (launcher image build), and set it"
         if image.packages:
             yield ("image", "packages"), f"{what} as image.ref"
         if image.torchvision != "keep":
-            yield ("image", "torchvision"), f"{what} as image.ref; or torchvision: keep"
-    for place, _ in enumerate(job.docker.devices):
-        yield ("docker", "devices", place), "a cluster gives no further devices: leave it out"
+            yield ("image", "torchvision"), f"{what} as image.ref; or use torchvision: keep"
+    for index, _ in enumerate(job.docker.devices):
+        yield ("docker", "devices", index), "additional devices are not supported on a cluster: remove it"
     if job.run.script is not None and command.script_in_code(job).startswith(".."):
-        yield ("run", "script"), f"lies outside the code folder {job.code}, which is all that the nodes see"
+        yield ("run", "script"), f"is outside the code folder {job.code}, and the nodes see only that folder"
     if job.sweep:
-        yield ("sweep",), "a script or manifest is one run: export a variant with --set run.args.KEY=VALUE"
+        yield ("sweep",), "a script or manifest is a single run: export a variant with --set run.args.KEY=VALUE"

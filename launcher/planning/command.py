@@ -1,4 +1,4 @@
-"""The command of each node: torchrun with a static rendezvous, with the options of the image's torch."""
+"""Command of each node: torchrun with a static rendezvous and the options that the image's torch supports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.model.plan import Rendezvous, RunId
 
 @dataclass(frozen=True)
 class Context:
-    """What all nodes of one run share."""
+    """Values that all nodes of a run share."""
 
     job: Job
     run: RunId
@@ -27,18 +27,18 @@ class Context:
 
 
 def workers(job: Job, gpus: int) -> int:
-    """How many workers a node with so many GPUs runs: what the job says, else one a GPU, one without."""
+    """Return the number of workers of a node: the job's, else one per GPU, or one without GPUs."""
     return max(1, gpus) if job.processes == "auto" else int(job.processes)
 
 
 def script_in_code(job: Job) -> str:
-    """The script's path from the code folder, which is the working directory of every process."""
+    """Return the script's path relative to the code folder, the working directory of every process."""
     assert job.run.script is not None
     return posixpath.relpath(posixpath.normpath(job.run.script), posixpath.normpath(job.code))
 
 
 def program(job: Job) -> tuple[str, ...]:
-    """What each worker gives to Python, ("-m", module, ...) or (script, ...); of `run.command`, the node's argv."""
+    """Return a worker's arguments of Python, ("-m", module, ...) or (script, ...); for `run.command`, its argv."""
     if job.run.command is not None:
         start = job.run.command
     else:
@@ -47,10 +47,10 @@ def program(job: Job) -> tuple[str, ...]:
 
 
 def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[str, ...]:
-    """The whole command of the node of this rank: our entry script, the image's own entrypoint, the program.
+    """Return the command of the node with this rank: the launcher's entry script, the image's entrypoint, the program.
 
-    The restarts of torchrun stay at 0: there is one mechanism, the engine's restart policy, and one counter. agent.py
-    calls torchrun and finds the right master after a restart. Raises PlanInvalid where the image has no such torch.
+    torchrun's own restarts stay at 0: the engine's restart policy is the only mechanism, with one counter. agent.py
+    calls torchrun and finds the right master after a restart. Raises PlanInvalid if the image lacks the required torch.
     """
     job, image, meeting = context.job, context.image, context.rendezvous
     start = ("sh", f"{layout.kit}/entry.sh", *image.entrypoint)
@@ -59,17 +59,17 @@ def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[s
         return (*start, *elastic, *program(job))
     _refuse_without_torch(job, image)
     worker = ("sh", f"{layout.kit}/rank.sh", image.python, *program(job))
-    place = (len(job.nodes), rank, processes, meeting.address, meeting.port)
+    shape = (len(job.nodes), rank, processes, meeting.address, meeting.port)
     if image.launch is Launch.LAUNCH:  # torch before 1.9
-        # --use_env where it is known: scripts read LOCAL_RANK, as under torchrun, not --local_rank.
+        # --use_env if supported: scripts then read LOCAL_RANK, as under torchrun, instead of --local_rank.
         known = ("--use_env",) if "use_env" in image.flags else ()
         rest = ("--no_python", *worker) if "no_python" in image.flags else program(job)
-        return (*start, image.python, "-m", Launch.LAUNCH.value, *_shape(*place), *known, *rest)
+        return (*start, image.python, "-m", Launch.LAUNCH.value, *_shape(*shape), *known, *rest)
     if job.min_nodes is not None:
         options: tuple[str, ...] = (f"{layout.kit}/elastic.py", "torchrun")
     else:
-        options = (f"{layout.kit}/agent.py", *torchrun_options(*place, context.run))
-    # Without a log_dir torchrun makes a folder in /tmp and never removes it.
+        options = (f"{layout.kit}/agent.py", *torchrun_options(*shape, context.run))
+    # Without a log_dir, torchrun creates a folder in /tmp and never removes it.
     logs = _options(log_dir=f"{layout.kit}/torchrun") if "log_dir" in image.flags else ()
     return (*start, image.python, *options, *logs, "--no_python", *worker)
 
@@ -77,16 +77,16 @@ def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[s
 def _refuse_without_torch(job: Job, image: ImageFacts) -> None:
     where = f"image {image.reference}"
     if image.launch is not Launch.RUN and job.min_nodes is not None:
-        raise PlanInvalid(where, "has no torchrun, which min_nodes needs", "leave min_nodes out")
+        raise PlanInvalid(where, "has no torchrun, which min_nodes requires", "remove min_nodes from the job file")
     if image.launch is Launch.NONE:
-        what = "has no torch.distributed, which run.module and run.script need"
+        what = "has no torch.distributed, which run.module and run.script require"
         raise PlanInvalid(where, what, "choose a base image with torch, or use run.command")
 
 
 def torchrun_options(
     nodes: int, rank: int | str, processes: int, address: str, port: int | str, run: str
 ) -> tuple[str, ...]:
-    """torchrun's own options, as text where only a cluster knows the value. The id keeps runs apart in one store."""
+    """Return torchrun's options; text for values that only the cluster knows. The ID separates runs in one store."""
     static = _options(rdzv_backend="static", rdzv_id=run, max_restarts=0)
     return (*_shape(nodes, rank, processes, address, port), *static)
 
@@ -96,11 +96,11 @@ def _shape(nodes: int, rank: int | str, processes: int, address: str, port: int 
 
 
 def bare(address: str, port: int | str, *, nodes: int, rank: int | str) -> dict[str, str]:
-    """What `run.command` finds in its environment: enough for init_process_group("env://") with one process a node."""
+    """Return the environment of `run.command`, for init_process_group("env://") with one process per node."""
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(nodes)}
     return {**meeting, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def _options(**options: str | int) -> tuple[str, ...]:
-    """With underscores: torchrun of torch 1.10 accepts nothing else, later ones accept both."""
-    return tuple(word for name, value in options.items() for word in (f"--{name}", str(value)))
+    """Return options with underscores: torchrun of torch 1.10 accepts nothing else, later versions accept both."""
+    return tuple(text for name, value in options.items() for text in (f"--{name}", str(value)))

@@ -1,4 +1,4 @@
-"""One node's container: every mount, limit, variable and label, from the job and the facts about that node."""
+"""Container of a node: its mounts, limits, variables and labels, from the job and the facts about the node."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ INFINIBAND = "/dev/infiniband"
 
 
 def output_dir(home: str, run: RunId) -> str:
-    """The run's output folder on a node, the same for both runtimes."""
+    """Return the run's output folder on a node, the same for both runtimes."""
     return posixpath.join(home, OUTPUT_ROOT, run)
 
 
 def assumed_data(job: Job, home: str) -> tuple[Mount, ...]:
-    """Where a node would have the job's data: `up` names the copies by their content."""
+    """Return mounts of the job's data for an offline plan; `up` names the copies by their content."""
     root = posixpath.join(home, OUTPUT_ROOT, "data", "copies")
     return tuple(Mount(posixpath.join(root, data.name), data.at, read_only=True) for data in job.data)
 
 
 def layout(job: Job, node: NodeFacts, run: RunId) -> Layout:
-    """Fixed places inside a container; for plain processes, folders below the run's output folder."""
+    """Return the fixed paths inside a container; for plain processes, folders below the run's output folder."""
     if job.runtime == "docker":
         return Layout(code=CODE, output=job.output, kit=KIT)
     output = output_dir(node.home, run)
@@ -44,9 +44,9 @@ def layout(job: Job, node: NodeFacts, run: RunId) -> Layout:
 def container(
     context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], ranks: range
 ) -> ContainerSpec:
-    """The container of the node with this rank; uuids: the GPUs that it gets, ranks: the global ones of its workers."""
+    """Return the container of the node with this rank. uuids: its GPUs. ranks: global ranks of its workers."""
     job, docker = context.job, context.job.runtime == "docker"
-    places = layout(job, node, context.run)
+    paths = layout(job, node, context.run)
     rootless = node.engine is not None and node.engine.rootless
     gpu_driver = gpus.driver(node, uuids) if uuids and docker else ""
     devices = ((INFINIBAND,) if node.infiniband and docker else ()) + job.docker.devices
@@ -56,9 +56,9 @@ def container(
     spec = ContainerSpec(
         name=f"launcher-{context.run}-{rank}",
         image=node.image or context.image.id,
-        argv=command.argv(context, places, rank, len(ranks)),
-        env=_environment(context, entry, node, rank, uuids, len(ranks), places.output),
-        layout=places,
+        argv=command.argv(context, paths, rank, len(ranks)),
+        env=_environment(context, entry, node, rank, uuids, len(ranks), paths.output),
+        layout=paths,
         output_dir=output_dir(node.home, context.run),
         user=("0:0" if rootless else f"{node.uid}:{node.gid}") if docker else "",
         groups=() if rootless or not docker else tuple(g for g in node.groups if g != node.gid),
@@ -80,28 +80,28 @@ def container(
 
 
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:
-    """What a node of a job with min_nodes has to know of the others: container_scripts/elastic.py reads it."""
+    """Return what a node of a job with min_nodes must know of the others, for container_scripts/elastic.py."""
     job, found = context.job, context.rendezvous
-    several = job.runtime == "process"  # on one machine, each with a port of its own
-    places = {
+    several = job.runtime == "process"  # nodes on one machine, each with its own port
+    addresses = {
         entry.name: f"{address}:{found.port + rank * several}"
         for rank, (entry, address) in enumerate(zip(job.machines, found.addresses, strict=True))
     }
-    told = {
+    known = {
         "order": [entry.name for entry in job.machines],
         "size": len(job.nodes),
         "least": job.min_nodes,
         "lost_after": job.lost_after,
         "processes": processes,
-        "addresses": places,
+        "addresses": addresses,
     }
-    return {"LAUNCHER_MEETING": json.dumps(told), "LAUNCHER_MIN_NODES": str(job.min_nodes)}
+    return {"LAUNCHER_MEETING": json.dumps(known), "LAUNCHER_MIN_NODES": str(job.min_nodes)}
 
 
 def _environment(
     context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], processes: int, output: str
 ) -> dict[str, str]:
-    """Ours first, the job's over it, the node's over both."""
+    """Return the launcher's variables, overridden by the job's, overridden by the node's."""
     job, meeting = context.job, context.rendezvous
     interface = meeting.interfaces[rank]
     env = {
@@ -110,7 +110,7 @@ def _environment(
         "LAUNCHER_NODE_RANK": str(rank),
         "LAUNCHER_OUTPUT": output,
         "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",  # a bus error, an abort: every thread's stack instead of silence
+        "PYTHONFAULTHANDLER": "1",  # on a bus error or abort, print the stack of every thread
         "TORCHELASTIC_ERROR_FILE": posixpath.join(output, "errors", f"{entry.name}.json"),
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": f"={interface}",  # "=": NCCL takes a bare name as a prefix
@@ -118,11 +118,11 @@ def _environment(
         "TP_SOCKET_IFNAME": interface,
     }
     if not uuids:
-        sharing = sum(other.host == entry.host for other in job.machines)  # nodes of the job that are this machine
+        sharing = sum(other.host == entry.host for other in job.machines)  # nodes of the job on this machine
         env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (processes * sharing)))
     if job.runtime == "process" and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
-    if any(map(gpus.is_instance, uuids)):  # rank.sh gives each worker one: CUDA shows a process no more
+    if any(map(gpus.is_instance, uuids)):  # rank.sh gives each worker one: CUDA uses only one instance per process
         env["LAUNCHER_MIG"] = ",".join(uuids[worker % len(uuids)] for worker in range(processes))
     if job.timeout is not None:
         env["LAUNCHER_TIMEOUT"] = str(job.timeout)
@@ -138,8 +138,8 @@ def _environment(
 def labelled(
     spec: ContainerSpec, context: Context, *, node: str, host: str, uid: int, rank: int, ranks: range, hosts: list[str]
 ) -> ContainerSpec:
-    """uid: the ssh user's on the node. hosts: of all nodes, by rank."""
-    marks = {
+    """Return the container with its labels. uid: of the ssh user on the node. hosts: of all nodes, by rank."""
+    values = {
         labels.RUN: context.run,
         labels.JOB: context.job.name,
         labels.NODE: node,
@@ -159,6 +159,6 @@ def labelled(
         labels.PURPOSE: "run",
     }
     if context.job.min_nodes is not None:
-        marks[labels.MIN_NODES] = str(context.job.min_nodes)
-        marks[labels.SPARES] = str(len(context.job.spares or ()))
-    return dataclasses.replace(spec, labels=marks)
+        values[labels.MIN_NODES] = str(context.job.min_nodes)
+        values[labels.SPARES] = str(len(context.job.spares or ()))
+    return dataclasses.replace(spec, labels=values)

@@ -1,4 +1,4 @@
-"""Checks of a node's GPUs and of what they need, for `launcher doctor` and as warnings of a plan. Pure."""
+"""Checks of a node's GPUs, driver and toolkit, for `launcher doctor` and as warnings of a plan. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from launcher.planning.checks import Check, Level
 from launcher.planning.gpu_faults import fault
 
 NCCL_AND_MIG = (
-    "each worker sees its own MIG instance, as CUDA device 0; instances have no peer access and NCCL refuses two ranks "
-    "on one GPU, so the workers must use the backend gloo, as `train` does"
+    "each worker sees its own MIG instance, as CUDA device 0; instances have no peer access and NCCL does not support "
+    "two ranks on one GPU, so the workers must use the backend gloo, as `train` does"
 )
 _PEERS = re.compile(r"^[ \t]*GPU\d+((?:[ \t]+[A-Z]{1,4})+)[ \t]*$", re.MULTILINE)
 
 
 def of_node(node: NodeFacts, wanted: Gpus, *, docker: bool) -> Iterator[Check]:
-    """wanted: what a job asks for; `all` where no job is known."""
+    """Yield the checks of a node's GPUs. wanted: the job's request, or `all` without a job."""
     try:
         chosen = gpus.select(node, wanted)
     except NodeUnfit as error:
@@ -39,13 +39,13 @@ def of_node(node: NodeFacts, wanted: Gpus, *, docker: bool) -> Iterator[Check]:
     if chosen and docker:
         yield _toolkit(node, chosen)
         if lost := gpus.lost_at_reload(node):
-            what = f"with {lost}, containers lose their GPUs when systemd reloads; a run's do not, others' do"
-            fix = "install 1.18 or newer there, or use CDI: docs/gpu.md"
+            what = f"with {lost}, containers lose their GPUs on a systemd reload; containers of runs are not affected"
+            fix = "install version 1.18 or later on the node, or use CDI: docs/gpu.md"
             yield Check(node.name, "systemd reload", Level.WARN, what, fix)
 
 
 def warnings(node: NodeFacts, wanted: Gpus, chosen: Sequence[str]) -> Iterator[str]:
-    """What `up` warns of in GPUs that it takes anyway."""
+    """Yield warnings about GPUs that `up` uses anyway."""
     problem = fault(node)
     if problem is not None and wanted != "none":
         yield f"{node.name}: {problem.what}; {problem.fix}"
@@ -55,7 +55,7 @@ def warnings(node: NodeFacts, wanted: Gpus, chosen: Sequence[str]) -> Iterator[s
 
 
 def differences(nodes: Sequence[NodeFacts]) -> str:
-    """What the nodes' GPUs differ in, with each node's own; "" where they are alike."""
+    """Return the differing properties of the nodes' GPUs, with the values of each node; "" if they are alike."""
     found = []
     parts: tuple[tuple[str, Callable[[Gpu], str]], ...] = (
         ("model", lambda gpu: gpu.name),
@@ -72,32 +72,32 @@ def differences(nodes: Sequence[NodeFacts]) -> str:
 
 
 def alike(nodes: Sequence[NodeFacts], *, job: bool) -> list[Check]:
-    """What should be the same on all nodes. job: of a job that wants GPUs of each; `up` refuses one without."""
+    """Return checks of properties that should be the same on all nodes.
+
+    job: for a job that needs GPUs on each node; `up` refuses a node without GPUs.
+    """
     with_gpus = [node for node in nodes if node.gpus]
     without = [node for node in nodes if not node.gpus and fault(node) is None]
     found = []
     if with_gpus and without:
         names = ", ".join(node.name for node in without)
-        fix = "name the nodes that a job is to use; gpus: none for these"
+        fix = "remove these nodes from the job, or set gpus: none for them"
         found.append(Check("all", "gpus differ", Level.FAIL if job else Level.WARN, f"no GPU: {names}", fix))
     if differ := differences(nodes):
-        found.append(Check("all", "gpus differ", Level.WARN, differ, "the slowest sets the pace"))
+        found.append(Check("all", "gpus differ", Level.WARN, differ, "the slowest GPU limits the speed"))
     return found
 
 
 def peers(node: str, printed: str) -> Check | None:
-    """From `nvidia-smi topo -p2p r`, which has a row for each GPU; None for one GPU."""
+    """Parse `nvidia-smi topo -p2p r`, which has a row for each GPU; None for a single GPU."""
     cells = [cell for row in _PEERS.findall(printed) for cell in row.split() if cell != "X"]
     if not cells:
         return None
     if all(cell == "OK" for cell in cells):
-        return Check(node, "peer access", Level.OK, "each GPU reads the memory of each other one")
-    what = (
-        f"{cells.count('OK')} of {len(cells)} pairs of GPUs read each other's memory; the others go through the host's"
-    )
-    return Check(
-        node, "peer access", Level.WARN, what, "what it costs: launcher doctor JOB --bench; nvidia-smi topo -m"
-    )
+        return Check(node, "peer access", Level.OK, "every GPU can read the memory of every other GPU")
+    what = f"{cells.count('OK')} of {len(cells)} pairs of GPUs have peer access; the others copy through host memory"
+    fix = "to measure the cost: launcher doctor JOB --bench; to show the topology: nvidia-smi topo -m"
+    return Check(node, "peer access", Level.WARN, what, fix)
 
 
 def _machine(node: NodeFacts) -> Iterator[Check]:
@@ -105,15 +105,16 @@ def _machine(node: NodeFacts) -> Iterator[Check]:
     cuda = f", runs CUDA up to {seen.cuda}" if seen.cuda else ""
     yield Check(node.name, "gpu driver", Level.OK, f"{seen.driver}{cuda}")
     if any(gpu.persistence is False for gpu in node.gpus):
-        what = "persistence mode is off: each first process on a GPU waits seconds for the driver"
+        what = "persistence mode is off: the first process on a GPU waits seconds for the driver"
         fix = "sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1"
         yield Check(node.name, "persistence", Level.WARN, what, fix)
     elif any(gpu.persistence for gpu in node.gpus):
         yield Check(node.name, "persistence", Level.OK, "persistence mode is on")
     if seen.switches and seen.fabric_manager != "active":
-        what = f"it has {seen.switches} NVSwitches and nvidia-fabricmanager is {seen.fabric_manager or 'not known'}: "
+        state = seen.fabric_manager or "in an unknown state"
+        what = f"the node has {seen.switches} NVSwitches and nvidia-fabricmanager is {state}: "
         what += "CUDA fails with error 802, system not yet initialized"
-        fix = "sudo systemctl enable --now nvidia-fabricmanager, of the same version as the driver"
+        fix = "sudo systemctl enable --now nvidia-fabricmanager, in the same version as the driver"
         yield Check(node.name, "fabric manager", Level.FAIL if seen.fabric_manager else Level.WARN, what, fix)
     elif seen.switches:
         yield Check(node.name, "fabric manager", Level.OK, f"active, for {seen.switches} NVSwitches")
@@ -121,9 +122,15 @@ def _machine(node: NodeFacts) -> Iterator[Check]:
         listed = ", ".join(f"{each.profile} {each.uuid}" for each in instances) or "no instances"
         yield Check(node.name, "mig", Level.OK, f"{device_name}: {listed}")
     if len(node.gpus) > 1 or node.infiniband:
-        yield Check(node.name, "infiniband", Level.OK, "/dev/infiniband is there" if node.infiniband else "none")
+        yield Check(node.name, "infiniband", Level.OK, "/dev/infiniband exists" if node.infiniband else "none")
     for line in gpus.in_use(node, gpus.devices(node)):
-        yield Check(node.name, "gpu in use", Level.WARN, line, "ask its owner, or take other GPUs; up --wait waits")
+        yield Check(
+            node.name,
+            "gpu in use",
+            Level.WARN,
+            line,
+            "ask its user, choose other GPUs, or wait with: launcher up --wait",
+        )
 
 
 def _toolkit(node: NodeFacts, chosen: Sequence[str]) -> Check:

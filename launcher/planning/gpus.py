@@ -1,4 +1,4 @@
-"""Which GPUs each node gives to the run, by UUID: an index means another GPU after a reboot, a UUID does not."""
+"""Choose the GPUs of each node for a run, by UUID: after a reboot an index may mean another GPU, a UUID does not."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from launcher.job.scalars import Gpus, duration
 from launcher.model.facts import Gpu, NodeFacts
 from launcher.planning.gpu_faults import Fault, broken, fault
 
-LITTLE = 1024  # MiB in use on a GPU that counts as idle: the driver's own, a desktop
+LITTLE = 1024  # MiB in use on a GPU that still counts as idle: by the driver, by a desktop
 WITHOUT = "run without GPUs: gpus: none"
 CDI = "nvidia.com/gpu"  # the kind of device in a CDI specification
 _OF_THE_DRIVER = ("ctl", "-uvm", "-uvm-tools", "-modeset")
-_KEEPS_GPUS = (1, 18)  # the first Container Toolkit that does not change a container's device rules behind systemd
+_KEEPS_GPUS = (1, 18)  # first Container Toolkit that does not change a container's device rules without systemd
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one worker computes on: a GPU, or an instance of a GPU in MIG mode."""
+    """Device of a worker: a GPU, or an instance of a GPU in MIG mode."""
 
     uuid: str
-    name: str  # for people: "GPU 3", "GPU 3 MIG 1g.10gb"
+    name: str  # for display: "GPU 3", "GPU 3 MIG 1g.10gb"
     gpu: Gpu
 
     @property
@@ -35,7 +35,7 @@ def is_instance(uuid: str) -> bool:
 
 
 def devices(node: NodeFacts) -> list[Device]:
-    """Those that can be used, in index order."""
+    """Return the usable devices, in index order."""
     found = []
     for gpu in sorted(node.gpus, key=lambda gpu: gpu.index):
         if broken(gpu):
@@ -49,10 +49,10 @@ def devices(node: NodeFacts) -> list[Device]:
 
 
 def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
-    """UUIDs of the devices that the request means on this node, in index order.
+    """Return the UUIDs of the devices that the request selects on this node, in index order.
 
-    `all` on a machine without a GPU is no GPU: the same job file runs on a laptop. A number means idle ones: raises
-    InUse with who has the others. Raises NodeUnfit for GPUs that are not there, or cannot be used.
+    `all` selects no GPU on a machine without GPUs: the same job file runs on a laptop. A number selects idle GPUs;
+    raises InUse with the users of the others. Raises NodeUnfit for GPUs that do not exist or cannot be used.
     """
     if request == "none":
         return ()
@@ -62,7 +62,7 @@ def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
     found = devices(node)
     if request == "all":
         if node.gpus and not found:
-            fix = f"make instances there (sudo nvidia-smi mig -cgi PROFILE -C), leave MIG mode, or {WITHOUT}"
+            fix = f"create instances on the node (sudo nvidia-smi mig -cgi PROFILE -C), disable MIG mode, or {WITHOUT}"
             raise NodeUnfit(f"node {node.name}", "its GPUs are in MIG mode and have no instances", fix)
         return tuple(device.uuid for device in found)
     if isinstance(request, int):
@@ -72,40 +72,40 @@ def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
     chosen = []
     for wanted in request:
         if problem is not None and problem.missing and isinstance(wanted, int):
-            raise _faulty(node, problem, "; a GPU's index counts those that are left, so name GPUs by their UUID")
+            raise _faulty(node, problem, "; indices count only the listed GPUs, so name GPUs by their UUID")
         uuid = by_index.get(wanted) if isinstance(wanted, int) else known.get(wanted)
         if uuid is None:
-            raise _lacks(node, f"GPU {wanted} is asked for", problem)
+            raise _lacks(node, f"GPU {wanted} is requested", problem)
         chosen.append(uuid)
     return tuple(chosen)
 
 
 def _idle(node: NodeFacts, count: int, found: Sequence[Device], problem: Fault | None) -> tuple[str, ...]:
     if count > len(found):
-        raise _lacks(node, f"{count} GPUs are asked for", problem)
+        raise _lacks(node, f"{count} GPUs are requested", problem)
     idle = [device.uuid for device in found if not user(node, device)]
     if len(idle) < count:
-        what = f"{count} GPUs are asked for, {len(idle)} of {len(found)} are idle: {'; '.join(in_use(node, found))}"
-        fix = "wait for them: --wait; share those that no run has by naming them: gpus: [0, 1]; or choose another node"
+        what = f"{count} GPUs are requested, {len(idle)} of {len(found)} are idle: {'; '.join(in_use(node, found))}"
+        fix = "wait for them: --wait; name GPUs that no run holds to share them: gpus: [0, 1]; or choose another node"
         raise InUse(f"node {node.name}", what, fix)
     return tuple(idle[:count])
 
 
 def in_use(node: NodeFacts, among: Sequence[Device]) -> list[str]:
-    """For each of these devices that is in use: `GPU 0: 59.6 GiB by erin, python3 (pid 4242) for 3:00:00`."""
+    """Describe each of these devices that is in use: `GPU 0: 59.6 GiB by erin, python3 (pid 4242) for 3:00:00`."""
     return [f"{device.name}: {who}" for device in among if (who := user(node, device))]
 
 
 def user(node: NodeFacts, device: Device) -> str:
-    """Who uses it, how much of its memory and for how long; "" if it is idle.
+    """Return who uses the device, how much of its memory and for how long; "" if it is idle.
 
-    Which of its instances a GPU's processes are in is not known, so none of them counts as idle then.
+    The MIG instance of a process is not known, so none of the instances of a GPU with processes counts as idle.
     """
     gpu = device.gpu
     claims = [claim for claim in node.claims if claim.uuid == device.uuid]
     found = [f"the run {claim.run} of {claim.owner} for {duration(claim.age)}" for claim in claims]
     for process in () if claims else gpu.processes:
-        who = f"{process.memory_mib / 1024:.1f} GiB by {process.user or 'a user that is not known'}"
+        who = f"{process.memory_mib / 1024:.1f} GiB by {process.user or 'an unknown user'}"
         age = f" for {duration(process.age)}" if process.age else ""
         found.append(f"{who}, {process.name or 'a process'} (pid {process.pid}){age}")
     if not found and gpu.used_mib >= LITTLE and not device.instance:
@@ -114,9 +114,9 @@ def user(node: NodeFacts, device: Device) -> str:
 
 
 def driver(node: NodeFacts, uuids: Sequence[str]) -> str:
-    """How the node's engine hands these GPUs to a container: "cdi", else "nvidia"; raises NodeUnfit where it cannot.
+    """Return how the engine passes these GPUs to a container: "cdi", else "nvidia". Raises NodeUnfit if it cannot.
 
-    CDI first: the engine itself creates the device files, so that systemd does not take them away (see device_files).
+    CDI is preferred: the engine creates the device files, so that systemd does not revoke them (see device_files).
     """
     engine = node.engine
     if engine is None:
@@ -130,32 +130,32 @@ def driver(node: NodeFacts, uuids: Sequence[str]) -> str:
         fix = "sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
         raise NodeUnfit(f"node {node.name}", what, f"on the node: {fix}")
     if engine.kind == "podman":
-        what = "has GPUs, but podman's Docker API does not give them to a container"
-        raise NodeUnfit(f"node {node.name}", what, "use Docker there, or run without GPUs: gpus: none")
+        what = "has GPUs, but podman's Docker API cannot pass them to a container"
+        raise NodeUnfit(f"node {node.name}", what, f"use Docker on the node, or {WITHOUT}")
     raise NodeUnfit(
         f"node {node.name}",
-        "has GPUs, but its Docker engine cannot give them to a container",
-        "install the NVIDIA Container Toolkit there: `sudo nvidia-ctk runtime configure --runtime=docker && "
-        "sudo systemctl restart docker`, or run without GPUs: gpus: none",
+        "has GPUs, but its Docker engine cannot pass them to a container",
+        "install the NVIDIA Container Toolkit on the node: `sudo nvidia-ctk runtime configure --runtime=docker && "
+        f"sudo systemctl restart docker`, or {WITHOUT}",
     )
 
 
 def device_files(node: NodeFacts, uuids: Sequence[str]) -> tuple[str, ...]:
-    """Of these GPUs and of their driver, to be passed beside a request to the NVIDIA runtime.
+    """Return the device files of these GPUs and of their driver, to pass in addition to the NVIDIA runtime's request.
 
-    That gives a container device files of which systemd does not know: when systemd reloads its units, it forbids them,
-    and the container has lost its GPUs (NVIDIA/nvidia-container-toolkit issue 48).
+    The runtime adds device files that systemd does not know: when systemd reloads its units, it denies access to them,
+    and the container loses its GPUs (NVIDIA/nvidia-container-toolkit issue 48).
     """
     chosen = [gpu for gpu in node.gpus if {gpu.uuid, *(instance.uuid for instance in gpu.instances)} & set(uuids)]
     wanted = [f"/dev/nvidia{gpu.minor}" for gpu in chosen] + [f"/dev/nvidia{name}" for name in _OF_THE_DRIVER]
-    for gpu in chosen:  # which file is whose is not known, and CUDA takes the first instance that it may open
+    for gpu in chosen:  # the owner of each file is not known, and CUDA uses the first instance that it can open
         if {instance.uuid for instance in gpu.instances} <= set(uuids):
             wanted += gpu.instance_files
     return tuple(file for file in wanted if file in node.nvidia.device_files)
 
 
 def lost_at_reload(node: NodeFacts) -> str:
-    """The toolkit that gives containers GPUs which they lose when systemd reloads; "" where none does."""
+    """Return the toolkit with which containers lose their GPUs when systemd reloads; "" if they keep them."""
     toolkit, engine = node.nvidia.toolkit, node.engine
     if engine is None or engine.cgroup != "systemd" or node.nvidia.toolkit_mode == "cdi":
         return ""
@@ -163,29 +163,29 @@ def lost_at_reload(node: NodeFacts) -> str:
     return f"NVIDIA Container Toolkit {toolkit}" if numbers and numbers < _KEEPS_GPUS else ""
 
 
-def share(uuids: Sequence[str], parts: int, place: int) -> tuple[str, ...]:
-    """The part of one machine's GPUs that falls to the node at `place` of `parts` on it: as even as can be."""
+def share(uuids: Sequence[str], parts: int, index: int) -> tuple[str, ...]:
+    """Split one machine's GPUs evenly among `parts` nodes on it, and return those of the node with this index."""
     size, rest = divmod(len(uuids), parts)
-    start = place * size + min(place, rest)
-    return tuple(uuids[start : start + size + (1 if place < rest else 0)])
+    start = index * size + min(index, rest)
+    return tuple(uuids[start : start + size + (1 if index < rest else 0)])
 
 
 def has_none(node: NodeFacts) -> NodeUnfit:
-    """The error of a node without a GPU, in a job whose other nodes have some."""
-    fix = "leave it out, or let it work on its processors: nodes: [{host: " + node.host + ", gpus: none}]"
-    return NodeUnfit(f"node {node.name}", "it has no GPU, and other nodes of the job have", fix)
+    """Return the error for a node without GPUs in a job with GPUs on other nodes."""
+    fix = "remove the node, or use its CPUs: nodes: [{host: " + node.host + ", gpus: none}]"
+    return NodeUnfit(f"node {node.name}", "it has no GPU, but other nodes of the job do", fix)
 
 
 def _faulty(node: NodeFacts, problem: Fault, more: str = "") -> NodeUnfit:
-    whose, others = "its GPUs cannot be used", ""
+    what, others = "its GPUs cannot be used", ""
     if problem.partial and (left := len(devices(node))):
-        whose, others = "not all of its GPUs can be used", f"; or take those that work: gpus: {left}"
-    return NodeUnfit(f"node {node.name}", f"{whose}: {problem.what}", f"{problem.fix}{others}; or {WITHOUT}{more}")
+        what, others = "not all of its GPUs can be used", f"; or use the working ones: gpus: {left}"
+    return NodeUnfit(f"node {node.name}", f"{what}: {problem.what}", f"{problem.fix}{others}; or {WITHOUT}{more}")
 
 
 def _lacks(node: NodeFacts, what: str, problem: Fault | None) -> NodeUnfit:
     have = ", ".join(f"{d.gpu.index}: {d.gpu.name if not d.instance else d.name} {d.uuid}" for d in devices(node))
-    what = f"{what}, it has: {have or 'none'}"
+    what = f"{what}, but the node has: {have or 'none'}"
     if problem is not None:
         return NodeUnfit(f"node {node.name}", f"{what}; {problem.what}", problem.fix)
     divided = [str(gpu.index) for gpu in node.gpus if gpu.mig]

@@ -1,4 +1,4 @@
-"""A plan without connecting to any machine: the facts are assumed, and the plan says so."""
+"""Plan without connecting to any machine: the facts are assumed, and the warnings of the plan list them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from launcher.planning.rendezvous import on_one_machine
 
 _NETWORK = "192.0.2"  # TEST-NET-1 (RFC 5737): no machine has these addresses
 _USER = 1000
-GPUS = 8  # of a node whose job says `all`
+GPUS = 8  # of a node, if the job requests `all`
 
 
 def offline(job: Job, code: str) -> Plan:
-    """Every node as one would expect it: Linux, uid 1000, the GPUs that the job names, a current torch."""
+    """Return the plan for typical nodes: Linux, uid 1000, the GPUs that the job requests, a current torch."""
     count = len(job.machines)
     facts, image = [_node(job, rank) for rank in range(count)], assumed_image(job)
     if job.runtime == "process" or count == 1:
@@ -28,15 +28,15 @@ def offline(job: Job, code: str) -> Plan:
         own = tuple(entry.address or f"{_NETWORK}.{rank + 1}" for rank, entry in enumerate(job.machines))
         meeting = Rendezvous(own[0], job.port, own, ("eth0",) * count, probed=True)
     plan = build.build(job, f"{job.name}-00000000-000000-0000", facts, image, meeting, code=code, owner="", created=0)
-    notes = ["offline: addresses, interfaces, users, GPUs and the image's abilities are assumed, no node was asked"]
+    notes = ["offline: addresses, interfaces, users, GPUs and image features are assumed; no node was contacted"]
     if unknown := [entry.name for entry in job.machines if job.gpus_of(entry) == "all"]:
-        notes.append(f"gpus: all is taken for {GPUS} GPUs a machine ({', '.join(unknown)})")
-    notes += [f"data {data.name}: its copies are named by their content, which up finds out" for data in job.data]
+        notes.append(f"gpus: all is assumed to be {GPUS} GPUs per machine ({', '.join(unknown)})")
+    notes += [f"data {data.name}: the paths are placeholders; up names copies by their content" for data in job.data]
     return dataclasses.replace(plan, warnings=(*notes, *plan.warnings))
 
 
 def assumed_image(job: Job) -> ImageFacts:
-    """An image with a current torch, for the image that no node has examined."""
+    """Return the facts of an image with a current torch, for an image that has not been inspected."""
     return ImageFacts(
         reference=job.image.ref or job.image.base or "" if job.image else "",
         id="",
@@ -49,12 +49,12 @@ def assumed_image(job: Job) -> ImageFacts:
 
 
 def _gpus(request: Gpus) -> tuple[Gpu, ...]:
-    """Those that the job names or counts; for `all`, GPUS of them."""
+    """Return the GPUs that the job names or counts; for `all`, GPUS of them."""
     count = {"none": 0, "all": GPUS}[request] if isinstance(request, str) else request
     wanted = range(count) if isinstance(count, int) else count
     return tuple(
-        Gpu(i, f"GPU-assumed-{i}", "", 0, "") if isinstance(i, int) else Gpu(place, str(i), "", 0, "")
-        for place, i in enumerate(wanted)
+        Gpu(i, f"GPU-assumed-{i}", "", 0, "") if isinstance(i, int) else Gpu(index, str(i), "", 0, "")
+        for index, i in enumerate(wanted)
     )
 
 

@@ -1,8 +1,8 @@
-"""Where the ranks meet: an address of the first node that every other node was seen to reach.
+"""Choose the rendezvous address: an address of the first node that every other node was able to reach.
 
-Host names are never used (they resolve to 127.0.1.1 on half the machines), and being the first is no reason to choose
-an address: docker0 has the same one on every node. `candidates` says which to test, the caller tests them, `choose`
-decides.
+Host names are never used: on many machines they resolve to 127.0.1.1. The order of the interfaces does not matter
+either: docker0 has the same address on every node. `candidates` returns the addresses to test, the caller tests them,
+and `choose` selects one.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from launcher.model.plan import Rendezvous
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"
-# Bridges and tunnels of the machine itself: their addresses mean nothing to another machine, so they are tried last.
+# Bridges and tunnels inside the machine: other machines cannot use their addresses, so they are tried last.
 _INWARD = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lxc", "podman")
 
 
 def candidates(facts: Sequence[NodeFacts], address: str | None = None) -> tuple[str, ...]:
-    """Addresses of the first node worth trying from the others, best first.
+    """Return the addresses of the first node to try from the other nodes, best first.
 
-    `address`: the one that the job file names; then it alone. Addresses in a network that every node has come first,
-    then the rest, the machine's own bridges last. Loopback and link-local addresses never.
+    `address`: address from the job file; then the only candidate. Addresses in a network that all nodes share come
+    first, then others, bridges of the machine last. Loopback and link-local addresses are excluded.
     """
     if address:
         return (address,)
     master, *others = (_addresses(node) for node in facts)
     found: list[tuple[int, int, str]] = []
-    for place, (interface, value) in enumerate(master):
+    for index, (interface, value) in enumerate(master):
         if value.is_loopback or value.is_link_local or value.version != 4:
             continue
         shared = all(any(a.network == value.network and a.ip != value.ip for _, a in other) for other in others)
         rank = 2 if interface.startswith(_INWARD) else (0 if shared else 1)
-        found.append((rank, place, str(value.ip)))
+        found.append((rank, index, str(value.ip)))
     return tuple(ip for _, _, ip in sorted(found))
 
 
@@ -45,9 +45,9 @@ def choose(
     port: int,
     addresses: Sequence[str | None] | None = None,
 ) -> Rendezvous:
-    """The first candidate that every other node reaches; each node's own address and interface towards it.
+    """Return the first candidate that every other node reaches, and each node's address and interface towards it.
 
-    Raises NodeUnfit, naming the nodes that reach none of the master's addresses and what was tried.
+    Raises NodeUnfit with the nodes that reach none of the master's addresses, and the tried addresses.
     """
     master, *others = facts
     given = tuple(addresses or [None] * len(facts))
@@ -57,8 +57,8 @@ def choose(
     if not tried:
         raise NodeUnfit(
             f"node {master.name}",
-            "has no IPv4 address that another machine could reach",
-            "name one in the job file: nodes: [{host: " + master.host + ", address: 10.0.0.5}, ...]",
+            "has no IPv4 address that other machines could reach",
+            "set one in the job file: nodes: [{host: " + master.host + ", address: 10.0.0.5}, ...]",
         )
     known = {(p.source, p.address): p.reach for p in probes if p.target == master.name}
     reach = {ip: {other.name: known.get((other.name, ip), Reach.UNKNOWN) for other in others} for ip in tried}
@@ -70,11 +70,11 @@ def choose(
         f"{other.name} ({', '.join(f'{ip} {seen[other.name].value}' for ip, seen in reach.items())})"
         for other in others
         if not any(seen[other.name].reached for seen in reach.values())
-    ] or ["no single address is reached by all: " + ", ".join(tried)]
+    ] or ["no address is reachable from all nodes: " + ", ".join(tried)]
     raise NodeUnfit(
         f"node {master.name}",
         "cannot be reached from " + "; ".join(lost),
-        "open the rendezvous port and the ephemeral ports between the nodes, or name the right address: "
+        "open the rendezvous port and the ephemeral ports between the nodes, or set the right address: "
         "nodes: [{host: ..., address: ...}]",
     )
 
@@ -88,7 +88,7 @@ def _settle(facts: Sequence[NodeFacts], given: Sequence[str | None], ip: str, po
         if name is None:
             raise NodeUnfit(
                 f"node {node.name}",
-                f"has no interface with the address {address or '(none leads to ' + ip + ')'}",
+                f"has no interface with the address {address or '(no route to ' + ip + ')'}",
                 "its addresses: " + ", ".join(str(a) for _, a in addresses),
             )
         names.append(name)
@@ -96,7 +96,7 @@ def _settle(facts: Sequence[NodeFacts], given: Sequence[str | None], ip: str, po
 
 
 def source_address(node: NodeFacts, destination: str) -> str:
-    """The node's own address for reaching `destination`, by its routes (longest prefix, then metric); "" if none."""
+    """Return the node's source address for `destination`, by its routes (longest prefix, then metric); "" if none."""
     target, addresses = ipaddress.ip_address(destination), _addresses(node)
     if any(a.ip == target for _, a in addresses):
         return destination
@@ -115,10 +115,10 @@ def source_address(node: NodeFacts, destination: str) -> str:
 
 
 def _addresses(node: NodeFacts) -> list[tuple[str, ipaddress.IPv4Interface | ipaddress.IPv6Interface]]:
-    """With the interface of each."""
+    """Return the node's addresses, each with its interface."""
     return [(interface.name, ipaddress.ip_interface(a)) for interface in node.interfaces for a in interface.addresses]
 
 
 def on_one_machine(nodes: int, port: int) -> Rendezvous:
-    """Several nodes of a job on one machine meet on its loopback interface."""
+    """Return the rendezvous of nodes that share one machine, on its loopback interface."""
     return Rendezvous(LOOPBACK, port, (LOOPBACK,) * nodes, (LOOPBACK_INTERFACE,) * nodes, probed=True)

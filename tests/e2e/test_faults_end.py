@@ -121,7 +121,7 @@ def test_the_masters_port_is_taken(scene: Scene) -> None:
     finally:
         scene.bed.docker(scene.nodes[0], "rm", "-f", "squatter")
     took = time.monotonic() - started
-    assert "port 29500, where the ranks would meet, is in use" in refused.stderr
+    assert "rendezvous port 29500 is in use" in refused.stderr
     assert "--set port=" in refused.stderr
     left = scene.bed.wait_clean(scene.nodes, home=True)
     Figures("the master's port is taken", scene.count, "refused, exit 3", took, None, 0, 0, len(left)).publish()

@@ -87,7 +87,7 @@ def test_a_clock_that_is_an_hour_off_is_reported_and_harmless(scene: Scene) -> N
     with an_hour_ahead(scene.bed, scene.nodes):
         drill = scene.begin("clock", steps=30)
         drill.end(0)
-    reported = drill.first(f"{scene.nodes[-1].alias}: its clock is off by .3600 s", called)
+    reported = drill.first(f"{scene.nodes[-1].alias}: the clock is off by .3600 s", called)
     assert reported is not None, str(drill)
     assert [step for _, step in drill.steps] == list(range(1, 31))
     wrong = drill.lines_lost(scene.bed, scene.count)

@@ -50,7 +50,7 @@ def test_a_driver_that_does_not_answer_is_no_machine_without_gpus(machine_cli: C
     assert [check["name"] for check in report["checks"] if check["level"] == "fail"] == ["gpus"]
     assert "GPUs: ." in machine_cli("up", file, "--set", "gpus=none").stdout
     shown = machine_cli("status", "--nodes", "local", code=None).stderr
-    assert 'warning: local: nvidia-smi says "Failed to initialize NVML: Driver/library version mismatch' in shown
+    assert 'warning: local: nvidia-smi reports "Failed to initialize NVML: Driver/library version mismatch' in shown
 
 
 def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path:
         who = f"GPU 0: 60.0 GiB by {user}, python3 (pid {notebook.pid})"
         assert f"warning: local: {who}" in taken.stderr
         refused = machine_cli("up", file, "--set", "gpus=2", code=3).stderr
-        assert f"2 GPUs are asked for, 1 of 2 are idle: {who}" in refused
+        assert f"2 GPUs are requested, 1 of 2 are idle: {who}" in refused
         shown = machine_cli("plan", file, "--set", "gpus=2", "--json").stdout
         plan = json.loads(shown)
         assert plan["nodes"][0]["container"]["gpus"] == ["GPU-a", "GPU-b"]
@@ -141,7 +141,7 @@ def test_all_where_one_node_or_none_has_gpus(bed_cli: Cli, bed: Bed) -> None:
     file = bed_cli.job(**bed_job(run={"command": ["true"]}))
     with faults.nvidia(bed, two, Machine(cards(2))):
         said = bed_cli("up", file, code=3).stderr
-        assert f"node {one.alias}: it has no GPU, and other nodes of the job have" in said
+        assert f"node {one.alias}: it has no GPU, but other nodes of the job do" in said
         report = json.loads(bed_cli("doctor", file, "--json", code=3).stdout)
         failed = [check for check in report["checks"] if check["level"] == "fail"]
         assert ("gpus differ", f"no GPU: {one.alias}") in [(check["name"], check["what"]) for check in failed]

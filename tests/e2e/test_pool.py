@@ -101,7 +101,7 @@ def test_a_port_in_use_keeps_no_variant_waiting(home_cli: Cli) -> None:
         later.listen()
         messages = up.communicate(timeout=60)[1]
     assert up.returncode == 0, messages
-    assert f"waiting: local: port {port + 2}, where the ranks would meet, is in use" in messages
+    assert f"waiting: local: rendezvous port {port + 2} is in use" in messages
     assert "is excluded" not in messages
 
 

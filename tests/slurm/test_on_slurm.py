@@ -414,7 +414,7 @@ def test_quickstart_runs_unchanged_on_a_cluster(cli: Cli) -> None:
     """Even if the settings file does not contain the number of GPUs per node."""
     smaller = ("--set", f"code={ROOT}", "--set", "run.args.epochs=1")
     done = cli("up", ROOT / "jobs" / "quickstart.yaml", *smaller, "--on", "plain")
-    assert "no GPUs are asked for" in done.stderr
+    assert "no GPUs are requested" in done.stderr
     assert cli.result()["state"] == "done"
 
 

@@ -140,22 +140,22 @@ def refused(data: dict[str, Any], target: str, **keys: Any) -> str:
 @pytest.mark.parametrize(
     ("target", "data", "keys", "words"),
     [
-        ("slurm", CPU, {"gpus": "all"}, "gpus: how many a node has is not known"),
+        ("slurm", CPU, {"gpus": "all"}, "gpus: the number of GPUs of a node is unknown"),
         ("slurm", GPU, {}, "image: no containers are known there"),
-        ("pyxis", GPU, {"gpus": [0, 1]}, "gpus: a cluster gives GPUs by number"),
+        ("pyxis", GPU, {"gpus": [0, 1]}, "gpus: a cluster allocates GPUs by number"),
         ("pyxis", GPU, {"nodes": [{"host": "a", "address": "10.0.0.1"}]}, "nodes.0.address: a cluster chooses"),
         ("pyxis", GPU, {"nodes": [{"host": "a", "gpus": 1}]}, "nodes.0.gpus: a cluster chooses"),
         ("pyxis", GPU, {"nodes": [{"host": "a", "env": {"A": "1"}}]}, "nodes.0.env: a cluster chooses"),
         ("pyxis", GPU, {"image": {"ref": "a:1"}}, "image.ref: is imported there once, and a tag may move"),
-        ("pyxis", GPU, {"image": {"base": f"a@{DIGEST}", "packages": ["timm"]}}, "image.packages: no image is built"),
-        ("pyxis", GPU, {"image": {"base": f"a@{DIGEST}"}}, "image.torchvision: no image is built"),
-        ("pyxis", GPU, {"docker": {"devices": ["/dev/fuse"]}}, "docker.devices.0: a cluster gives no further"),
+        ("pyxis", GPU, {"image": {"base": f"a@{DIGEST}", "packages": ["timm"]}}, "image.packages: images are not built"),
+        ("pyxis", GPU, {"image": {"base": f"a@{DIGEST}"}}, "image.torchvision: images are not built"),
+        ("pyxis", GPU, {"docker": {"devices": ["/dev/fuse"]}}, "docker.devices.0: additional devices are not"),
         ("pyxis", GPU, {"docker": {"ipc": "private"}}, "docker.ipc: containers on Slurm share"),
         ("pyxis", GPU, {"docker": {"cap_add": ["SYS_PTRACE"]}}, "docker.cap_add: containers on Slurm"),
         ("pyxis", GPU, {"docker": {"extra_hosts": {"a": "::1"}}}, "docker.extra_hosts: containers on Slurm"),
         ("pyxis", GPU, {"resources": {"cpus": 1.5}}, "resources.cpus: Slurm gives whole CPUs"),
-        ("pyxis", GPU, {"run": {"script": "../x.py"}}, "run.script: lies outside the code folder"),
-        ("pyxis", GPU, {"sweep": [{"a": 1}]}, "sweep: a script or manifest is one run"),
+        ("pyxis", GPU, {"run": {"script": "../x.py"}}, "run.script: is outside the code folder"),
+        ("pyxis", GPU, {"sweep": [{"a": 1}]}, "sweep: a script or manifest is a single run"),
         ("jobset", CPU, {}, "runtime: pods are containers"),
         ("jobset", GPU, {"name": "0k"}, "name: as a DNS name"),
         ("jobset", GPU, {"name": "a" * 49}, "at most 48 characters"),
@@ -180,7 +180,7 @@ def test_what_a_target_cannot_carry_is_refused_with_its_line(
 
 def test_of_min_nodes_only_that_key_is_refused_and_not_its_default_of_restarts() -> None:
     message = refused(COMMAND, "job", min_nodes=2)
-    assert "min_nodes: a cluster has its own way" in message
+    assert "min_nodes: is not supported on a cluster" in message
     assert "restarts:" not in message
 
 

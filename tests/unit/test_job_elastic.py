@@ -66,5 +66,5 @@ def test_a_model_that_no_node_has_as_a_whole_is_refused(way: str) -> None:
 
 
 def test_no_cluster_takes_it() -> None:
-    with pytest.raises(JobInvalid, match=":5: min_nodes: a cluster has its own way"):
+    with pytest.raises(JobInvalid, match=":5: min_nodes: is not supported on a cluster"):
         build(job("min_nodes: 2\ngpus: none\n"), "python3")

@@ -307,7 +307,7 @@ def test_offline_gives_each_node_the_gpus_that_the_job_names() -> None:
         assert [len(n.container.gpus) for n in plan.nodes] == [count, count], request
         assert [n.processes for n in plan.nodes] == [max(1, count)] * 2
         assumed = [warning for warning in plan.warnings if "taken for 8 GPUs" in warning]
-        assert assumed == (["gpus: all is taken for 8 GPUs a machine (gpu-0, gpu-1)"] if request == "all" else [])
+        assert assumed == (["gpus: all is assumed to be 8 GPUs per machine (gpu-0, gpu-1)"] if request == "all" else [])
 
 
 def test_ranks_are_numbered_across_nodes() -> None:

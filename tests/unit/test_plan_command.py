@@ -162,7 +162,7 @@ def test_the_plan_shows_gpus_workers_and_whole_commands(width: int) -> None:
     text = file.getvalue()
     assert text.count("8 worker(s)") == 2
     assert "gpus none" not in text
-    assert "gpus: all is taken for 8 GPUs a machine (gpu-a, gpu-b)" in text
+    assert "gpus: all is assumed to be 8 GPUs per machine (gpu-a, gpu-b)" in text
     assert " ".join(PLAN.nodes[1].container.argv) in text.splitlines()[-3]
 
 

@@ -157,6 +157,6 @@ def test_a_machine_whose_gpus_cannot_be_used_or_that_has_none_is_left_out_with_t
     every = job("nodes: {pool: [a, b]}\nsweep: [{lr: 1}]\ngpus: all\n")
     without = dataclasses.replace(_node(every, 0), gpus=())
     assert room(every, every.nodes[0], without, others=True) == 0  # it would train on processors
-    assert "it has no GPU, and other nodes of the job have" in no_room(every, every.nodes[0], without).what
+    assert "it has no GPU, but other nodes of the job do" in no_room(every, every.nodes[0], without).what
     assert room(every, every.nodes[0], without) == 1
     assert room(every, every.nodes[0], broken, others=True) == 1  # the start says what is wrong, and it is asked again

@@ -275,9 +275,9 @@ def test_a_job_without_gpus_key_uses_none_if_the_cluster_has_no_number_either() 
     quiet = {key: value for key, value in CPU.items() if key != "gpus"}
     plan = build(parse_job(yaml.safe_dump(quiet), "job.yaml"), "python3")
     assert plan.gpus == 0
-    assert "does not say how many" in plan.warnings[0]
+    assert "lacks the number of GPUs" in plan.warnings[0]
     assert build(parse_job(yaml.safe_dump(quiet), "job.yaml"), "python3", 8).gpus == 8
-    with pytest.raises(JobInvalid, match="how many a node has is not known"):
+    with pytest.raises(JobInvalid, match="the number of GPUs of a node is unknown"):
         build(parse_job(yaml.safe_dump({**quiet, "gpus": "all"}), "job.yaml"), "python3")
 
 
