@@ -138,7 +138,7 @@ def test_the_plan_equals_the_golden_file(name: str) -> None:
 
 
 def test_nodes_that_may_replace_one_another_have_as_many_workers() -> None:
-    with pytest.raises(PlanInvalid, match="unequal workers: gpu-0 1, gpu-1 1, gpu-2 2"):
+    with pytest.raises(PlanInvalid, match="but they have: gpu-0 1, gpu-1 1, gpu-2 2"):
         planned(job(3, min_nodes=2), [node(0, gpus=1), node(1, gpus=1), node(2, gpus=2)])
 
 
@@ -200,7 +200,7 @@ def test_the_best_guess_is_used_with_a_warning_if_no_node_may_test() -> None:
     meeting = choose(facts, [Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.UNKNOWN)], 29500)
     assert (meeting.address, meeting.probed) == ("10.0.0.10", False)
     plan = build.build(job(2), RUN, facts, MODERN, meeting, code="", owner="", created=0)
-    assert any("best guess" in warning for warning in plan.warnings)
+    assert any("is assumed to be reachable" in warning for warning in plan.warnings)
 
 
 def test_an_address_in_the_job_file_takes_precedence() -> None:
@@ -273,7 +273,7 @@ def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
         ("Docker", "20.10.0", 2, ""),
         ("podman", "3.4.4", 0, r"podman 3.4.4 is too old\s+-> 4.0 or newer"),
         ("podman", "4.3.1", 0, ""),
-        ("podman", "4.3.1", 2, r"restarts cannot be followed\s+-> restarts: 0"),
+        ("podman", "4.3.1", 2, r"restarts cannot be followed\s+-> set restarts: 0"),
     ],
 )
 def test_an_engine_that_cannot_run_the_job_is_refused(kind: str, version: str, restarts: int, words: str) -> None:
@@ -306,7 +306,7 @@ def test_offline_gives_each_node_the_gpus_that_the_job_names() -> None:
         plan = offline(job(2, gpus=request), "c0de")
         assert [len(n.container.gpus) for n in plan.nodes] == [count, count], request
         assert [n.processes for n in plan.nodes] == [max(1, count)] * 2
-        assumed = [warning for warning in plan.warnings if "taken for 8 GPUs" in warning]
+        assumed = [warning for warning in plan.warnings if "to be 8 GPUs" in warning]
         assert assumed == (["gpus: all is assumed to be 8 GPUs per machine (gpu-0, gpu-1)"] if request == "all" else [])
 
 

@@ -153,7 +153,7 @@ def test_a_machine_whose_gpus_cannot_be_used_or_that_has_none_is_left_out_with_t
     assert room(two, two.nodes[0], broken) == 0
     error = no_room(two, two.nodes[0], broken)
     assert "Driver/library version mismatch" in error.what
-    assert "reboot it" in error.next_step
+    assert "reboot the node" in error.next_step
     every = job("nodes: {pool: [a, b]}\nsweep: [{lr: 1}]\ngpus: all\n")
     without = dataclasses.replace(_node(every, 0), gpus=())
     assert room(every, every.nodes[0], without, others=True) == 0  # it would train on processors
