@@ -1,1 +1,1 @@
-"""One pure renderer a target: ClusterPlan -> the text that `launcher export` prints and a cluster takes."""
+"""One pure renderer per target: ClusterPlan -> the text that `launcher export` prints and a cluster accepts."""

@@ -1,7 +1,7 @@
 """ClusterPlan -> Kubernetes manifests: a JobSet (v1alpha2), or an Indexed Job and a headless Service.
 
-The image has the code (`--image`), the output goes to a claim, secrets are references. The ranks meet at the first
-pod's DNS name, which comes later than the pods: each waits for it.
+The image contains the code (`--image`), the output goes to a persistent volume claim, secrets are references. The
+rendezvous address is the DNS name of the first pod, which is created later than the pods: each pod waits for it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from launcher.planning.cluster import ClusterPlan, Refused
 
 Manifest = dict[str, Any]
 SHM = "/dev/shm"  # noqa: S108 - the pod's
-ANY = Kubernetes(kind="kubernetes")  # no cluster is named: nothing is known of it
-_LONGEST = 63  # of a pod's name, which is the job's and a number, and of its host name
-_RANDOM = "-abcde"  # ends a pod's name
-_UID = 1000  # with which pods run that need no root; `pod` of the settings changes it
-_GRACE = 45  # seconds from SIGTERM to SIGKILL, as of `launcher down`
-_LATE = 10  # seconds by which a pod that has failed ends later than its program
-_FAILED_WRITE, _TIMEOUT = 73, 124  # exit codes, as of the entry script on other nodes
+ANY = Kubernetes(kind="kubernetes")  # no cluster is named: default settings
+_LONGEST = 63  # characters of a pod's name, which is the job's and a number, and of its host name
+_RANDOM = "-abcde"  # suffix of a pod's name
+_UID = 1000  # of pods that do not need root; `pod` of the settings overrides it
+_GRACE = 45  # seconds from SIGTERM to SIGKILL, as for `launcher down`
+_LATE = 10  # seconds that a failed pod waits after its program has exited
+_FAILED_WRITE, _TIMEOUT = 73, 124  # exit codes, the same as those of the entry script on other nodes
 _RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-# getent is glibc's and musl's, nslookup busybox's. After ten minutes the program itself says what it does not find.
+# glibc and musl have getent, busybox has nslookup. After ten minutes the program reports the missing name.
 _WAIT = f"""\
 tries=0
 until getent hosts "$MASTER_ADDR" >/dev/null 2>&1 || nslookup "$MASTER_ADDR" >/dev/null 2>&1; do
@@ -49,11 +49,11 @@ if [ -n "$LAUNCHER_TIMEOUT" ]; then # since the first start of this node, over r
     [ $left -gt 0 ] || exit {_TIMEOUT}
     set -- timeout -k 30 $left "$@"
 fi
-child='' told=''
-trap 'told=yes; [ -z "$child" ] || kill -s TERM "$child" 2>/dev/null' TERM
+child='' terminated=''
+trap 'terminated=yes; [ -z "$child" ] || kill -s TERM "$child" 2>/dev/null' TERM
 "$@" <&0 &
 child=$!
-[ -z "$told" ] || kill -s TERM "$child"
+[ -z "$terminated" ] || kill -s TERM "$child"
 wait "$child"
 code=$?
 while kill -0 "$child" 2>/dev/null; do # a signal ends `wait`, not the program
@@ -62,21 +62,21 @@ while kill -0 "$child" 2>/dev/null; do # a signal ends `wait`, not the program
 done
 if [ "$code" -eq 137 ] && [ -n "$LAUNCHER_TIMEOUT" ] &&
     [ $(($(date +%s) - $(cat "$began"))) -ge "$LAUNCHER_TIMEOUT" ]; then
-    code={_TIMEOUT} # it did not end by SIGTERM
+    code={_TIMEOUT} # it did not exit on SIGTERM
 fi
-# The peers of a pod that is drained fail with it: its own end has to be seen first, which is not counted as a restart.
-case $code$told in
+# The peers of a drained pod fail too. They exit later, so that its own end, which is no restart, is seen first.
+case $code$terminated in
     0 | {_TIMEOUT} | *yes) ;;
     *) sleep "${{LAUNCHER_LATE:-0}}" ;;
 esac
 exit "$code"
 """
-_PLAIN = re.compile("[A-Za-z]{3}[A-Za-z0-9./-]*")  # a key that no reader takes for a number
-_WORDS = ("yes", "off", "true", "false", "null", "nan", "inf")  # ... or for one of these
+_PLAIN = re.compile("[A-Za-z]{3}[A-Za-z0-9./-]*")  # a key that no parser reads as a number
+_KEYWORDS = ("yes", "off", "true", "false", "null", "nan", "inf")  # ... or as one of these
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text: PyYAML leaves 1e-4 and y without quotes, which Go, its reader, takes for other types."""
+    """Quotes every string: PyYAML does not quote 1e-4 and y, which Go's parser reads as other types."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
         return True
@@ -87,7 +87,7 @@ class _Dumper(yaml.SafeDumper):
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
         node = super().represent_mapping(tag, mapping, flow_style)
         for key, _ in node.value:
-            if _PLAIN.fullmatch(key.value) and key.value.lower() not in _WORDS:
+            if _PLAIN.fullmatch(key.value) and key.value.lower() not in _KEYWORDS:
                 key.style = None
         return node
 
@@ -96,11 +96,14 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def check(job: Job, *, jobset: bool, image: str | None) -> None:
-    """Raises JobInvalid with every key that such a manifest cannot carry, UsageError without an image."""
+    """Raises JobInvalid with all keys that the manifest does not support, UsageError without an image."""
     job.refuse(_refused(job, jobset=jobset))
     if not image:
-        what = "needed: pods get the code with their image, at " + CODE
-        raise UsageError("--image", what, "build one with the code, push it, and name it: --image REGISTRY/NAME:TAG")
+        what = "is required: the image of the pods must contain the code, at " + CODE
+        fix = (
+            "build and push one: launcher image build JOB --with-code --push REGISTRY; then: --image REGISTRY/NAME:TAG"
+        )
+        raise UsageError("--image", what, fix)
 
 
 def _refused(job: Job, *, jobset: bool) -> Refused:
@@ -108,34 +111,37 @@ def _refused(job: Job, *, jobset: bool) -> Refused:
         yield ("runtime",), "pods are containers: expected docker"
     longest = _LONGEST - len(_pod_name("", len(job.nodes) - 1, jobset=jobset) + _RANDOM)
     if not re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", job.name) or len(job.name) > longest:
-        what = "as a DNS name it begins with a letter, ends with a letter or digit, and has at most"
-        yield ("name",), f"{what} {longest} characters, as its pods are called {job.name}-..."
+        what = "must start with a lowercase letter, end with a letter or digit, and have at most"
+        yield ("name",), f"{what} {longest} characters: pods are named {job.name}-..., which must be a DNS name"
     if job.cluster != ClusterOptions():
-        yield ("cluster",), "is what Slurm is asked for: leave it out"
+        yield ("cluster",), "contains options for Slurm: remove it"
     if job.hang_timeout is not None:
-        yield ("hang_timeout",), "Kubernetes does not notice a hang: leave it out"
+        yield ("hang_timeout",), "Kubernetes does not detect a hang: remove it"
     if job.restarts and not jobset and job.min_nodes is None:  # min_nodes has restarts, and is refused itself
-        yield ("restarts",), "a Job restarts single pods, not the run: --to jobset"
+        yield ("restarts",), "a Job restarts single pods, not the run: use --to jobset"
     if job.docker.ipc not in ("host", "private"):
-        yield ("docker", "ipc"), "pods have a /dev/shm of their own: expected host or private"
+        yield ("docker", "ipc"), "each pod has its own /dev/shm: expected host or private"
     for name, ip in job.docker.extra_hosts.items():
         if ip == "host-gateway":
-            yield ("docker", "extra_hosts", name), "pods know no host-gateway: give an IP address"
+            yield ("docker", "extra_hosts", name), "pods do not support host-gateway: give an IP address"
         if not re.fullmatch("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
-            yield ("docker", "extra_hosts", name), "the host names of pods have small letters, digits, - and . only"
+            yield (
+                ("docker", "extra_hosts", name),
+                "host names of pods may contain only lowercase letters, digits, - and .",
+            )
     for mount in job.mounts:
         if mount.target == SHM:
-            yield ("mounts", mount.source), f"pods have a {SHM} of their own: leave it out"
+            yield ("mounts", mount.source), f"each pod has its own {SHM}: remove it"
 
 
 def _pod_name(job: str, index: int, *, jobset: bool) -> str:
-    """Without what makes it unique; its host name."""
+    """Return a pod's name without its random suffix, which is also its host name."""
     return f"{job}-node-0-{index}" if jobset else f"{job}-{index}"
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a manifest needs beside the plan. run: names the folder in the claim; one for each export."""
+    """Inputs of a manifest in addition to the plan. run: name of the folder in the claim, new for each export."""
 
     image: str
     run: RunId
@@ -143,14 +149,14 @@ class Target:
 
 
 def jobset(plan: ClusterPlan, target: Target) -> list[Manifest]:
-    """One manifest. The run is restarted as a whole."""
+    """Return the manifest of a JobSet, which restarts all pods together."""
     name = plan.job.name
     pods = {"spec": _job_spec(plan, target, f"{_pod_name(name, 0, jobset=True)}.{name}", drained="FailJob")}
-    by_policy = ["PodFailurePolicy"]  # of _job_spec; any other failure counts as a restart
+    by_policy = ["PodFailurePolicy"]  # set by _job_spec; any other failure counts as a restart
     rules = [{"name": "drained", "action": "RestartJobSetAndIgnoreMaxRestarts", "onJobFailureReasons": by_policy}]
-    if plan.job.timeout is not None:  # which is for all of its starts together
+    if plan.job.timeout is not None:  # which applies to all starts together
         ended = {"onJobFailureReasons": by_policy, "onJobFailureMessagePatterns": [f"exit code {_TIMEOUT} "]}
-        rules.insert(0, {"name": "timelimit", "action": "FailJobSet", **ended})  # the patterns need JobSet 0.10
+        rules.insert(0, {"name": "timelimit", "action": "FailJobSet", **ended})  # the patterns require JobSet 0.10
     failure = {"maxRestarts": plan.job.restarts, "rules": rules}
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
@@ -162,7 +168,7 @@ def jobset(plan: ClusterPlan, target: Target) -> list[Manifest]:
 
 
 def indexed_job(plan: ClusterPlan, target: Target) -> list[Manifest]:
-    """Two manifests: the Service that gives the pods their names, and the Job."""
+    """Return the manifests of the Service that provides the DNS names of the pods, and of the Job."""
     name, settings = plan.job.name, target.settings
     spec = _job_spec(plan, target, f"{_pod_name(name, 0, jobset=False)}.{name}", drained="Ignore")
     spec["template"]["spec"]["subdomain"] = name
@@ -182,10 +188,10 @@ def _named(job: str, settings: Kubernetes, *, queued: bool = False) -> dict[str,
 
 
 def _job_spec(plan: ClusterPlan, target: Target, master: str, *, drained: str) -> dict[str, Any]:
-    """A failed pod is not replaced: its peers have lost it, so the run ends, or is restarted as a whole.
+    """Return the spec of a Job. A failed pod is not replaced: its peers fail too, so all pods end or restart together.
 
-    drained: what follows where a drain or a preemption has ended a pod. FailJob: the set is restarted, which is not
-    counted. Ignore: a Job alone can only replace the pod.
+    drained: action after a drain or a preemption of a pod. FailJob: the JobSet is restarted, which is not counted.
+    Ignore: a Job without a JobSet can only replace the pod.
     """
     rules: list[dict[str, Any]] = []
     if plan.job.timeout is not None:
@@ -203,7 +209,7 @@ def _job_spec(plan: ClusterPlan, target: Target, master: str, *, drained: str) -
 
 
 def not_restricted(job: Job) -> str:
-    """Why a namespace with the Pod Security level "restricted" refuses the pods; "" where it takes them."""
+    """Return why a namespace with the Pod Security level "restricted" rejects the pods; "" if it accepts them."""
     why = ["mounts are folders of the machine (hostPath)"] if job.mounts else []
     why += ["docker.cap_add"] if job.docker.cap_add else []
     why += ["docker.ipc: host"] if _host_ipc(job) else []
@@ -211,24 +217,24 @@ def not_restricted(job: Job) -> str:
 
 
 def _host_ipc(job: Job) -> bool:
-    """Where the job file says so: by default a pod has a /dev/shm of its own."""
+    """Return whether the job file requests the host's IPC: by default a pod has its own /dev/shm."""
     return job.docker.ipc == "host" and "ipc" in job.docker.model_fields_set
 
 
 def _merged(ours: Any, given: Any) -> Any:
-    """Mappings key by key, lists of named things by their names, other lists one after the other."""
+    """Merge mappings by key and lists of named items by name; concatenate other lists."""
     if isinstance(ours, dict) and isinstance(given, Mapping):
         return ours | {key: _merged(ours[key], value) if key in ours else value for key, value in given.items()}
     if not isinstance(ours, list) or not isinstance(given, (list, tuple)):
         return given
     made = [*ours]
-    names = [one.get("name") if isinstance(one, dict) else None for one in ours]
-    for one in given:
-        name = one.get("name") if isinstance(one, Mapping) else None
+    names = [item.get("name") if isinstance(item, dict) else None for item in ours]
+    for item in given:
+        name = item.get("name") if isinstance(item, Mapping) else None
         if name is None or name not in names:
-            made.append(one)
+            made.append(item)
         else:
-            made[names.index(name)] = _merged(made[names.index(name)], one)
+            made[names.index(name)] = _merged(made[names.index(name)], item)
     return made
 
 
@@ -254,7 +260,7 @@ def _pod(plan: ClusterPlan, target: Target, master: str) -> dict[str, Any]:
         ids = {"runAsUser": _UID, "runAsGroup": _UID, "fsGroup": _UID}
         pod["securityContext"] = {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}}
         container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    else:  # as the image's user, who may write the claim by its group
+    else:  # as the image's user, who can write to the claim through its group
         pod["securityContext"] = {"fsGroup": _UID}
         if docker.cap_add:
             container["securityContext"] = {"capabilities": {"add": [c.removeprefix("CAP_") for c in docker.cap_add]}}
@@ -271,7 +277,7 @@ def _pod(plan: ClusterPlan, target: Target, master: str) -> dict[str, Any]:
 
 
 def _arguments(plan: ClusterPlan) -> list[str]:
-    program = [_literal(word) for word in plan.program]
+    program = [_literal(argument) for argument in plan.program]
     if not plan.torchrun:
         return program
     address, port, run = "$(MASTER_ADDR)", "$(MASTER_PORT)", "$(LAUNCHER_RUN)"
@@ -280,7 +286,7 @@ def _arguments(plan: ClusterPlan) -> list[str]:
 
 
 def _env(plan: ClusterPlan, run: RunId, master: str) -> list[dict[str, Any]]:
-    """Ours first: $(NAME) stands for a variable that is above. The job's are over ours."""
+    """Return the variables, the launcher's first, overridden by the job's. $(NAME) refers to an earlier variable."""
     rank = "LAUNCHER_NODE_RANK"
     ours = {
         "LAUNCHER_RUN": run,
@@ -294,7 +300,7 @@ def _env(plan: ClusterPlan, run: RunId, master: str) -> list[dict[str, Any]]:
         ours["LAUNCHER_LATE"] = str(_LATE)
     if plan.job.timeout is not None:
         ours["LAUNCHER_TIMEOUT"] = str(plan.job.timeout)
-    if not not_restricted(plan.job):  # a user that the image does not know: it has no home, and no name
+    if not not_restricted(plan.job):  # the user does not exist in the image: it has no home and no name
         ours |= {"HOME": "/tmp", "USER": "launcher"}  # noqa: S108 - the pod's
     if not plan.torchrun:
         ours |= command.bare(master, plan.job.port, nodes=plan.nodes, rank=f"$({rank})")
@@ -308,21 +314,21 @@ def _env(plan: ClusterPlan, run: RunId, master: str) -> list[dict[str, Any]]:
 
 
 def _volumes(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A pod's own /dev/shm has 64 MB, too little for data loaders: it gets one in memory."""
+    """Return volumes and mounts. The default /dev/shm of a pod has 64 MB, too little for data loaders: use memory."""
     size = {} if job.resources.shm is None else {"sizeLimit": str(job.resources.shm)}
     volumes: list[dict[str, Any]] = [{"name": "output", "persistentVolumeClaim": {"claimName": _claim(job)}}]
     mounts: list[dict[str, Any]] = [{"name": "output", "mountPath": job.output}]
     if not _host_ipc(job):
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", **size}})
         mounts.append({"name": "shm", "mountPath": SHM})
-    for place, mount in enumerate(job.mounts):
-        volumes.append({"name": f"mount-{place}", "hostPath": {"path": mount.source}})
-        mounts.append({"name": f"mount-{place}", "mountPath": mount.target, "readOnly": mount.read_only})
+    for index, mount in enumerate(job.mounts):
+        volumes.append({"name": f"mount-{index}", "hostPath": {"path": mount.source}})
+        mounts.append({"name": f"mount-{index}", "mountPath": mount.target, "readOnly": mount.read_only})
     return volumes, mounts
 
 
 def _literal(text: str) -> str:
-    """So that Kubernetes takes $(NAME) in it as it is."""
+    """Escape $(NAME), so that Kubernetes does not expand it."""
     return text.replace("$", "$$")
 
 
@@ -335,16 +341,16 @@ def _claim(job: Job) -> str:
 
 
 def text(plan: ClusterPlan, target: Target, manifests: Sequence[Manifest]) -> str:
-    """As YAML, with a comment on what must be there first."""
+    """Return the manifests as YAML, with a comment on prerequisites."""
     head = [
-        f"# The job {plan.job.name}. What must be there before `kubectl apply -f`:",
-        f"#   the claim {_claim(plan.job)}, which all of its pods may write: checkpoints and logs go there,",
-        f"#   to {target.run}, a folder of this export's own, which stays over restarts",
+        f"# Job {plan.job.name}. Create these before `kubectl apply -f`:",
+        f"#   the persistent volume claim {_claim(plan.job)}, writable by all pods: checkpoints and logs are written",
+        f"#   to its folder {target.run}, which is specific to this export and kept across restarts",
     ]
     if plan.job.secrets:
         keys = ", ".join(secret.name for secret in plan.job.secrets)
         head.append(f"#   the secret {_secret(plan.job)} with the keys {keys}")
     if why := not_restricted(plan.job):
-        head.append(f"# A namespace with the Pod Security level restricted refuses its pods: {why}")
+        head.append(f"# A namespace with the Pod Security level restricted rejects the pods: {why}")
     texts = [yaml.dump(made, Dumper=_Dumper, sort_keys=False, width=math.inf) for made in manifests]
     return "\n".join(head) + "\n" + "---\n".join(texts)

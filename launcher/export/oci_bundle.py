@@ -1,7 +1,7 @@
-"""python3 - IMAGE BUNDLE WORKDIR SOURCE:TARGET[:OPTION]... <oci_bundle.py: the bundle of one job, made of its image's.
+"""python3 - IMAGE BUNDLE WORKDIR SOURCE:TARGET[:OPTION]... <oci_bundle.py: create a job's bundle from the image's.
 
-Runs on a node of the cluster, with the Python 3.6 or newer that is there. The bundle binds the image's folders, which
-stay read-only, and the job's. Its `env` has the image's variables as lines for a shell.
+Runs on a node of the cluster, with its Python (3.6 or later). The bundle binds the image's folders read-only, and the
+job's folders. Its file `env` has the image's variables as shell lines.
 """
 
 import json
@@ -11,21 +11,21 @@ import sys
 from typing import Any
 
 
-def write(image: str, bundle: str, workdir: str, *places: str) -> None:
+def write(image: str, bundle: str, workdir: str, *mounted: str) -> None:
     with open(f"{image}/config.json") as file:
         config = json.load(file)
     # Older Slurm accepts only the bundle's own rootfs, so the image's folders are mounted there.
     config["root"] = {"path": "rootfs", "readonly": True}
     config["process"]["cwd"] = workdir
-    config["linux"].pop("resources", None)  # Slurm's own limits count
+    config["linux"].pop("resources", None)  # Slurm's limits apply
     config["linux"]["namespaces"] = [n for n in config["linux"]["namespaces"] if n["type"] not in ("network", "ipc")]
     mounts = [m for m in config["mounts"] if not m["destination"].startswith("/dev")]
-    for place in places:
-        source, target, *options = place.split(":")
+    for mount in mounted:
+        source, target, *options = mount.split(":")
         mounts.append(bind(source, target, *options))
-        there = os.path.realpath(f"{image}/rootfs{target}")
-        if os.path.isdir(source) and there.startswith(image):
-            os.makedirs(there, exist_ok=True)  # where it is mounted, in an image that is read-only
+        mount_point = os.path.realpath(f"{image}/rootfs{target}")
+        if os.path.isdir(source) and mount_point.startswith(image):
+            os.makedirs(mount_point, exist_ok=True)  # the image is read-only in the container
     os.makedirs(f"{bundle}/rootfs", exist_ok=True)
     for entry in os.scandir(f"{image}/rootfs"):
         if not entry.is_symlink() and entry.name not in ("dev", "proc", "sys"):
@@ -35,7 +35,7 @@ def write(image: str, bundle: str, workdir: str, *places: str) -> None:
     config["mounts"] = mounts
     with open(f"{bundle}/config.json", "w") as file:
         json.dump(config, file)
-    with open(f"{bundle}/env", "w") as file:  # older Slurm lets the caller's variables win
+    with open(f"{bundle}/env", "w") as file:  # in older Slurm, the caller's variables override the image's
         file.writelines(f"export {shlex.quote(setting)}\n" for setting in config["process"]["env"])
 
 

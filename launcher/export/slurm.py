@@ -1,7 +1,7 @@
-"""ClusterPlan -> an sbatch script: what `up --on` submits, byte for byte, and what a person can submit by hand.
+"""ClusterPlan -> an sbatch script: exactly the one that `up --on` submits; it can also be submitted manually.
 
-By hand it needs nothing of ours: the code is the folder that it is submitted from. `up --on` says by variables where it
-has put the code, the entry script and the secrets. Nothing in it names a run, so that it can be submitted again.
+Submitted manually, it does not need the launcher: the code is the current folder. `up --on` sets variables with the
+locations of the code, the entry script and the secrets. The script does not contain a run ID, so it can be resubmitted.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from launcher.model.container import CODE
 from launcher.planning import command
 from launcher.planning.cluster import ClusterPlan, Refused
 
-ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: nothing is known of it
-PORTS = 1000  # one more of them for each job's id: two jobs may share a machine
-_MARGIN = 300  # seconds that Slurm leaves the entry script to enforce the time limit itself
-_WARNING = 90  # seconds before Slurm's own time limit, for a checkpoint; Slurm counts them to a minute
+ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: default settings
+PORTS = 1000  # the port depends on the job ID, as two jobs may share a machine
+_MARGIN = 300  # seconds added to Slurm's time limit, so that the entry script enforces the job's limit first
+_WARNING = 90  # seconds before Slurm's time limit, for a checkpoint; Slurm's resolution is a minute
 _PROCESSORS = ("--exclusive", "--cpus-per-", "--cores-per-", "--ntasks-per-core", "--threads-per-core")
 _MIB = 1 << 20
-_TIMEOUT, _STOPPED = 124, 143  # as of the entry script at its own time limit; and of a program that SIGTERM has ended
-_UNLESS_STOPPED = f'[ -z "$stopped" ] || exit {_STOPPED} # scancel has ended what ran here, and not this script'
+_TIMEOUT, _STOPPED = 124, 143  # exit codes: of the entry script at its time limit; of a program ended by SIGTERM
+_UNLESS_STOPPED = f'[ -z "$stopped" ] || exit {_STOPPED} # scancel has ended the previous command, not this script'
 _ENROOT = (
     "    case $(enroot version) in [0-3].*)",
-    '        echo "launcher: enroot $(enroot version) cannot import an image by its digest: 4.0 or newer is needed"',
+    '        echo "launcher: enroot $(enroot version) cannot import an image by its digest: 4.0 or later is required"',
     "        exit 69 ;;",
     "    esac",
 )
@@ -37,30 +37,30 @@ _WRITE_BUNDLE = Path(__file__).with_name("oci_bundle.py")
 
 
 def check(job: Job, container: str) -> None:
-    """Raises JobInvalid with every key that an sbatch script cannot carry."""
+    """Raises JobInvalid with all keys that an sbatch script does not support."""
     job.refuse(_refused(job, container))
 
 
 def _refused(job: Job, container: str) -> Refused:
     if job.runtime == "docker" and container == "none":
-        what = "no containers are known there: set runtime: process, or name their tool in the settings file"
-        yield ("image",), f"{what} (container: pyxis, apptainer or oci), and the cluster: --on CLUSTER"
+        what = "the cluster has no container tool: set runtime: process, or set the tool in the settings file"
+        yield ("image",), f"{what} (container: pyxis, apptainer or oci) and name the cluster: --on CLUSTER"
     if job.docker.ipc != "host":
-        yield ("docker", "ipc"), "containers on Slurm share the machine's IPC: leave it out"
+        yield ("docker", "ipc"), "containers on Slurm share the machine's IPC: remove it"
     if job.docker.cap_add:
-        yield ("docker", "cap_add"), "containers on Slurm have their user's rights only: leave it out"
+        yield ("docker", "cap_add"), "containers on Slurm have only the rights of their user: remove it"
     if job.docker.extra_hosts:
-        yield ("docker", "extra_hosts"), "containers on Slurm have the machine's /etc/hosts: leave it out"
+        yield ("docker", "extra_hosts"), "containers on Slurm use the machine's /etc/hosts: remove it"
     if job.resources.cpus is not None and job.resources.cpus % 1:
-        yield ("resources", "cpus"), "Slurm gives whole CPUs"
+        yield ("resources", "cpus"), "Slurm allocates only whole CPUs"
     image = job.image if job.runtime == "docker" and container != "none" else None
     if image is not None and "@sha256:" not in (image.ref or image.base or ""):
         key = "ref" if image.ref else "base"
-        yield ("image", key), "is imported there once, and a tag may move: add its digest, NAME@sha256:..."
+        yield ("image", key), "is imported only once, and a tag may move: add the digest, NAME@sha256:..."
 
 
 def render(plan: ClusterPlan, cluster: Cluster) -> str:
-    """The whole script."""
+    """Return the script."""
     cluster = chosen(plan, cluster)
     parts = (
         _head(plan, cluster),
@@ -73,10 +73,10 @@ def render(plan: ClusterPlan, cluster: Cluster) -> str:
 
 
 def chosen(plan: ClusterPlan, cluster: Cluster) -> Cluster:
-    """The cluster's settings with what the job asks for."""
-    asked = {key: value for key, value in plan.job.cluster if value}
-    options = (*cluster.options, *plan.job.cluster.options)  # of two that are the same, Slurm takes the last
-    return cluster.model_copy(update={**asked, "options": options})
+    """Return the cluster's settings, overridden by the job's options."""
+    requested = {key: value for key, value in plan.job.cluster if value}
+    options = (*cluster.options, *plan.job.cluster.options)  # of duplicate options, Slurm uses the last
+    return cluster.model_copy(update={**requested, "options": options})
 
 
 def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
@@ -103,15 +103,15 @@ def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in [*given, *cluster.options]),
         "#",
-        f"# The job {job.name}. `launcher up --on` submits this very file. By hand: cd CODE && sbatch THIS-FILE",
-        f"# Processors of each node: {processors}",
+        f"# Job {job.name}. `launcher up --on` submits this file. To submit it manually: cd CODE && sbatch FILE",
+        f"# CPUs per node: {processors}",
     ]
 
 
 def _processors(plan: ClusterPlan, cluster: Cluster) -> tuple[int | None, str]:
-    """How many of each node, 0: the cluster's own options say it, None: all of them; and the same in words.
+    """Return the number of CPUs per node, and a description. 0: set by the cluster's options. None: all CPUs.
 
-    Slurm's own default is one.
+    Slurm's default is one CPU.
     """
     cpus = plan.job.resources.cpus
     if cpus is not None:
@@ -121,41 +121,41 @@ def _processors(plan: ClusterPlan, cluster: Cluster) -> tuple[int | None, str]:
     if cluster.cpus_per_gpu is not None and plan.gpus:
         count = plan.gpus * cluster.cpus_per_gpu
         return count, f"{count}, by cpus_per_gpu of the cluster"
-    return None, "all of them; for a part: resources.cpus or --cpus-per-task, or cpus_per_gpu of the cluster"
+    return None, "all; to use fewer, set resources.cpus, --cpus-per-task, or cpus_per_gpu of the cluster"
 
 
 def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
-    """What the first node does for all."""
+    """Return the part of the script that the first node runs once."""
     job = plan.job
     again = [
         f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.restarts} ]; then',
-        '        scontrol requeue "$job" && sleep 60 # Slurm ends this script meanwhile',
+        '        scontrol requeue "$job" && sleep 60 # Slurm ends this script during the sleep',
         "    fi",
     ]
     too_often = [
-        "# Slurm requeues a job by itself, too, when it has lost a machine.",
+        "# Slurm also requeues a job on its own when it has lost a machine.",
         f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {job.restarts} ]; then',
-        f'    echo "launcher: {job.restarts} restarts are used up"',
+        f'    echo "launcher: the limit of {job.restarts} restarts is reached"',
         "    exit 1",
         "fi",
     ]
     first = min(job.port, 65536 - PORTS)
     return [
-        "# --- where things are; `launcher up` sets the first two, and puts its entry script into .node/kit",
+        "# --- locations; `launcher up` sets the first two variables, and copies its entry script to .node/kit",
         f'export LAUNCHER_RUN="${{LAUNCHER_RUN:-{job.name}-$SLURM_JOB_ID}}"',
         'export LAUNCHER_OUTPUT="${LAUNCHER_OUTPUT:-$PWD/output/$LAUNCHER_RUN}"',
         'mkdir -p "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" || exit 73',
         *_secrets(job),
         "",
-        "# --- the end: its exit code is kept for when Slurm has forgotten the job",
+        "# --- exit handling: the exit code is saved, as Slurm forgets finished jobs",
         "stopped='' limit='' job=$SLURM_JOB_ID",
-        "# One task of an array has the array's own id, which by itself means all of them.",
+        "# One task of an array has the ID of the array, which alone would mean all tasks.",
         '[ "$job" != "$SLURM_ARRAY_JOB_ID" ] || job=${job}_$SLURM_ARRAY_TASK_ID',
-        "trap 'stopped=yes' TERM # the nodes get it too, and are waited for",
-        "near_limit() { # told by Slurm (--signal)",
+        "trap 'stopped=yes' TERM # the nodes get SIGTERM too, and this script waits for them",
+        "near_limit() { # signalled by Slurm (--signal)",
         "    limit=TIMEOUT",
-        '    echo "launcher: the time limit of Slurm is near: the nodes are told to stop"',
-        '    scancel --signal=TERM "$job" # its nodes, and not srun, which would kill them',
+        '    echo "launcher: Slurm\'s time limit is near; stopping the nodes"',
+        '    scancel --signal=TERM "$job" # the nodes, not srun, which would kill them',
         "}",
         "trap near_limit USR1",
         "finish() {",
@@ -170,8 +170,8 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         'rm -f "$LAUNCHER_OUTPUT/state/slurm.end"',
         *(too_often if job.restarts else ()),
         "",
-        *(("# --- the site's own lines, by `setup` of the cluster", *setup, "") if setup else ()),
-        "# --- the rendezvous: the first node, as Slurm reaches it; a port of this job, as machines may be shared",
+        *(("# --- site-specific lines, from `setup` of the cluster", *setup, "") if setup else ()),
+        "# --- rendezvous: Slurm's address of the first node; a port per job, as jobs may share machines",
         'master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "MASTER_ADDR=$(scontrol show node \"$master\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')",
         f"export MASTER_ADDR MASTER_PORT=$(({first} + SLURM_JOB_ID % {PORTS}))",
@@ -179,18 +179,17 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
 
 
 def _secrets(job: Job) -> list[str]:
-    """Of a script that is submitted by hand: they must be in the environment of sbatch."""
+    """Return checks for a manually submitted script: the secrets must be in the environment of sbatch."""
     if not job.secrets:
         return []
     missing = [
-        f': "${{{secret.name}:?is a secret of the job, and not in the environment of sbatch}}"'
-        for secret in job.secrets
+        f': "${{{secret.name}:?is a secret of the job but not in the environment of sbatch}}"' for secret in job.secrets
     ]
     return ['if [ ! -d "$LAUNCHER_OUTPUT/.node/kit" ]; then', *(f"    {line}" for line in missing), "fi"]
 
 
 def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
-    """A script for each node: POSIX sh, as it may run inside a container."""
+    """Return the script of each node: POSIX sh, as it may run inside a container."""
     rank, address, port = '"$LAUNCHER_NODE_RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"'
     known = {} if plan.torchrun else command.bare(address, port, nodes=plan.nodes, rank=rank)
     limits = {"LAUNCHER_TIMEOUT": plan.job.timeout, "LAUNCHER_HANG_TIMEOUT": plan.job.hang_timeout}
@@ -207,7 +206,7 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         *(f"export {name}={value}" for name, value in known.items()),
         "kit=''",
         '[ $# -eq 0 ] || exec sh "$LAUNCHER_OUTPUT/.node/$LAUNCHER_NODE/kit/within.sh" "$@" # launcher exec',
-        'if [ -d "$LAUNCHER_OUTPUT/.node/kit" ]; then # each node has a copy: its pipes and its home are there',
+        'if [ -d "$LAUNCHER_OUTPUT/.node/kit" ]; then # each node has a copy, with its pipes and its home',
         '    kit="$LAUNCHER_OUTPUT/.node/$LAUNCHER_NODE/kit"',
         '    rm -rf "$kit" && mkdir -p "${kit%/kit}" && cp -Rp "$LAUNCHER_OUTPUT/.node/kit" "$kit" || exit 73',
         "fi",
@@ -223,29 +222,29 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         ]
     body += [
         '[ -z "$kit" ] || set -- sh "$kit/entry.sh" "$@"',
-        "# srun kills all nodes as soon as one fails: one that is told to stop does not, as others may need time",
-        "child='' told=''",
-        'trap \'told=yes; [ -z "$child" ] || kill -s TERM "$child"\' TERM # some Slurms signal this shell only',
+        "# srun kills all nodes as soon as one fails: a node that is stopped exits with 0, as others may need time",
+        "child='' terminated=''",
+        'trap \'terminated=yes; [ -z "$child" ] || kill -s TERM "$child"\' TERM # some versions signal only this shell',
         '"$@" <&0 &',
         "child=$!",
-        '[ -z "$told" ] || kill -s TERM "$child"',
+        '[ -z "$terminated" ] || kill -s TERM "$child"',
         'wait "$child"',
         "code=$?",
         'while kill -0 "$child" 2>/dev/null; do',
         '    wait "$child"',
         "    code=$?",
         "done",
-        '[ -z "$told" ] || code=0',
+        '[ -z "$terminated" ] || code=0',
         'exit "$code"',
     ]
     lines, end = "\n".join(body).split("\n"), "END"
     while end in lines:
         end += "_"
-    return ["# --- what each node runs", f"cat >\"$LAUNCHER_OUTPUT/state/node.sh\" <<'{end}'", *lines, end]
+    return ["# --- script of each node", f"cat >\"$LAUNCHER_OUTPUT/state/node.sh\" <<'{end}'", *lines, end]
 
 
 def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
-    """The image imported by the site's own tool: once, by digest, however many jobs want it."""
+    """Return the import of the image with the site's tool: once per digest, for all jobs that use it."""
     if not plan.image:
         return []
     name, _, digest = plan.image.partition("@")
@@ -276,46 +275,46 @@ def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
 
 
 def _bundle(plan: ClusterPlan) -> list[str]:
-    """Slurm's own containers get their mounts from their bundle: this job's is the image's with more of them."""
+    """Return the creation of the job's bundle: the image's bundle plus the mounts of the job."""
     script = _WRITE_BUNDLE.read_text(encoding="utf-8")
     return [
         "",
-        "# --- the image's bundle with this job's folders, and the machine's network, IPC, devices and /tmp",
+        "# --- the image's bundle, plus this job's folders and the machine's network, IPC, devices and /tmp",
         'bundle="$LAUNCHER_OUTPUT/state/bundle" && mkdir -p "$bundle" || exit 73',
-        f'python3 - "$image" "$bundle" {CODE} {" ".join(_places(plan))} /dev:/dev /tmp:/tmp <<\'END\' || exit 69',
+        f'python3 - "$image" "$bundle" {CODE} {" ".join(_mounts(plan))} /dev:/dev /tmp:/tmp <<\'END\' || exit 69',
         *script.splitlines(),
         "END",
-        "# Older Slurm gives all of its containers the variables of one task: each is told its own rank.",
+        "# Older Slurm gives all containers the variables of one task: the rank is passed explicitly.",
         f"echo '* env LAUNCHER_NODE_RANK=%t sh {plan.job.output}/state/node.sh' >\"$bundle/tasks\"",
     ]
 
 
-def _places(plan: ClusterPlan) -> list[str]:
-    """SOURCE:TARGET[:ro] of each mount, as shell words."""
+def _mounts(plan: ClusterPlan) -> list[str]:
+    """Return SOURCE:TARGET[:ro] of each mount, quoted for the shell."""
     own = [f'"$PWD":{CODE}', f'"$LAUNCHER_OUTPUT":{shlex.quote(plan.job.output)}']
     return own + [shlex.quote(f"{m.source}:{m.target}{':ro' if m.read_only else ''}") for m in plan.job.mounts]
 
 
 def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
-    places = _places(plan)
-    # mpi: a site's own default of pmix breaks torchrun. wait: else the others end soon after one that has ended well.
+    mounts = _mounts(plan)
+    # mpi: a site's default of pmix breaks torchrun. wait: otherwise srun ends the other nodes soon after one succeeds.
     step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=0"]
     step.append(
         '${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}'
-    )  # since 22.05 srun does not take it over
+    )  # since 22.05 srun does not inherit it
     if not plan.image:
         step.append('sh "$LAUNCHER_OUTPUT/state/node.sh"')
     elif cluster.container == "pyxis":  # on srun: not every site's sbatch has these options
-        step += ['--container-image="$image"', f"--container-mounts={','.join(places)}", "--no-container-mount-home"]
+        step += ['--container-image="$image"', f"--container-mounts={','.join(mounts)}", "--no-container-mount-home"]
         step += [f"--container-workdir={CODE}", f"sh {shlex.quote(plan.job.output)}/state/node.sh"]
     elif cluster.container == "oci":
         step.append('--container="$bundle" --multi-prog "$bundle/tasks"')
     else:
         step.append(f"apptainer exec {'--nv ' if plan.gpus else ''}--no-home --pwd {CODE}")
-        step += [f"--bind {place}" for place in places]
+        step += [f"--bind {mount}" for mount in mounts]
         step.append(f'"$image" sh {shlex.quote(plan.job.output)}/state/node.sh')
     return [
-        "# --- all nodes; the first that fails ends the others",
+        "# --- run all nodes; if one fails, the others are ended",
         _UNLESS_STOPPED,
         " \\\n    ".join(step) + " &",
         "wait $!",

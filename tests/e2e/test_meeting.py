@@ -20,10 +20,7 @@ def test_of_two_runs_that_start_at_once_one_is_refused(bed_cli: Cli, bed: Bed) -
     assert sorted(code for _, _, code in ended) == [0, 3], ended
     [refused] = [err for _, err, code in ended if code]
     [done] = [out for out, _, code in ended if not code]
-    assert re.search(
-        r"node1: (rendezvous port 29500 is locked by run twins-|port 29500, where the ranks would meet, is in use)",
-        refused,
-    )
+    assert re.search(r"node1: rendezvous port 29500 is (locked by run twins-|in use)", refused)
     assert "--set port=29501" in refused
     assert done.count("rank 0 finished after step 20") == 1
     bed_cli("up", job)  # an ended run holds no port

@@ -141,31 +141,41 @@ def refused(data: dict[str, Any], target: str, **keys: Any) -> str:
     ("target", "data", "keys", "words"),
     [
         ("slurm", CPU, {"gpus": "all"}, "gpus: the number of GPUs of a node is unknown"),
-        ("slurm", GPU, {}, "image: no containers are known there"),
+        ("slurm", GPU, {}, "image: the cluster has no container tool"),
         ("pyxis", GPU, {"gpus": [0, 1]}, "gpus: a cluster allocates GPUs by number"),
         ("pyxis", GPU, {"nodes": [{"host": "a", "address": "10.0.0.1"}]}, "nodes.0.address: a cluster chooses"),
         ("pyxis", GPU, {"nodes": [{"host": "a", "gpus": 1}]}, "nodes.0.gpus: a cluster chooses"),
         ("pyxis", GPU, {"nodes": [{"host": "a", "env": {"A": "1"}}]}, "nodes.0.env: a cluster chooses"),
-        ("pyxis", GPU, {"image": {"ref": "a:1"}}, "image.ref: is imported there once, and a tag may move"),
-        ("pyxis", GPU, {"image": {"base": f"a@{DIGEST}", "packages": ["timm"]}}, "image.packages: images are not built"),
+        ("pyxis", GPU, {"image": {"ref": "a:1"}}, "image.ref: is imported only once, and a tag may move"),
+        (
+            "pyxis",
+            GPU,
+            {"image": {"base": f"a@{DIGEST}", "packages": ["timm"]}},
+            "image.packages: images are not built",
+        ),
         ("pyxis", GPU, {"image": {"base": f"a@{DIGEST}"}}, "image.torchvision: images are not built"),
         ("pyxis", GPU, {"docker": {"devices": ["/dev/fuse"]}}, "docker.devices.0: additional devices are not"),
         ("pyxis", GPU, {"docker": {"ipc": "private"}}, "docker.ipc: containers on Slurm share"),
         ("pyxis", GPU, {"docker": {"cap_add": ["SYS_PTRACE"]}}, "docker.cap_add: containers on Slurm"),
         ("pyxis", GPU, {"docker": {"extra_hosts": {"a": "::1"}}}, "docker.extra_hosts: containers on Slurm"),
-        ("pyxis", GPU, {"resources": {"cpus": 1.5}}, "resources.cpus: Slurm gives whole CPUs"),
+        ("pyxis", GPU, {"resources": {"cpus": 1.5}}, "resources.cpus: Slurm allocates only whole CPUs"),
         ("pyxis", GPU, {"run": {"script": "../x.py"}}, "run.script: is outside the code folder"),
         ("pyxis", GPU, {"sweep": [{"a": 1}]}, "sweep: a script or manifest is a single run"),
         ("jobset", CPU, {}, "runtime: pods are containers"),
-        ("jobset", GPU, {"name": "0k"}, "name: as a DNS name"),
+        ("jobset", GPU, {"name": "0k"}, "name: must start with"),
         ("jobset", GPU, {"name": "a" * 49}, "at most 48 characters"),
         ("jobset", GPU, {"nodes": 10_000, "name": "a" * 46}, "at most 45 characters"),
-        ("jobset", GPU, {"cluster": {"partition": "gpu"}}, "cluster: is what Slurm is asked for"),
-        ("jobset", GPU, {"hang_timeout": "15m"}, "hang_timeout: Kubernetes does not notice"),
-        ("jobset", GPU, {"docker": {"ipc": "shareable"}}, "docker.ipc: pods have a /dev/shm"),
-        ("jobset", GPU, {"mounts": {"/a": "/dev/shm"}}, "mounts./a: pods have"),
-        ("jobset", GPU, {"docker": {"extra_hosts": {"a": "host-gateway"}}}, "extra_hosts.a: pods know no host-gateway"),
-        ("jobset", GPU, {"docker": {"extra_hosts": {"A_1": "::1"}}}, "extra_hosts.A_1: the host names of pods"),
+        ("jobset", GPU, {"cluster": {"partition": "gpu"}}, "cluster: contains options for Slurm"),
+        ("jobset", GPU, {"hang_timeout": "15m"}, "hang_timeout: Kubernetes does not detect"),
+        ("jobset", GPU, {"docker": {"ipc": "shareable"}}, "docker.ipc: each pod has its own /dev/shm"),
+        ("jobset", GPU, {"mounts": {"/a": "/dev/shm"}}, "mounts./a: each pod has"),
+        (
+            "jobset",
+            GPU,
+            {"docker": {"extra_hosts": {"a": "host-gateway"}}},
+            "extra_hosts.a: pods do not support host-gateway",
+        ),
+        ("jobset", GPU, {"docker": {"extra_hosts": {"A_1": "::1"}}}, "extra_hosts.A_1: host names of pods"),
         ("job", GPU, {}, "restarts: a Job restarts single pods"),
     ],
 )
@@ -185,7 +195,7 @@ def test_of_min_nodes_only_that_key_is_refused_and_not_its_default_of_restarts()
 
 
 def test_kubernetes_needs_an_image_with_the_code() -> None:
-    with pytest.raises(UsageError, match="pods get the code with their image"):
+    with pytest.raises(UsageError, match="the image of the pods must contain the code"):
         kubernetes.check(job({**GPU, "restarts": 0}), jobset=False, image=None)
 
 
@@ -321,7 +331,7 @@ def test_pitfall_3_the_image_is_an_option_of_srun_not_of_sbatch() -> None:
 
 def import_step(text: str) -> str:
     """The part of a script that imports the image."""
-    return text[text.index("# --- the image") : text.index("# --- all nodes")]
+    return text[text.index("# --- the image") : text.index("# --- run all nodes")]
 
 
 @pytest.mark.parametrize(("tool", "cluster"), [("enroot", HPC), ("apptainer", APPTAINER)])

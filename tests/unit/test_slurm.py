@@ -241,7 +241,7 @@ def test_a_missing_secret_stops_a_script_that_is_submitted_manually(tmp_path: Pa
 
 def processors(data: dict[str, Any], **settings: Any) -> list[str]:
     lines = sbatch(data, HPC.model_copy(update={"options": (), **settings})).splitlines()
-    return [line for line in lines if "exclusive" in line or "SBATCH --cpus" in line or "# Processors" in line]
+    return [line for line in lines if "exclusive" in line or "SBATCH --cpus" in line or "# CPUs" in line]
 
 
 def test_a_job_has_all_processors_of_its_nodes_or_the_share_of_its_gpus() -> None:
@@ -249,7 +249,7 @@ def test_a_job_has_all_processors_of_its_nodes_or_the_share_of_its_gpus() -> Non
     free = {**GPU, "resources": {}}
     every, comment = processors(free)
     assert every == "#SBATCH --exclusive"
-    assert "all of them" in comment
+    assert "all; to use fewer" in comment
     share, comment = processors({**free, "gpus": 2}, cpus_per_gpu=12)
     assert share == "#SBATCH --cpus-per-task=24"
     assert "24, by cpus_per_gpu" in comment
@@ -297,7 +297,7 @@ def test_an_enroot_that_cannot_import_by_digest_is_an_error(tmp_path: Path) -> N
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", step], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 69
-    assert "enroot 3.5.0 cannot import an image by its digest: 4.0 or newer" in done.stdout
+    assert "enroot 3.5.0 cannot import an image by its digest: 4.0 or later" in done.stdout
 
 
 def test_hints_for_a_cluster_name_only_commands_that_support_clusters(tmp_path: Path) -> None:
