@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(400)
             (
                 "the others wait for rank 1 on local-1 at all_reduce number 2201, sizes [6]",
                 "rank 1 is at ",
-                " in waits_for_ever",
+                " in waits_forever",
             ),
             id="stuck",
         ),

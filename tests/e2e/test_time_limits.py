@@ -36,8 +36,8 @@ def test_a_hang_is_a_failure_that_names_the_lagging_rank_and_its_stack(bed_cli: 
     assert over < noticed + 60
     failure = bed_cli.result()["failure"]
     assert f"the others wait for rank {rank} on node{rank + 1} at all_reduce number 5, sizes [1]" in failure["what"]
-    assert re.search(rf"rank {rank} is at hangs.py:\d+ in reads_data_for_ever", failure["what"])
-    assert "reads_data_for_ever" in failure["words"]
+    assert re.search(rf"rank {rank} is at hangs.py:\d+ in reads_data_forever", failure["what"])
+    assert "reads_data_forever" in failure["words"]
     assert "all_reduce" in failure["words"]
     messages = [line for _, line in drill.messages]
     assert any("hung: no output" in line for line in messages)
@@ -85,6 +85,6 @@ def test_a_stuck_worker_ends_after_its_master_without_the_launcher(bed_cli: Cli,
     assert "hung: no output and no step" in late.stderr
     worker = (bed_cli.runs()[-1] / "logs" / "node2.log").read_text()
     assert "the master has ended and this node has not" in worker
-    assert "reads_data_for_ever" in worker
+    assert "reads_data_forever" in worker
     bed_cli("down")
     assert bed.wait_clean() == []

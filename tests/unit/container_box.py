@@ -1,4 +1,4 @@
-"""The entry script with all that it needs, as an engine lays it out, under every common shell."""
+"""The entry script with its files in the layout of an engine, in all common shells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv")
 
 @dataclass
 class Box:
-    """The scripts and an output folder, as an engine lays them out; `run` is one attempt."""
+    """The scripts and an output folder in the layout of an engine; `run` is one attempt."""
 
     root: Path
     shell: str
@@ -39,7 +39,7 @@ class Box:
             "LAUNCHER_OUTPUT": str(self.output),
             "LAUNCHER_NODE": "gpu-a",
         }
-        if self.shell == "busybox":  # and no tool of coreutils
+        if self.shell == "busybox":  # without tools of coreutils
             tools = self.root / "applets"
             tools.mkdir()
             subprocess.run(["busybox", "--install", "-s", tools], check=True)
@@ -81,7 +81,7 @@ class Box:
         )
 
     def run(self, *argv: str, env: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-        """(exit code, the content of Docker's log)."""
+        """Return the exit code and the content of Docker's log."""
         process = self.start(*argv, env=env)
         out, _ = process.communicate(timeout=120)
         return process.returncode, out
@@ -100,5 +100,5 @@ def box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
 
 @pytest.fixture
 def one(tmp_path: Path) -> Box:
-    """For tests in which the shell makes no difference."""
+    """For tests that do not depend on the shell."""
     return Box(tmp_path, SHELLS[0])

@@ -86,7 +86,7 @@ class Quota:
 
 
 @pytest.mark.parametrize("phase", [0.0, 0.02, 0.035, 0.037, 0.039])
-def test_a_processor_under_a_quota_is_as_fast_as_the_quota(monkeypatch: pytest.MonkeyPatch, phase: float) -> None:
+def test_a_processor_with_a_quota_is_measured_at_the_quota(monkeypatch: pytest.MonkeyPatch, phase: float) -> None:
     clock, measures = Quota(1000.0 + phase), []
     monkeypatch.setattr(bench_parts, "time", clock)
     monkeypatch.setattr(torch, "mm", clock.work)

@@ -1,4 +1,4 @@
-"""The entry script under every common shell: what it runs, what it logs, how it ends."""
+"""The entry script in all common shells: execution, logs and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_program_killed_by_a_signal_gives_128_and_the_signal(box: Box) -> None
     assert box.run("/bin/sh", "-c", "kill -9 $$")[0] == 137
 
 
-def test_a_missing_program_is_named(box: Box) -> None:
+def test_a_missing_program_is_reported(box: Box) -> None:
     code, out = box.run("no-such-program", "x")
     assert code == 127
     assert b"no-such-program" in out
@@ -73,7 +73,7 @@ def test_restarts_append_and_are_counted(box: Box) -> None:
     assert [re.sub(r"\d{10,}", "T", line) for line in box.attempts] == ["start T", "exit 1 T", "start T", "exit 0 T"]
 
 
-def test_the_clock_file_tells_when_a_byte_was_written(box: Box) -> None:
+def test_the_clock_file_records_when_bytes_were_written(box: Box) -> None:
     before = int(time.time())
     box.run("/bin/sh", "-c", "echo one; sleep 2.3; echo two")
     notes = [tuple(map(int, line.split())) for line in (box.output / "logs" / "gpu-a.clock").read_text().splitlines()]
@@ -82,7 +82,7 @@ def test_the_clock_file_tells_when_a_byte_was_written(box: Box) -> None:
     assert before <= at_four <= before + 10
     assert 2 <= at_eight - at_four <= 10
     assert notes == sorted(notes)
-    assert len(notes) <= 5, "nothing was written in between, so there must be no entry"
+    assert len(notes) <= 5, "there must be no entries while nothing is written"
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 7)])
@@ -116,16 +116,16 @@ def test_a_program_without_a_handler_ends_by_the_signal(box: Box) -> None:
 def test_python_gets_its_keyboard_interrupt(box: Box) -> None:
     """A shell ignores SIGINT in background commands; then Python would get no KeyboardInterrupt.
 
-    busybox env cannot undo that: there SIGINT is passed on as SIGTERM.
+    env of busybox cannot undo that: there SIGINT is forwarded as SIGTERM.
     """
     process = box.start(sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)")
     box.until(b"ready")
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
+    out = process.communicate(timeout=60)[0]
     if box.shell == "busybox":
         assert process.returncode == 143
     else:
-        assert b"KeyboardInterrupt" in said
+        assert b"KeyboardInterrupt" in out
         assert process.returncode == 130
 
 
@@ -143,7 +143,7 @@ def test_a_user_signal_reaches_the_program(box: Box) -> None:
     assert process.returncode == 9
 
 
-def test_the_time_limit_stops_the_program_and_says_so(box: Box) -> None:
+def test_the_time_limit_stops_the_program_and_is_reported(box: Box) -> None:
     began = time.monotonic()
     code, out = box.run(
         "/bin/sh", "-c", "trap 'kill $!; echo saved; exit 0' TERM; sleep 30 & wait", env={"LAUNCHER_TIMEOUT": "1"}
@@ -154,7 +154,7 @@ def test_the_time_limit_stops_the_program_and_says_so(box: Box) -> None:
     assert box.attempts[-1].startswith("exit 124 ")
 
 
-def test_the_time_limit_kills_what_does_not_stop(one: Box) -> None:
+def test_the_time_limit_kills_a_program_that_does_not_stop(one: Box) -> None:
     script = (one.kit / "entry.sh").read_text()
     (one.kit / "entry.sh").write_text(script.replace("our_grace=30", "our_grace=1"))
     began = time.monotonic()
@@ -171,14 +171,14 @@ def test_the_time_limit_counts_from_the_first_start(box: Box) -> None:
     assert box.run("/bin/sh", "-c", "exit 5", env={"LAUNCHER_TIMEOUT": "3600"})[0] == 5
 
 
-def test_a_step_of_the_clock_ends_no_program(box: Box) -> None:
+def test_a_clock_adjustment_stops_no_program(box: Box) -> None:
     stepped, tools = box.root / "stepped", box.root / "stub"
     tools.mkdir()
     stub = f'[ ! -e {stepped} ] || exec /bin/date -d "+1 hour" "$@"\nexec /bin/date "$@"\n'
     (tools / "date").write_text(f"#!/bin/sh\n{stub}")
     (tools / "date").chmod(0o755)
     limits = {"LAUNCHER_TIMEOUT": "120", "LAUNCHER_HANG_TIMEOUT": "120"}
-    script = f"sleep 0.4; touch {stepped}; sleep 1.2"  # they are looked at every second
+    script = f"sleep 0.4; touch {stepped}; sleep 1.2"  # the limits are checked every second
     for _ in range(2):  # the second one is a restart
         code, out = box.run("/bin/sh", "-c", script, env={**limits, "PATH": f"{tools}:{box.env['PATH']}"})
         assert (code, out) == (0, b"")
@@ -201,24 +201,24 @@ def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> N
     assert any(line.startswith("halted 3 ") for line in box.attempts)
 
 
-def test_ranks_are_asked_to_write_down_what_they_wait_for_and_awaited(box: Box) -> None:
+def test_ranks_write_their_recordings_before_they_are_stopped(box: Box) -> None:
     pipes = box.kit / "home" / ".flight_recorder"
     rank = f"mkdir {pipes}; mkfifo {pipes}/rank-0; echo ready; read -r _ <>{pipes}/rank-0; sleep 0.5; rm {pipes}/rank-0"
     process = box.start("/bin/sh", "-c", f"{rank}; echo written; sleep 60 & echo $!; wait", env={"LAUNCHER_RUN": "r"})
     box.until(b"ready")
-    process.send_signal(signal.SIGQUIT)  # its stack comes after that
+    process.send_signal(signal.SIGQUIT)  # its stack is printed afterwards
     box.until(b"written")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
 
 
-UNHEARD = ">/dev/null 2>&1"  # it does not hold the log open, for whose end the script waits
+SILENT = ">/dev/null 2>&1"  # does not keep the log open, for whose end the script waits
 LOGGED = "echo 1 >>$LAUNCHER_OUTPUT/logs/rank-3.log;"
-RUNS = f"{LOGGED} RANK=3 sleep 15 {UNHEARD} &"
+RUNS = f"{LOGGED} RANK=3 sleep 15 {SILENT} &"
 
 
 @pytest.mark.parametrize(("rank", "left"), [(RUNS, False), (LOGGED, True), ("true", False)])
-def test_it_is_noted_when_a_program_was_stopped_whose_ranks_had_ended(box: Box, rank: str, left: bool) -> None:
+def test_stopping_a_program_whose_ranks_had_exited_is_recorded(box: Box, rank: str, left: bool) -> None:
     process = box.start("/bin/sh", "-c", f"{rank}\necho ready; exec sleep 60", env={"LAUNCHER_RUN": box.root.name})
     box.until(b"ready")
     process.send_signal(signal.SIGTERM)
@@ -226,8 +226,8 @@ def test_it_is_noted_when_a_program_was_stopped_whose_ranks_had_ended(box: Box, 
     assert any(line.startswith("left ") for line in box.attempts) is left
 
 
-def test_a_node_of_which_no_output_is_expected_does_not_hang(one: Box) -> None:
-    """Until another one is lost, or rank 0 comes to it (elastic.py)."""
+def test_a_node_without_expected_output_is_not_considered_hung(one: Box) -> None:
+    """Until another node is lost, or rank 0 moves to it (elastic.py)."""
     script = (one.kit / "entry.sh").read_text()
     (one.kit / "entry.sh").write_text(script.replace("our_patience=10", "our_patience=1"))
     quiet = one.kit / "home" / "quiet"
@@ -241,7 +241,7 @@ def test_a_short_program_is_not_reported_as_timed_out(box: Box) -> None:
     assert {box.run("true", env={"LAUNCHER_TIMEOUT": "60"})[0] for _ in range(30)} == {0}
 
 
-def test_no_process_or_file_of_the_script_is_left(box: Box) -> None:
+def test_the_script_leaves_no_processes_or_files(box: Box) -> None:
     process = box.start("/bin/sh", "-c", "echo x", env={"LAUNCHER_TIMEOUT": "777"})
     process.communicate(timeout=60)
     deadline = time.monotonic() + 60  # the last of them is a `sleep 1`
@@ -251,7 +251,7 @@ def test_no_process_or_file_of_the_script_is_left(box: Box) -> None:
     assert list((box.kit / "home").iterdir()) == []
 
 
-def test_a_grandchild_that_holds_the_log_delays_the_end_by_only_seconds(box: Box) -> None:
+def test_an_orphan_that_keeps_the_log_open_delays_the_exit_by_only_seconds(box: Box) -> None:
     code, out = box.run("/bin/sh", "-c", f"echo before; sleep 40 2>&1 & echo $! > {box.root}/pid; exit 4")
     assert code == 4
     assert out == b"before\n"
@@ -273,7 +273,7 @@ def test_a_full_disk_does_not_hang_the_job(box: Box) -> None:
         subprocess.run(["umount", "-l", str(box.output)], check=True)
 
 
-def test_the_log_is_complete_without_a_reader_of_dockers_output(box: Box) -> None:
+def test_the_log_is_complete_if_stdout_is_closed(box: Box) -> None:
     process = box.start("/bin/sh", "-c", "echo one; sleep 0.5; echo two; echo three")
     assert process.stdout is not None
     box.until(b"one")
@@ -283,7 +283,7 @@ def test_the_log_is_complete_without_a_reader_of_dockers_output(box: Box) -> Non
 
 
 def test_signals_at_any_time_cause_no_hang_and_no_wrong_exit_code(one: Box) -> None:
-    """SIGTERM at random moments: the script ends soon, by SIGTERM or with the program's exit code."""
+    """SIGTERM at random moments: the script exits soon, by SIGTERM or with the program's exit code."""
     codes = set()
     for step in range(40):
         process = one.start("/bin/sh", "-c", "echo x; exit 6")

@@ -1,4 +1,4 @@
-"""The entry script under every common shell: the variables, secrets and users of the program that it runs."""
+"""The entry script in all common shells: variables, secrets and users of the program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.container_box import Box, needs_root
 
-STRANGER = 54321  # a uid that is not in /etc/passwd
+OTHER_USER = 54321  # a uid that is not in /etc/passwd
 
 SECRETS = {
     "PLAIN": b"abc",
@@ -58,22 +58,30 @@ def test_only_documented_variables_are_added(box: Box) -> None:
     added = {line.partition("=")[0] for line in out} - set(box.env) - {"PWD", "OLDPWD", "SHLVL", "_"}
     assert added == {
         *("USER", "LOGNAME", "XDG_CACHE_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
-        *("MPLCONFIGDIR", "LAUNCHER_JOB", "LAUNCHER_ENTRY"),  # the job of the processes, and the pid to ask for stacks
+        *("MPLCONFIGDIR", "LAUNCHER_JOB", "LAUNCHER_ENTRY"),  # identify the job's processes and the pid of entry.sh
     }
 
 
 def _own(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
-        os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+        os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)
 
 
-def _as_stranger(argv: list[str]) -> list[str]:
-    return [shutil.which("setpriv") or "", "--reuid", str(STRANGER), "--regid", str(STRANGER), "--clear-groups", *argv]
+def _as_other_user(argv: list[str]) -> list[str]:
+    return [
+        shutil.which("setpriv") or "",
+        "--reuid",
+        str(OTHER_USER),
+        "--regid",
+        str(OTHER_USER),
+        "--clear-groups",
+        *argv,
+    ]
 
 
 @pytest.fixture
 def open_box(box: Box) -> Iterator[Box]:
-    """A box that the stranger can reach: pytest makes its own folder private at the start of every session."""
+    """A box that another user can access: pytest makes its own folder private."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Box(Path(folder), box.shell)
@@ -93,23 +101,23 @@ def test_a_uid_unknown_to_the_image_gets_a_home_name_and_caches(open_box: Box, h
         "    p = pathlib.Path(os.environ[n], 'x'); p.mkdir(parents=True); p.rmdir()\n"
         "print(os.environ['HOME'])\n"
     )
-    argv = _as_stranger(box.argv("/usr/bin/python3", "-c", program))
+    argv = _as_other_user(box.argv("/usr/bin/python3", "-c", program))
     done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"uid{STRANGER}\n{box.kit}/home\n", "")
-    assert box.log.stat().st_uid == STRANGER
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"uid{OTHER_USER}\n{box.kit}/home\n", "")
+    assert box.log.stat().st_uid == OTHER_USER
 
 
 @needs_root
-def test_an_unwritable_output_folder_is_one_clear_line(open_box: Box) -> None:
+def test_an_unwritable_output_folder_is_reported_in_one_line(open_box: Box) -> None:
     box = open_box
     _own(box.kit)
-    argv = _as_stranger(box.argv("echo", "never"))
+    argv = _as_other_user(box.argv("echo", "never"))
     done = subprocess.run(argv, env=box.env, check=False, capture_output=True, text=True, timeout=30)
     assert done.returncode == 73
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert str(box.output) in done.stderr
-    assert str(STRANGER) in done.stderr
+    assert str(OTHER_USER) in done.stderr
 
 
 @needs_root
@@ -119,7 +127,7 @@ def test_secrets_owned_by_another_user_are_an_error(open_box: Box) -> None:
     _own(box.output)
     box.secret("TOKEN", b"hush")
     done = subprocess.run(
-        _as_stranger(box.argv("true")), env=box.env, check=False, capture_output=True, text=True, timeout=30
+        _as_other_user(box.argv("true")), env=box.env, check=False, capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 73
     assert "secrets" in done.stderr

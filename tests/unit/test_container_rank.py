@@ -68,7 +68,7 @@ def test_each_worker_sees_its_own_instance_of_a_gpu(worker: Worker) -> None:
     assert worker.run("/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES")[1] == b"MIG-GPU-b/1/0\n"
 
 
-def test_a_burst_of_any_bytes_arrives_in_both_places(worker: Worker) -> None:
+def test_a_burst_of_any_bytes_arrives_in_both_outputs(worker: Worker) -> None:
     out = worker.run(sys.executable, "-c", "import os; [os.write(1, bytes(range(256)) * 4096) for _ in range(4)]")[1]
     assert out == worker.log.read_bytes() == bytes(range(256)) * 4096 * 4
 
@@ -83,9 +83,9 @@ def test_a_second_attempt_appends(worker: Worker) -> None:
 def test_output_before_the_process_group_was_killed_is_kept(worker: Worker, number: signal.Signals) -> None:
     """torchrun signals the worker's whole process group: the log copier must not be in it, or ignore the signal."""
     if worker.shell[-1] == "sh":
-        program = ["/bin/sh", "-c", "echo last words; sleep 30"]
+        program = ["/bin/sh", "-c", "echo last line; sleep 30"]
     else:
-        program = [sys.executable, "-c", "import time; print('last words', flush=True); time.sleep(30)"]
+        program = [sys.executable, "-c", "import time; print('last line', flush=True); time.sleep(30)"]
     process = worker.start(*program)
     deadline = time.monotonic() + 60
     while not worker.log.exists() or not worker.log.read_bytes():
@@ -94,12 +94,12 @@ def test_output_before_the_process_group_was_killed_is_kept(worker: Worker, numb
     os.killpg(process.pid, number)
     out, _ = process.communicate(timeout=60)
     assert process.returncode in (-number, 128 + number, 1)
-    assert out.startswith(b"last words\n")
+    assert out.startswith(b"last line\n")
     assert worker.log.read_bytes() == out
 
 
 def test_the_worker_has_no_children_that_it_did_not_start(worker: Worker) -> None:
-    """A worker that waits for any child must not get the log copier."""
+    """A worker that waits for any child must not wait for the log copier."""
     program = "import os\ntry: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('none')"
     assert worker.run(sys.executable, "-c", program) == (0, b"none\n")
 
@@ -124,6 +124,6 @@ def test_an_unwritable_log_does_not_stop_the_worker(worker: Worker) -> None:
     assert b"works\n" in out
 
 
-def test_no_file_is_left(worker: Worker) -> None:
+def test_no_files_are_left(worker: Worker) -> None:
     worker.run("true")
     assert list((worker.root / "kit" / "home").iterdir()) == []

@@ -42,7 +42,7 @@ def test_a_node_is_excluded_longer_each_time() -> None:
     assert [*sitting_out((End(1, A), End(2, ("a", "b")), End(3, ("a", "b"))))] == ["a", "b"]
 
 
-def test_an_error_is_repeated_if_no_generation_got_further() -> None:
+def test_an_error_is_repeated_if_no_generation_made_progress() -> None:
     first, again, third = End(1, A, "KeyError"), End(2, A, "KeyError"), End(3, B, "KeyError")
     assert repeated((first, again, third)) == ("KeyError", {"a", "b"})
     assert repeated((first, again)) == ("", set())

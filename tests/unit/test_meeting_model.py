@@ -1,7 +1,7 @@
-"""The protocol of container_scripts/meeting.py explored: crashes, cuts, pauses, failures, lost and late messages.
+"""Random exploration of the protocol in container_scripts/meeting.py: crashes, partitions, pauses, lost messages.
 
-The very functions that run in the containers are called; a world here trains a counter and saves it, as the trainer
-does. Python's own generator draws everything from the schedule's number, so a failing schedule repeats.
+The tests call the same functions that run in the containers. A generation in the model trains a counter and saves it,
+like the trainer. All random values are derived from the schedule's number, so that failing schedules are reproducible.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from launcher.container_scripts.ends import End
 from launcher.container_scripts.meeting import DONE, ENDED, PROPOSING, RUNNING, Heard, Rules, State
 
 QUICK, ALL = 2_000, 100_000
-FAULTS, CALM = 80, 400  # seconds of faults, and then at most until a world has formed and finished
+FAULTS, CALM = 80, 400  # seconds with faults, then maximum seconds until a generation has formed and finished
 GOAL = 60  # steps of the job
 SHAPES = [("abc", "", 2), ("abcd", "", 3), ("abc", "d", 3), ("abcde", "", 3), ("abc", "de", 3)]  # nodes, spares, least
 
 
 @dataclass
 class Node:
-    """A node: what its disk keeps, and the process on it, if it runs."""
+    """A node: the content of its disk, and its process if it is running."""
 
     name: str
     skew: float
     kept: dict[str, Any] = field(default_factory=dict)
     state: State | None = None
     view: dict[str, Heard] = field(default_factory=dict)
-    back: float = 0.0  # when the engine starts it again
+    back: float = 0.0  # when the engine restarts it
     paused: bool = False
-    gone: bool = False  # for good
+    gone: bool = False  # permanently
     checkpoint: tuple[int, int] = (0, 0)  # generation, step
     finished: bool = False
 
 
 @dataclass
 class World:
-    """A generation that at least one node has begun."""
+    """A generation that at least one node has started."""
 
     members: tuple[str, ...]
     by: str
     ends: tuple[End, ...]  # of the generations before it
-    step: int | None = None  # None: not all members have begun
+    step: int | None = None  # None: not all members have started
 
 
 class Model:
-    """One schedule. Raises AssertionError where two nodes disagree on a world, or a superseded one is used."""
+    """One schedule. Raises AssertionError if two nodes disagree on a generation or an outdated one makes progress."""
 
     def __init__(self, number: int, *, minority: bool = False, forgetful: bool = False) -> None:
-        """minority: half of the nodes are enough; forgetful: no disk keeps a promise. Both must not be."""
+        """minority: half of the nodes are enough; forgetful: no promises are stored. Both break the protocol."""
         self.random = random.Random(number)
         nodes, spares, least = self.random.choice(SHAPES)
         self.rules = Rules(tuple(nodes + spares), len(nodes), least - minority, 6.0)
@@ -60,7 +60,7 @@ class Model:
         self.nodes = {name: Node(name, self.random.uniform(-100, 100)) for name in self.rules.order}
         self.worlds: dict[int, World] = {}
         self.cut: set[tuple[str, str]] = set()
-        self.mail: list[tuple[float, str, State]] = []
+        self.messages: list[tuple[float, str, State]] = []
         self.now, self.used, self.calm = 0.0, 0, False
 
     def run(self) -> None:
@@ -77,7 +77,7 @@ class Model:
         assert any(world.step == GOAL for world in self.worlds.values()), [node.state for node in self.nodes.values()]
 
     def over(self) -> bool:
-        """Every node that is left has ended, and the job is done."""
+        """Return whether every remaining node has finished the job."""
         return all(node.finished or node.gone for node in self.nodes.values())
 
     def fault(self) -> None:
@@ -101,7 +101,7 @@ class Model:
             node.gone = True
 
     def fail(self, node: Node, error: str) -> None:
-        """Its program, if it runs; "": because another node is gone."""
+        """Let the program of a node fail, if it is running; "": because another node is lost."""
         if node.state is not None and node.state.phase == RUNNING:
             world = self.worlds[node.state.generation]
             ended = meeting.program_failed(node.state, node.view, self.now + node.skew, "it failed", error)
@@ -122,16 +122,16 @@ class Model:
             self.train(number, world)
 
     def deliver(self) -> None:
-        due = [letter for letter in self.mail if letter[0] <= self.now]
-        self.mail = [letter for letter in self.mail if letter[0] > self.now]
+        due = [message for message in self.messages if message[0] <= self.now]
+        self.messages = [message for message in self.messages if message[0] > self.now]
         self.random.shuffle(due)
-        for _, to, told in due:
+        for _, to, received in due:
             node = self.nodes[to]
-            if node.state is None or node.paused or node.finished or node.gone or (told.node, to) in self.cut:
+            if node.state is None or node.paused or node.finished or node.gone or (received.node, to) in self.cut:
                 continue
-            known = node.view.get(told.node)
-            if known is None or meeting.newer(known.state, told):
-                node.view[told.node] = Heard(told, self.now + node.skew)
+            known = node.view.get(received.node)
+            if known is None or meeting.newer(known.state, received):
+                node.view[received.node] = Heard(received, self.now + node.skew)
 
     def turn(self, node: Node) -> None:
         if node.state is None:
@@ -146,32 +146,32 @@ class Model:
             self.begun(state, before)
         if state.phase == PROPOSING:
             needless = set(ends.sitting_out(state.ends)) & set(state.members) and len(state.members) > self.rules.least
-            assert not needless, "one takes part that should sit out"
+            assert not needless, "a member should sit out"
         world = self.worlds.get(state.generation)
         if state.phase == RUNNING and world and world.step == GOAL:
             node.state = state = replace(state, phase=DONE)
-        self.tell(state)
+        self.send(state)
         if state.phase == DONE and meeting.may_leave(self.rules, node.view, self.now + node.skew):
             node.finished = True
         elif state.phase == ENDED:
             self.end(node, state)
 
-    def tell(self, state: State) -> None:
+    def send(self, state: State) -> None:
         for name in self.nodes:
             if name != state.node and (self.calm or self.random.random() > 0.05):
                 late = self.random.choice([0, 0, 0, 1]) if self.calm else self.random.choice([0, 0, 0, 1, 3, 15])
-                self.mail.append((self.now + late, name, state))
+                self.messages.append((self.now + late, name, state))
 
     def end(self, node: Node, state: State) -> None:
-        """It says so once, and starts again unless it was its last life."""
+        """Send the final state once, and restart unless the node has ended permanently."""
         state = replace(state, beat=state.beat + 1)
-        self.tell(state)
+        self.send(state)
         node.kept = {"life": state.life} if self.forgetful else meeting.keep(state)
         node.finished, node.state = state.last, state
         self.crash(node)
 
     def begun(self, state: State, before: State) -> None:
-        """A node begins a generation: rising numbers, a quorum, and the same world for all who begin this one."""
+        """Check the start of a generation: increasing numbers, a quorum, and equal members on all nodes."""
         assert state.generation > before.joined
         assert self.rules.least <= len(state.members) <= self.rules.size
         assert state.node in state.members
@@ -180,7 +180,7 @@ class Model:
         assert (world.members, world.by, world.ends) == (state.members, state.by, state.ends)
 
     def train(self, number: int, world: World) -> None:
-        """A step takes all members, at work in this very generation; the first one loads the newest checkpoint."""
+        """Take a step if all members run this generation; the first step loads the newest checkpoint."""
         members = [self.nodes[name] for name in world.members]
         for node in members:
             state = node.state
@@ -191,30 +191,30 @@ class Model:
         assert number >= self.used, f"generation {number} trains after {self.used}"
         if world.step is None:
             generation, world.step = max(node.checkpoint for node in members)
-            assert generation == self.used, f"generation {number} goes on from {generation}, not from {self.used}"
+            assert generation == self.used, f"generation {number} resumes from {generation}, not from {self.used}"
             for node in members:
                 node.checkpoint = (number, world.step)
             self.used = number
         if world.step < GOAL:
             world.step += 1
-            for node in members:  # each writes in its own time
+            for node in members:  # each writes at a different time
                 if self.random.random() < 0.3:
                     node.checkpoint = (number, world.step)
 
 
-def test_two_worlds_never_and_no_superseded_generation() -> None:
+def test_generations_never_overlap() -> None:
     formed = [explore(number) for number in range(QUICK)]
-    assert sum(formed) > 1.5 * QUICK  # the faults do end generations, and new ones form
+    assert sum(formed) > 1.5 * QUICK  # generations do end because of faults, and new ones form
 
 
 @pytest.mark.parametrize("fault", ["minority", "forgetful"])
-def test_the_model_sees_what_the_rules_prevent(fault: str) -> None:
+def test_the_model_detects_violations_of_the_rules(fault: str) -> None:
     with pytest.raises(AssertionError, match="schedule"):
         [explore(number, **{fault: True}) for number in range(QUICK)]
 
 
 class Bad(Model):
-    """A schedule with no other fault than one node that fails, crashes or stands still whenever it takes part."""
+    """A schedule in which only one node fails, crashes or is suspended whenever it takes part."""
 
     def __init__(self, number: int, how: str) -> None:
         super().__init__(number)
@@ -227,7 +227,7 @@ class Bad(Model):
             node.paused = self.now < self.began
         elif node.state is None or node.state.phase != RUNNING or self.now - node.state.since + node.skew < 4:
             return
-        elif self.how == "stands still":
+        elif self.how == "suspended":
             node.paused, self.began = True, self.now + self.random.choice([7, 8, 9, 30])
         else:
             if self.how == "fails":
@@ -239,8 +239,8 @@ class Bad(Model):
                     self.fail(victim, "")
 
 
-@pytest.mark.parametrize("how", ["fails", "crashes", "stands still"])
-def test_a_node_that_has_cost_two_generations_sits_out(how: str) -> None:
+@pytest.mark.parametrize("how", ["fails", "crashes", "suspended"])
+def test_a_node_that_ended_two_generations_sits_out(how: str) -> None:
     for number in range(QUICK // 10):
         model = Bad(number, how)
         model.calm = True  # no message is lost
@@ -256,7 +256,7 @@ def test_a_node_that_has_cost_two_generations_sits_out(how: str) -> None:
 
 
 @pytest.mark.parametrize(("failing", "last"), [("abcd", True), ("a", False)])
-def test_a_program_that_fails_on_several_nodes_is_not_started_a_fourth_time(failing: str, last: bool) -> None:
+def test_a_program_that_fails_on_several_nodes_is_started_three_times(failing: str, last: bool) -> None:
     for number in range(QUICK // 10):
         model = Model(number)
         model.calm = True
@@ -273,7 +273,7 @@ def test_a_program_that_fails_on_several_nodes_is_not_started_a_fourth_time(fail
             assert all(node.state and node.state.over for node in model.nodes.values()), number
 
 
-def test_a_node_without_a_quorum_gives_up_and_says_whom_it_hears() -> None:
+def test_a_node_without_a_quorum_gives_up_and_reports_reachable_nodes() -> None:
     rules = meeting.Rules(("a", "b", "c"), size=3, least=2, lost_after=15)
     me = meeting.begin("c", {"life": 1, "generation": 1, "by": "a", "joined": 1}, 0.0)
     assert meeting.decide(rules, me, {}, 299.0).phase == meeting.IDLE
@@ -294,7 +294,7 @@ def test_many_more_schedules() -> None:
 
 
 def explore(number: int, *, minority: bool = False, forgetful: bool = False) -> int:
-    """Runs a schedule; returns how many worlds have trained."""
+    """Run a schedule; return how many generations have trained."""
     model = Model(number, minority=minority, forgetful=forgetful)
     try:
         model.run()

@@ -1,9 +1,9 @@
-"""A program of one's own for a job with min_nodes, without torch: `run.command`. Its values tell who has computed them.
+"""A user program for a job with min_nodes, without torch (`run.command`). Its values identify how they were computed.
 
 chain.py STEPS INTERVAL SECONDS: STEPS steps of SECONDS each, a checkpoint every INTERVAL steps on every node. The value
-after a step is a digest of the one before it, the generation, its master and the step, so nothing can go on from
-another state unseen; a checkpoint has the generations that led to it, each with the step after which it began and its
-master. As in training, a step takes all nodes. FULL: the node whose disk is full.
+after a step is a digest of the previous value, the generation, its master and the step, so that resuming from a wrong
+state is detected. A checkpoint lists the generations that led to it, each with its master and the step at which it
+started. As in training, a step requires all nodes. FULL: a node with a full disk.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ curve = Path(os.environ["LAUNCHER_GENERATION_OUTPUT"], "metrics.jsonl")
 
 
 def connect() -> list[TextIO]:
-    """The first node with all others, they with it."""
+    """Connect the first node with all others."""
     if rank == 0:
         with socket.create_server(("", int(port))) as server:
             return [server.accept()[0].makefile("rw") for _ in range(world - 1)]
@@ -39,7 +39,7 @@ def connect() -> list[TextIO]:
 
 
 def gather(mine: Any) -> Any:
-    """What each rank has given. Fails if one is gone, and waits for one that is silent."""
+    """Return the values of all ranks. Fails if a rank has exited, and waits if one is suspended."""
     if rank != 0:
         print(json.dumps(mine), file=links[0], flush=True)
         return json.loads(links[0].readline())
@@ -67,7 +67,7 @@ kept = json.loads(file.read_text()) if file.exists() else [0, 0, "", []]
 _, start, value, line = max(gather(kept), key=lambda checkpoint: checkpoint[:2])
 line.append([generation, start, master])
 save(start)
-write(kind="start", step=start, line=line, time=max(gather(time.time())))  # on all disks, before a step is taken
+write(kind="start", step=start, line=line, time=max(gather(time.time())))  # on all disks before the first step
 for step in range(start + 1, steps + 1):
     time.sleep(seconds)
     when = max(gather(time.time()))

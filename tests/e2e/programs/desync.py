@@ -1,7 +1,7 @@
-"""desync.py HOW STEPS SECONDS: after STEPS steps, of an all_reduce and a broadcast each, rank 1 is out of step.
+"""desync.py HOW STEPS SECONDS: after STEPS steps, each with an all_reduce and a broadcast, rank 1 deviates.
 
-HOW: skip, it leaves out the all_reduce, and a rank that waits in vain ends as the trainer does; shape, its all_reduce
-is of another size; stuck, it comes to no collective any more. A rank waits for SECONDS at most.
+HOW: skip, it skips the all_reduce, and a rank that waits in vain fails like the trainer; shape, its all_reduce has
+another size; stuck, it calls no more collectives. Collectives time out after SECONDS.
 """
 
 import os
@@ -17,7 +17,7 @@ from train.parallel.peers import name_lost_peers
 from train.parallel.world import World
 
 
-def waits_for_ever() -> None:
+def waits_forever() -> None:
     while True:
         time.sleep(1)
 
@@ -26,7 +26,7 @@ def train() -> None:
     for step in range(steps + 1):
         odd = step == steps and world.rank == 1
         if odd and how == "stuck":
-            waits_for_ever()
+            waits_forever()
         if not (odd and how == "skip"):
             dist.all_reduce(torch.ones(7 if odd and how == "shape" else 6), group=group)
         dist.broadcast(torch.ones(2), 0, group=group)
@@ -37,7 +37,7 @@ def train() -> None:
 how, steps, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 dist.init_process_group("gloo")
 group = dist.new_group(timeout=timedelta(seconds=seconds))
-dist.barrier()  # all are here: none of the collectives below waits for one that is still being started
+dist.barrier()  # all ranks have started: no collective below waits for a starting one
 world = World(dist.get_rank(), dist.get_world_size(), 0, 1, torch.device("cpu"), "gloo")
 if how == "skip":
     try:

@@ -1,9 +1,10 @@
-"""A program of one's own for a job with min_nodes: `run.script`, or `run.command` (then one process a node).
+"""A user program for a job with min_nodes: `run.script`, or `run.command` with one process per node.
 
 elastic.py STEPS INTERVAL SECONDS: STEPS steps of SECONDS each on a batch of 12 samples, a checkpoint every INTERVAL
-steps. What it has to do: each node keeps the checkpoint, as the disk of any other one may be lost; all agree on the
-newest, where a newer generation counts before a later step; and a generation begins by writing its own. The batch is
-the job's, whatever the number of ranks. LINGER: seconds that rank 0 is still busy when the others have finished.
+steps. Requirements: each node stores the checkpoint, because the disk of any other node may be
+lost; all nodes agree on the newest one, comparing generations first, then steps; and each generation starts by writing
+a checkpoint. The batch is that of the job, for any number of ranks. LINGER: seconds for which rank 0 is busy after the
+others have finished.
 """
 
 import json
@@ -36,7 +37,7 @@ found: list[Any] = [None] * world
 dist.all_gather_object(found, json.loads(file.read_text()) if file.exists() else [0, 0, 0.0])
 _, start, value = max(found)
 save(start, value)
-dist.barrier()  # on all disks, before a step is taken
+dist.barrier()  # on all disks before the first step
 print(f"rank {rank} begins after step {start}", flush=True)
 for step in range(start + 1, steps + 1):
     mine = torch.arange(BATCH, dtype=torch.float64)[rank::world] * step

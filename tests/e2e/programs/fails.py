@@ -1,4 +1,4 @@
-"""A program that is wrong: fails.py NODE CODE exits with CODE on that node (`all`: on each), and goes on on others."""
+"""A faulty program: fails.py NODE CODE exits with CODE on that node (`all`: on each) and keeps running on others."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""After a few steps one rank stops taking part; the others wait. Until the first step sitecustomize.py prints."""
+"""After a few steps one rank stops taking part; the others wait. Before the first step, sitecustomize.py prints."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 
-def reads_data_for_ever() -> None:
+def reads_data_forever() -> None:
     while True:
         time.sleep(1)
 
@@ -22,4 +22,4 @@ for step in range(5):
     if dist.get_rank() == 0:
         print(f"step {step}", flush=True)
     if step == 3 and dist.get_rank() == int(sys.argv[1]):
-        reads_data_for_ever()
+        reads_data_forever()

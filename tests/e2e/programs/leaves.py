@@ -1,6 +1,7 @@
-"""leaves.py HOW SECONDS [RANK]: at step 3 this rank (1) leaves with exit code 0 or suspends itself.
+"""leaves.py HOW SECONDS [RANK]: at step 3, this rank (default 1) exits with code 0 or suspends itself.
 
-HOW: exit; plain: without destroy_process_group; quit: at once, by os._exit; stop. The others wait for SECONDS at most.
+HOW: exit; plain: without destroy_process_group; quit: immediately, by os._exit; stop. The others wait
+for at most SECONDS.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Prints every file and link below the working directory: where it is, what it is, and every byte of it, as JSON."""
+"""Print every file and link below the working directory as JSON: path, type and content digest."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def tree(folder: Path) -> dict[str, list[object]]:
-    """{path: ["link", target] or ["file", whether it is executable, digest]}, the records in runs/ left out."""
+    """Return {path: ["link", target] or ["file", is executable, digest]}, without the records in runs/."""
     found: dict[str, list[object]] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_symlink():
-            found[name] = ["link", os.readlink(path)]  # noqa: PTH115 - Path.readlink takes ./ and // out of it
+            found[name] = ["link", os.readlink(path)]  # noqa: PTH115 - Path.readlink removes ./ and //
         elif path.is_file() and not name.startswith("runs/"):
             found[name] = ["file", os.access(path, os.X_OK), hashlib.sha256(path.read_bytes()).hexdigest()]
     return found

@@ -1,4 +1,4 @@
-"""Difficult output of real programs: a line of a megabyte, progress bars, half a character, no final newline."""
+"""Difficult output of real programs: a line of a megabyte, progress bars, a split character, no final newline."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Unaware of any launcher: uses only torch.distributed."""
+"""A program that uses only torch.distributed and nothing of the launcher."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""For hangs.py: prints a line each second, from the start of torchrun until the first step of a rank.
+"""For hangs.py: print a line per second from the start of torchrun to the first step of a rank.
 
-A busy machine needs longer than a test's hang timeout to load torch, and torchrun prints nothing meanwhile.
+On a busy machine, loading torch takes longer than a test's hang timeout, and torchrun prints nothing during it.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Behaves like a trainer without training: a collective per step, a checkpoint every few steps, resumes from the last.
+"""Simulates a trainer: a collective per step, a checkpoint every few steps, resumes from the last one.
 
 steps.py STEPS INTERVAL SECONDS [TIMEOUT]: runs STEPS steps of SECONDS each, with a checkpoint every INTERVAL steps; a
-peer that is silent for TIMEOUT seconds (60) is an error. HOARD=RANK:STEP: that rank uses up all memory at that step,
-once.
+peer that does not respond for TIMEOUT seconds (60) is an error. HOARD=RANK:STEP: that rank exhausts the memory at that
+step, once.
 """
 
 import json
