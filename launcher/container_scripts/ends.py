@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Iterable, Mapping  # noqa: UP035 - 3.7 has no other
 
 KEPT = 12  # number of ended generations that nodes remember
-COSTS = 2  # ended generations that a node may cause before it sits out
-REPEATS = 3  # consecutive generations that may end with the same error
+COSTS = 2  # generations that a node may end before it sits out
+REPEATS = 3  # maximum number of consecutive generations with the same error
 
 
 @dataclass(frozen=True)
