@@ -12,7 +12,7 @@ from functools import partial
 from launcher.api.machines import machines
 from launcher.api.up import StartOptions
 from launcher.errors import InUse, LauncherError, NodesFailed, NodeUnreachable
-from launcher.image.lock import path_beside
+from launcher.image.lock import lock_path
 from launcher.job.models import Job
 from launcher.job.overrides import on_nodes
 from launcher.model.facts import NodeFacts
@@ -52,7 +52,7 @@ def examine(job: Job, options: StartOptions) -> Examined:
         if not facts:
             raise NodesFailed(list(failed.values()), of=len(job.nodes))
         answered = [entry for entry in job.nodes if entry.name in facts]
-        lock = path_beside(job.file) if job.file else None
+        lock = lock_path(job.file) if job.file else None
         part = fleet.only([entry.name for entry in answered])
         make_image(on_nodes(job, answered), part, list(facts.values()), options.log, options.progress, lock)
     some = any(node.gpus for node in facts.values())

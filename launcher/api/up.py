@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.api.jobs import JobLike, chosen_config, load
 from launcher.api.run import Run
 from launcher.errors import InUse, LauncherError, NodesFailed, StoppedByUser, UsageError
-from launcher.image.lock import path_beside
+from launcher.image.lock import lock_path
 from launcher.job.dump import dump_job
 from launcher.job.files import check_files, read_secrets
 from launcher.job.models import Job
@@ -102,7 +102,7 @@ def start_run(job: Job, inputs: Inputs, group: Membership | None, options: Start
         fleet = on_error.enter_context(connect(job.hosts(), job.runtime, options.ssh_config, ping=False))
         facts, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
         code = inputs.code()
-        lock = path_beside(job.file) if job.file else None
+        lock = lock_path(job.file) if job.file else None
         plan = prepare(job, fleet, facts, code.digest, options.log, options.progress, lock)
         if counts(job) and time.monotonic() - checked_at > STALE:
             facts = wait_for_gpus(job, fleet, waiting)

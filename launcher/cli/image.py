@@ -17,12 +17,12 @@ from launcher.cli.long_work import LongWork
 from launcher.cli.terminal import Reporter
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.builder import IN_CONTEXT, add_code
-from launcher.image.distribution import publish, registry_place
+from launcher.image.distribution import publish, registry_repository
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, image_store
-from launcher.image.lock import path_beside
+from launcher.image.lock import lock_path
 from launcher.image.names import OCI_BASE_NAME, RECIPE
-from launcher.image.repair import Verdict, tried
+from launcher.image.repair import Verdict, probe_image
 from launcher.image.versions import Release, release, releases
 from launcher.job.files import check_code
 from launcher.job.loader import load_job
@@ -56,7 +56,7 @@ def build(
     loaded = load_job(job, sets or [])
     if with_code:
         check_code(loaded, Path.cwd())  # before minutes of building
-    to = None if push is None else registry_place(push, loaded.name)
+    to = None if push is None else registry_repository(push, loaded.name)
     with caller_engine() as local, ExitStack() as stack:
         engine = local or stack.enter_context(connect(loaded.hosts()[:1], ssh_config=ssh_config)).engines[0]
         done = _ensure(loaded, job, [engine], local)
@@ -119,8 +119,8 @@ def verify_(
         base = info.labels.get(OCI_BASE_NAME, "")
         found = image_store(engine).inspect(base) if base else None
         with LongWork() as work:
-            before = tried(engine, found, base, work.log) if found else None
-            verdict = Verdict(name, tried(engine, info, name, work.log), before)
+            before = probe_image(engine, found, base, work.log) if found else None
+            verdict = Verdict(name, probe_image(engine, info, name, work.log), before)
     if json:
         typer.echo(json_.dumps({"image": name, "rows": verdict.rows(), "faults": verdict.faults()}, indent=2))
     else:
@@ -175,7 +175,7 @@ def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None)
         raise UsageError(f"job {job.name}", "has no image: runtime process uses the Python of the machine", "")
     with LongWork() as work:
         locations = ImageLocations(nodes, local, work.log, work.progress, uses_gpus(job))
-        return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=path_beside(file))
+        return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_path(file))
 
 
 def _report(done: ImageOnNodes) -> None:

@@ -1,1 +1,1 @@
-"""Images: pinned, probed, repaired, verified and brought to every node. Never imports torch."""
+"""Pin, probe, repair and verify images, and copy them to every node. Never imports torch."""

@@ -1,6 +1,6 @@
-"""Building a repaired image: by `docker buildx` on this machine, by an engine's classic builder anywhere.
+"""Build a repaired image with `docker buildx` on this machine, or with an engine's classic builder.
 
-For Kubernetes the code becomes one more layer of it.
+For Kubernetes, the code is added as one more layer.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from launcher.model.progress import Log, Step
 from launcher.node.engine import Engine
 
 Members = Iterable[tuple[tarfile.TarInfo, bytes | None]]
-IN_CONTEXT = "code"  # the folder of the build context that becomes CODE
-CONTEXT = ("Dockerfile", "install.sh")  # of images/; a Repair adds to them
-NETWORK = "LAUNCHER_BUILD_NETWORK"  # host (the default: pip may need this machine's own network) | default
+IN_CONTEXT = "code"  # folder of the build context that is copied to CODE
+CONTEXT = ("Dockerfile", "install.sh")  # files of images/; a Repair adds more
+NETWORK = "LAUNCHER_BUILD_NETWORK"  # host (default, because pip may need this machine's network) | default
 PIP_INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
 DOCKER_CLI_TIMEOUT = 30.0
 LAST_LINES = 30
-_BUILDKIT_PREFIX = re.compile(r"#\d+ (?:\d+\.\d+ )?")  # of `--progress plain`: the step's number and its seconds
-_BUILD_STEP = re.compile(r"Step \d+/\d+ : |\[[^]]*\d+/\d+\] ")  # of the classic builder, of BuildKit
-# What an engine says when it does not grant the host's network to builds
+_BUILDKIT_PREFIX = re.compile(r"#\d+ (?:\d+\.\d+ )?")  # `--progress plain`: step number and seconds
+_BUILD_STEP = re.compile(r"Step \d+/\d+ : |\[[^]]*\d+/\d+\] ")  # classic builder | BuildKit
+# Errors of engines that do not allow the host network in builds
 NO_HOST_NETWORK = ("network.host is not allowed", "user namespaces", "host network namespace")
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What is to be built and where, or that the base is used as it is (`changes_nothing`)."""
+    """An image to build and its builder. If `changes_nothing`, the base is used unchanged."""
 
     builder: Engine
-    info: ImageInfo  # of the base on the builder
-    lock: Lock  # base and decision, to write beside the job; torch is "" if the base was not probed
+    info: ImageInfo  # the base on the builder
+    lock: Lock  # base and decision, for the lock file; torch is "" if the base was not probed
 
     @property
     def changes_nothing(self) -> bool:
@@ -58,17 +58,17 @@ class Repair:
 
     @property
     def digest(self) -> str:
-        """24 hex digits over every input that decides what is in the image, our own files included."""
+        """Return a hash (24 hex digits) of all inputs of the build, including the files of images/."""
         parts = [self.info.id, self.lock.step, self.lock.packages, self.info.user]
         files = [asset(name) for name in CONTEXT]
         return hashlib.sha256(json.dumps([parts, files]).encode()).hexdigest()[:24]
 
     def tag(self, job: str) -> str:
-        """`launcher/<job>:<digest>`."""
+        """Return `launcher/<job>:<digest>`."""
         return f"{OURS}{job}:{self.digest}"
 
     def labels(self, job: str) -> dict[str, str]:
-        """Labels of the built image: where it comes from and why."""
+        """Return the labels of the built image: its origin and the reason for the repair."""
         found = {
             names.RECIPE: self.digest,
             names.JOB: job,
@@ -84,7 +84,7 @@ class Repair:
         return {key: value for key, value in found.items() if value}
 
     def files(self) -> Mapping[str, str]:
-        """The build context by file name. Raises ImageBuildFailed."""
+        """Return the build context by file name. Raises ImageBuildFailed."""
         context = {name: asset(name) for name in CONTEXT}
         context["requirements.txt"] = "".join(f"{line}\n" for line in self.lock.packages)
         if authority := pip_authority():
@@ -92,29 +92,29 @@ class Repair:
         return context
 
     def arguments(self, base: str) -> dict[str, str]:
-        """The build arguments. base: its name in the builder's own store. Raises ImageBuildFailed."""
+        """Return the build arguments. base: name of the base in the builder's store. Raises ImageBuildFailed."""
         user = self.info.user or "root"
         return {"BASE_IMAGE": base, "TORCHVISION": self.lock.step, "RUN_USER": user, **dict(pip_index())}
 
 
 def pip_index(environment: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:
-    """The caller's own settings of pip's index, which a build needs to reach the same one.
+    """Return the caller's pip index settings, so that the build uses the same index.
 
-    Raises ImageBuildFailed for an address with a password: it would stay readable in the image's history.
+    Raises ImageBuildFailed if a URL contains a password, which would remain readable in the image history.
     """
     settings = [(name, environment.get(name, "").strip()) for name in PIP_INDEX_VARIABLES]
     for name, value in settings:
         if any(urlsplit(address).password for address in value.split()):
             raise ImageBuildFailed(
                 f"environment variable {name}",
-                "contains a password, which would be readable by everyone who has the image",
-                "use an index that needs none, or build the image elsewhere and give it as image.ref",
+                "contains a password, which would be readable in the image history",
+                "use an index without a password, or build the image elsewhere and set image.ref",
             )
     return tuple((name, value) for name, value in settings if value)
 
 
 def pip_authority(environment: Mapping[str, str] = os.environ) -> str:
-    """The certificates that the caller's pip trusts (PIP_CERT), "" for pip's own."""
+    """Return the CA certificates that the caller's pip trusts (PIP_CERT), "" if it is not set."""
     path = environment.get("PIP_CERT", "").strip()
     if not path:
         return ""
@@ -126,7 +126,7 @@ def pip_authority(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def build(repair: Repair, tag: str, job: str, *, local: bool, log: Log) -> ImageInfo:
-    """Build on the builder; the image, named `tag` there. local: it is this machine's engine.
+    """Build the image on the builder as `tag` and return it. local: the builder is this machine's engine.
 
     Raises ImageBuildFailed with the last lines of the builder's output.
     """
@@ -138,9 +138,9 @@ def build(repair: Repair, tag: str, job: str, *, local: bool, log: Log) -> Image
         try:
             build_by(context, tag=tag, arguments=repair.arguments(name), labels=labels, network=network, say=say)
         except ImageBuildFailed as error:
-            if not network or not any(words in str(error) for words in NO_HOST_NETWORK):
+            if not network or not any(text in str(error) for text in NO_HOST_NETWORK):
                 raise
-            log("the engine does not grant its host's network to builds: building with its own network")
+            log("the engine does not allow the host network in builds; building with its default network")
             run(name, "")
 
     network = "" if os.environ.get(NETWORK, "host") == "default" else "host"
@@ -150,7 +150,7 @@ def build(repair: Repair, tag: str, job: str, *, local: bool, log: Log) -> Image
 def add_code(
     engine: Engine, base: ImageInfo, job: str, digest: str, members: Members, log: Log
 ) -> tuple[str, ImageInfo]:
-    """An image like `base` with the code in its working directory, CODE; its name. members: below IN_CONTEXT."""
+    """Build an image from `base` with the code in CODE; return its tag and info. members: files under IN_CONTEXT."""
     tag = f"{OURS}{job}-code:{hashlib.sha256(f'{base.id} {digest}'.encode()).hexdigest()[:24]}"
 
     def run(name: str) -> None:
@@ -162,31 +162,31 @@ def add_code(
 
 
 class BuildSteps:
-    """A builder's output as Steps: the step, and the last line that was printed in it."""
+    """Logs a builder's output as Steps: the build step and the last line of its output."""
 
     def __init__(self, node: str, log: Log) -> None:
         self._node, self._log, self._step = node, log, ""
 
     def __call__(self, line: str) -> None:
-        words = _BUILDKIT_PREFIX.sub("", line)
-        if _BUILD_STEP.match(words):
-            self._step = words
-        last = "" if words == self._step else f" | {words}"
+        text = _BUILDKIT_PREFIX.sub("", line)
+        if _BUILD_STEP.match(text):
+            self._step = text
+        last = "" if text == self._step else f" | {text}"
         self._log(Step(self._node, f"building: {self._step}{last}"))
 
 
 def _build_on(base: ImageInfo, engine: Engine, tag: str, run: Callable[[str], None]) -> ImageInfo:
-    """What `run` builds as `tag`. It gets a name for the base: builders look up an id or a digest in a registry."""
+    """Build `tag` with `run(base)` and return the image. The base gets a tag: builders look up IDs in a registry."""
     store, name = image_store(engine), f"{OURS}base:{base.id.partition(':')[2][:24]}"
     store.tag(base.id, name)
     try:
         run(name)
     finally:
-        if base.tags or base.repo_digests:  # otherwise this name is all that keeps the base
+        if base.tags or base.repo_digests:  # otherwise this tag is the only reference to the base
             store.remove(name)
     built = store.inspect(tag)
     if built is None:
-        raise ImageBuildFailed(engine.node, f"the build succeeded but {tag} is missing", "look at the engine's log")
+        raise ImageBuildFailed(engine.node, f"the build succeeded but {tag} is missing", "check the engine's log")
     return built
 
 
@@ -196,7 +196,7 @@ def has_buildx() -> bool:
 
 
 def _docker_cli(*arguments: str) -> str | None:
-    """What it prints, None if it fails."""
+    """Return its output, or None if it fails."""
     argv = ["docker", *arguments]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=DOCKER_CLI_TIMEOUT, check=False)
@@ -208,7 +208,7 @@ def _docker_cli(*arguments: str) -> str | None:
 def buildx_argv(
     tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, builder: str
 ) -> list[str]:
-    """The command line of a build with the engine's own BuildKit; the context comes on its stdin."""
+    """Return the command line of a build with the engine's own BuildKit; it reads the context from stdin."""
     argv = ["docker", "buildx", "build", "--builder", builder, "--load", "--progress", "plain", "--tag", tag]
     if network:
         argv += ["--network", network]
@@ -220,7 +220,7 @@ def buildx_argv(
 
 
 def context_archive(files: Mapping[str, str], members: Members = ()) -> bytes:
-    """Files, and members of another archive, as a tar archive: the same bytes for the same files."""
+    """Return a reproducible tar archive of files and of members of another archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, text in sorted(files.items()):
@@ -236,7 +236,7 @@ def context_archive(files: Mapping[str, str], members: Members = ()) -> bytes:
 def _run_buildx(
     context: bytes, *, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, say: Log
 ) -> None:
-    # The builder that is the engine itself, named like the CLI's context: others do not see the engine's images
+    # The engine's own builder is named like the CLI's context; other builders cannot see the engine's images
     argv = buildx_argv(tag, arguments, labels, network, _docker_cli("context", "show") or "default")
     last = deque[str](maxlen=LAST_LINES)
     with tempfile.TemporaryFile() as stdin:
@@ -247,15 +247,16 @@ def _run_buildx(
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                if words := line.decode(errors="replace").rstrip():
-                    last.append(words)
-                    say(words)
+                if text := line.decode(errors="replace").rstrip():
+                    last.append(text)
+                    say(text)
         except BaseException:
             process.terminate()
             raise
     if process.returncode != 0:
         raise ImageBuildFailed(
             "image build",
-            f"docker buildx ended with exit code {process.returncode}; its last lines:\n    " + "\n    ".join(last),
-            "the first error among these lines is the cause",
+            f"docker buildx exited with code {process.returncode}; last lines of its output:\n    "
+            + "\n    ".join(last),
+            "see the first error in these lines",
         )

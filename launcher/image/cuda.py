@@ -1,4 +1,4 @@
-"""Whether a node's NVIDIA driver runs an image's CUDA, told before anything is created."""
+"""Check that a node's NVIDIA driver supports an image's CUDA before a container is created."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from launcher.node.engine import Engine
 
 Numbers = tuple[int, ...]
 
-# The least driver of each family (docs.nvidia.com/deploy/cuda-compatibility, "Minor Version Compatibility"); before
-# CUDA 11 each release has its own (docs.nvidia.com/cuda/cuda-toolkit-release-notes, table 3)
-_LEAST: dict[Numbers, str] = {
+# Minimum driver of each CUDA family (docs.nvidia.com/deploy/cuda-compatibility, "Minor Version Compatibility"); before
+# CUDA 11, of each release (docs.nvidia.com/cuda/cuda-toolkit-release-notes, table 3)
+_MINIMUM: dict[Numbers, str] = {
     (13,): "580.65.06",
     (12,): "525.60.13",
     (11,): "450.80.02",
@@ -32,7 +32,7 @@ _REQUIRED = re.compile(r"unsatisfied condition: cuda ?>= ?([\d.]+)")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a driver and an image's CUDA mean for each other. what: "" if there is nothing to say."""
+    """Whether a driver supports an image's CUDA. what: the problem, "" if there is none."""
 
     runs: bool = True
     what: str = ""
@@ -40,9 +40,9 @@ class Verdict:
 
 
 def verdict(node: NodeFacts, cuda: str, image: str) -> Verdict:
-    """cuda: the image's, "" if it has none or it is not known; then, and if the driver is not known, all is well.
+    """Return whether the node's driver supports `cuda`, the image's CUDA version; assumed if either is unknown.
 
-    image: "" for plain processes: `cuda` is then that of the torch which the node's Python has.
+    image: "" for plain processes; `cuda` is then the version that the node's torch was built for.
     """
     driver, wanted = node.nvidia.driver, _numbers(cuda)
     if not driver or not wanted:
@@ -51,21 +51,23 @@ def verdict(node: NodeFacts, cuda: str, image: str) -> Verdict:
     if not _runs(driver, wanted):
         if not _listed(driver, image):
             return _too_old(node, cuda, image)
-        return Verdict(what=f"{has} runs image {image} on data center GPUs only", fix="on others, update the driver")
+        return Verdict(
+            what=f"{has} supports image {image} on data center GPUs only", fix="on other GPUs, update the driver"
+        )
     if own and own[:1] == wanted[:1] and own[:2] < wanted[:2]:
         what = f"{has} is older than the CUDA {cuda} of {subject(node, image)}"
-        what += ", and runs it by minor-version compatibility"
-        return Verdict(what=what, fix="kernels compiled while it runs may fail: then update the driver")
+        what += ", which it supports only by minor-version compatibility"
+        return Verdict(what=what, fix="if kernels that are compiled at run time fail, update the driver")
     return Verdict()
 
 
 def subject(node: NodeFacts, image: str) -> str:
-    """What the CUDA belongs to, for people."""
+    """Return a description of the image or torch that needs the CUDA version."""
     return f"image {image}" if image else f"the torch of {node.python}"
 
 
 def check(nodes: Sequence[NodeFacts], cuda: str, image: str) -> list[str]:
-    """Notes on these nodes. Raises NodesFailed with every node whose driver is too old."""
+    """Return notes on these nodes. Raises NodesFailed with every node that has a driver too old for the image."""
     found = [(node, verdict(node, cuda, image)) for node in nodes]
     if errors := [NodeUnfit(f"node {node.name}", each.what, each.fix) for node, each in found if not each.runs]:
         raise NodesFailed(errors, of=len(nodes))
@@ -73,14 +75,14 @@ def check(nodes: Sequence[NodeFacts], cuda: str, image: str) -> list[str]:
 
 
 def of_name(image: str) -> str:
-    """The CUDA of one of NVIDIA's images by its tag, before it is on any machine; "" if that is not known."""
+    """Return the CUDA version of an NVIDIA image by its tag, without the image itself; "" if unknown."""
     found = versions.release(image) if image.startswith(NGC) else None
     return found.cuda if found else ""
 
 
 @contextmanager
 def explained(engine: Engine, image: str) -> Iterator[None]:
-    """The image's own requirement (NVIDIA_REQUIRE_CUDA) that fails at the start is told as `check` tells it."""
+    """Report an unmet NVIDIA_REQUIRE_CUDA of the image, raised by the engine, in the same way as `check`."""
     try:
         yield
     except NodeUnfit as error:
@@ -89,7 +91,7 @@ def explained(engine: Engine, image: str) -> Iterator[None]:
             raise
         node = engine.facts()
         found = verdict(node, required[1], image)
-        if found.runs:  # within the family: the image itself refuses it on this GPU
+        if found.runs:  # same CUDA family, but the image does not allow it on this GPU
             found = _too_old(node, required[1], image)
         raise NodeUnfit(error.where, found.what, found.fix) from error
 
@@ -100,38 +102,38 @@ def _driver(node: NodeFacts) -> str:
 
 
 def _too_old(node: NodeFacts, cuda: str, image: str) -> Verdict:
-    driver, wanted, least = node.nvidia.driver, _numbers(cuda), _least(_numbers(cuda))
+    driver, wanted, minimum = node.nvidia.driver, _numbers(cuda), _minimum(_numbers(cuda))
     tag = _newest(driver, wanted)
     needs = f"a driver for CUDA {cuda}"
-    if _numbers(driver) < _numbers(least):
-        needs = f"{least} or newer"
+    if _numbers(driver) < _numbers(minimum):
+        needs = f"{minimum} or newer"
     elif own := _numbers(node.nvidia.cuda):
         tag = _newest(driver, (own[0], own[1] + 1))
     what = f"{_driver(node)} is too old for {subject(node, image)} with CUDA {cuda}, which needs {needs}"
-    other = f", or use {NGC}:{tag}, the newest of NVIDIA's that it runs" if tag else ""
+    other = f", or use {NGC}:{tag}, the newest NVIDIA image that it supports" if tag else ""
     if not image:
         other = ", or install a torch for an older CUDA: pytorch.org/get-started/previous-versions"
     return Verdict(runs=False, what=what, fix=f"update the driver{other}")
 
 
 def _runs(driver: str, cuda: Numbers) -> bool:
-    return _numbers(driver) >= _numbers(_least(cuda))
+    return _numbers(driver) >= _numbers(_minimum(cuda))
 
 
 def _listed(driver: str, image: str) -> bool:
-    """Whether the image's release notes list this branch of the driver: it brings what data center GPUs need there."""
+    """Whether the image's release notes list this driver branch, which the image supports on data center GPUs."""
     release, has = versions.release(image) if image.startswith(NGC) else None, _numbers(driver)
     listed = [_numbers(text) for text in re.findall(r"\d{3}(?:\.\d+)?", release.driver)] if release else []
     return any(has[:1] == each[:1] and has >= each for each in listed)
 
 
-def _least(cuda: Numbers) -> str:
-    """A family that came after this table needs at least what the last one in it does."""
-    return _LEAST.get(cuda[:1]) or _LEAST.get(cuda[:2]) or (_LEAST[13,] if cuda > (13,) else "0")
+def _minimum(cuda: Numbers) -> str:
+    """Return the minimum driver. A CUDA family newer than the table needs at least that of the last one listed."""
+    return _MINIMUM.get(cuda[:1]) or _MINIMUM.get(cuda[:2]) or (_MINIMUM[13,] if cuda > (13,) else "0")
 
 
 def _newest(driver: str, below: Numbers) -> str:
-    """The tag of NVIDIA's newest image that this driver runs, with an older CUDA than `below`."""
+    """Return the tag of the newest NVIDIA image that this driver supports, with a CUDA older than `below`."""
     for release in reversed(versions.releases()):
         numbers = _numbers(release.cuda)
         if numbers and numbers[:2] < below[:2] and _runs(driver, numbers):

@@ -1,6 +1,6 @@
-"""One image on all nodes: pulled from its registry or pushed from where it is, and the proof that all have the same.
+"""Distribute one image to all nodes, by pull or push, and verify that all have the same image.
 
-And its way into a registry, for clusters that get their images there.
+Also push it to a registry, for clusters that pull from there.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ UNPACKING_EVERY = 5.0  # seconds
 
 
 def provide(name: str, locations: ImageLocations) -> ImageOnNodes:
-    """The image of this name on every node. If all of them have it already this costs one round trip.
+    """Make the image available on every node and return it. Takes one round trip if all nodes have it already.
 
-    The caller's engine is the first source, if its image suits the nodes, then the nodes in their order; if none has it
-    the nodes pull it. Raises ImageUnfit, ImageShipFailed, NodesFailed.
+    Sources: the caller's engine, if its image suits the nodes, then the nodes in order; if none has the image, the
+    nodes pull it. Raises ImageUnfit, ImageShipFailed, NodesFailed.
     """
     found = locations.find(name)
     if not (sources := having(found)):
@@ -43,11 +43,11 @@ def provide(name: str, locations: ImageLocations) -> ImageOnNodes:
 def provide_from(
     source: Engine, info: ImageInfo, name: str, found: Mapping[Engine, ImageInfo | None], locations: ImageLocations
 ) -> ImageOnNodes:
-    """Image `info` of `source` on every node, and the proof of it. found: what the nodes have of this name."""
+    """Copy image `info` from `source` to every node and verify it. found: the images of this name on the nodes."""
     nodes, sent = locations.nodes, dict[str, int]()
 
     def find(engine: Engine) -> ImageInfo | None:
-        """This very image, also under another name or id."""
+        """Return exactly this image, also under another name or ID."""
         return found[engine] if same_image(found[engine], info) else find_same(engine, info)
 
     theirs = {engine: found[engine] for engine in nodes}
@@ -59,20 +59,20 @@ def provide_from(
             _check_architecture(name, info, named)
             targets = _try_pulling(name, info, targets, locations)
         if targets:
-            locations.log(f"image {name}: from {locations.describe(source)} to {locations.describe(*targets)}")
+            locations.log(f"image {name}: copying from {locations.describe(source)} to {locations.describe(*targets)}")
             sent.update(push_or_relay(source, info, name, targets, locations))
         theirs = on_each(nodes, partial(find_same, info=info))
     missing = [engine.node for engine in nodes if theirs[engine] is None]
     if missing:
-        fix = "another program may be removing images on the node; try again"
-        raise ImageUnfit(", ".join(missing), f"does not have image {info.id[:19]} after it was sent", fix)
+        fix = "check that no other program removes images on the node, then try again"
+        raise ImageUnfit(", ".join(missing), f"does not have image {info.id[:19]} after the transfer", fix)
     proven = having(theirs)
     run_all([partial(image_store(node).tag, image.id, name) for node, image in proven if not _is_named(name, image)])
     return ImageOnNodes(name, {engine.node: image for engine, image in proven}, shipped=sent)
 
 
 def _is_named(name: str, image: ImageInfo) -> bool:
-    """Whether a store has the image under this name; a digest or an id cannot be given as a name."""
+    """Whether the store has the image under this name. A digest or an ID cannot be set as a tag."""
     return "@" in name or names.parse(name) is None or name in image.tags or f"{name}:latest" in image.tags
 
 
@@ -81,20 +81,20 @@ def _log_replaced(
 ) -> None:
     others = [engine.node for engine, image in having(theirs) if not same_image(image, info)]
     if others:
-        ours = f"the one of {locations.describe(source)} ({info.id[7:19]}, created {info.created[:19]})"
-        locations.log(f"{', '.join(others)} had another {name}: {ours} replaces it")
+        ours = f"the image of {locations.describe(source)} ({info.id[7:19]}, created {info.created[:19]})"
+        locations.log(f"{', '.join(others)} had a different {name}: replaced by {ours}")
 
 
 def _check_architecture(name: str, info: ImageInfo, theirs: Mapping[Engine, ImageInfo | None]) -> None:
-    """An image is not sent over one for another architecture, which shows what the node needs."""
+    """Raise ImageUnfit if a node has an image of this name for another architecture."""
     for engine, image in having(theirs):
         if image.arch != info.arch:
-            what = f"is for {image.arch} there and for {info.arch} at its source"
-            raise ImageUnfit(f"{engine.node}: image {name}", what, "nodes of one job must be of one architecture")
+            what = f"is for {image.arch} on this node, but for {info.arch} at its source"
+            raise ImageUnfit(f"{engine.node}: image {name}", what, "use nodes of one architecture")
 
 
 def node_that_can_pull(name: str, locations: ImageLocations) -> Engine:
-    """The first node if the image's registry answers it, else one of the others. Raises ImageUnfit as `pull` does."""
+    """Return the first node that can reach the image's registry. Raises ImageUnfit like `pull`."""
     wanted = _in_registry(name, locations)
     login = registry_login(wanted)
     first, *others = locations.nodes
@@ -113,9 +113,9 @@ def node_that_can_pull(name: str, locations: ImageLocations) -> Engine:
 
 
 def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> ImageOnNodes:
-    """An image that no engine has: these pull the same digest from its registry, with the caller's login.
+    """Pull the image on these engines, by digest, from its registry, with the caller's login.
 
-    Raises ImageUnfit with the registry's words, NodesFailed.
+    Raises ImageUnfit with the registry's message, NodesFailed.
     """
     wanted = _in_registry(name, locations)
     login = registry_login(wanted)
@@ -131,7 +131,7 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
         _pull_shown(engine, pinned, login, locations)
         info = store.inspect(pinned)
         if info is None:
-            raise ImageUnfit(engine.node, f"pulled {pinned} but does not have it now", "look at its engine's log")
+            raise ImageUnfit(engine.node, f"pulled {pinned}, but the image is missing now", "check the engine's log")
         if not wanted.digest:
             store.tag(info.id, name)
         return info
@@ -140,7 +140,7 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
     first = next(iter(infos.values()))
     if any(not same_image(info, first) for info in infos.values()):
         errors = [
-            ImageUnfit(node, f"{pinned} is {info.id[:19]} ({info.arch}) there", "use nodes of one architecture")
+            ImageUnfit(node, f"{pinned} is {info.id[:19]} ({info.arch}) on this node", "use nodes of one architecture")
             for node, info in infos.items()
         ]
         raise NodesFailed(errors, of=len(errors))
@@ -163,30 +163,30 @@ def _pull_shown(engine: Engine, pinned: str, login: Mapping[str, str] | None, lo
 
 
 def _in_registry(name: str, locations: ImageLocations) -> names.Reference:
-    """Raises ImageUnfit for a name that no registry has."""
+    """Return the parsed name. Raises ImageUnfit if it cannot be the name of an image in a registry."""
     wanted = names.parse(name)
     if wanted is None or not names.in_registry(name):
-        fix = "check its spelling in the job file; `docker images` on a node lists what it has"
-        raise ImageUnfit(f"image {name}", f"{_nowhere(locations)}, and no registry has such a name", fix)
+        fix = "check the name in the job file; to list the images of a node, run there: docker images"
+        raise ImageUnfit(f"image {name}", f"{_nowhere(locations)}, and is not the name of an image in a registry", fix)
     return wanted
 
 
 def _not_answered(name: str, engine: Engine, error: LauncherError, locations: ImageLocations) -> ImageUnfit:
-    what = f"{_nowhere(locations)}, and {locations.describe(engine)} cannot get it from its registry: {error.what}"
-    fix = "check its spelling, the network to the registry, and `docker login` on this machine"
+    what = f"{_nowhere(locations)}, and {locations.describe(engine)} cannot pull it: {error.what}"
+    fix = "check the name, the network connection to the registry, and `docker login` on this machine"
     return ImageUnfit(f"image {name}", what, fix)
 
 
 def _nowhere(locations: ImageLocations) -> str:
-    everywhere = ", ".join(engine.node for engine in locations.nodes)
-    return f"is neither on {everywhere}" + (" nor on this machine" if locations.local else "")
+    nodes = ", ".join(engine.node for engine in locations.nodes)
+    return f"was not found on {nodes}" + (" or on this machine" if locations.local else "")
 
 
 def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], locations: ImageLocations) -> list[Engine]:
-    """Let nodes pull what a registry has: the image itself by digest, or the base that it was built from.
+    """Pull the image by digest, or the base that it was built from; return the engines that still lack the image.
 
-    The engines that lack the whole image still. A failure is only logged: the image is pushed to that node; if the
-    registry did not answer, the node does not try again for UNREACHABLE_MAX_AGE.
+    A failure is only logged: the image is pushed to that node. If the registry was unreachable, the node does not try
+    again for UNREACHABLE_MAX_AGE.
     """
     base = names.parse(info.labels.get(names.OCI_BASE_NAME, ""))
     digest = info.labels.get(names.OCI_BASE_DIGEST, "")
@@ -214,25 +214,26 @@ def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], location
     return [engine for engine, success in on_each(engines, pulled).items() if not success]
 
 
-def registry_place(registry: str, job: str) -> names.Reference:
-    """Where the job's image goes. Raises UsageError for what is no place in a registry."""
+def registry_repository(registry: str, job: str) -> names.Reference:
+    """Return the repository for the job's image. Raises UsageError if `registry` is not a registry path."""
     found = names.parse(f"{registry}/{job}")
     if found is None or found.tag or found.digest:
-        raise UsageError("--push", f"{registry} is no place in a registry", "such as registry.example/team")
+        raise UsageError("--push", f"{registry} is not a registry path", "use for example: registry.example/team")
     return found
 
 
 def publish(engine: Engine, image: ImageInfo, to: names.Reference) -> str:
-    """Push it; what it is called there, by digest."""
+    """Push the image; return its name by digest."""
     name = f"{to.repository}:{image.id.partition(':')[2][:24]}"
     image_store(engine).tag(image.id, name)
     return to.at(image_store(engine).push(name, registry_login(to)))
 
 
 def registry_login(wanted: names.Reference) -> Mapping[str, str] | None:
-    """What `docker login` on this machine knows for the image's registry, never stored on a node; None if nothing.
+    """Return the credentials of `docker login` on this machine for the image's registry, or None.
 
-    Reads the Docker CLI's config.json and its credential helpers. Raises ImageUnfit if a helper fails.
+    They are read from the Docker CLI's config.json and credential helpers and never stored on a node.
+    Raises ImageUnfit if a helper fails.
     """
     from docker import auth  # slow to load, and most jobs pull nothing
     from docker.errors import DockerException

@@ -1,4 +1,4 @@
-"""From a job's image section to one image that is proven the same on every node."""
+"""Provide the image of a job's image section, verified to be the same on every node."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from launcher.model.progress import Log
 def ensure(
     image: Image, locations: ImageLocations, *, job: str, mounted: bool = False, lock_file: Path | None = None
 ) -> ImageOnNodes:
-    """The job's image on every node, the same everywhere; built if it must be.
+    """Make the job's image available on every node and return it; build it if necessary.
 
-    If there is nothing to do this costs one round trip for `ref` and with a lock file, otherwise two.
+    If all nodes have it, this takes one round trip for `ref` or with a lock file, otherwise two.
 
     job: its name.
-    mounted: the job mounts folders into its containers, from which torch may come.
-    lock_file: pins the base and what was done to it (lock.path_beside); read if it fits the job, otherwise rewritten.
-    Raises ImageUnfit, ImageBuildFailed, ImageShipFailed, NodesFailed; JobInvalid for a broken lock file.
+    mounted: the job mounts folders into its containers, which may contain torch.
+    lock_file: pins the base and its repair (lock.lock_path); used if it matches the job, otherwise rewritten.
+    Raises ImageUnfit, ImageBuildFailed, ImageShipFailed, NodesFailed; JobInvalid for an invalid lock file.
     """
     if image.ref is not None:
         return provide(image.ref, locations)
     locked = lock.read(lock_file) if lock_file is not None else None
     if locked is not None and not locked.fits(image):
-        locations.log(f"{lock_file} was made for another image section: rewriting it")
+        locations.log(f"{lock_file} does not match the job's image section: rewriting it")
         locked = None
     done = _as_locked(locked, locations) if locked is not None else None
     if done is not None:
@@ -44,7 +44,7 @@ def ensure(
     if not repair.changes_nothing:
         sources = having(found)
         if sources:
-            locations.log(f"image {name}: made from {repair.lock.base}: {why}")
+            locations.log(f"image {name}: built from {repair.lock.base}: {why}")
             source, info = sources[0]
         else:
             info, built = carry_out(repair, name, job, locations), True
@@ -57,13 +57,13 @@ def ensure(
 
 
 def _as_locked(locked: Lock, locations: ImageLocations) -> ImageOnNodes | None:
-    """The very image that was locked, even if its name means another one now; None if no engine has it."""
+    """Provide exactly the locked image, even if its tag has moved; return None if no engine has it."""
     found = locations.find(locked.image_id)
     sources = having(found)
     if not sources:
         return None
     if locked.image != locked.base:
-        locations.log(f"image {locked.image}: as locked, made from {locked.base}: {locked.why}")
+        locations.log(f"image {locked.image}: as locked, built from {locked.base}: {locked.why}")
     _log_notes(locked.image, locked.notes, locations.log)
     done = provide_from(*sources[0], locked.image, found, locations)
     return dataclasses.replace(done, why=f"as locked: {locked.why}")

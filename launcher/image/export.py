@@ -1,8 +1,8 @@
-"""An image read out of an engine's store as one archive for `docker load`: only the layers that a node lacks.
+"""Export an image from an engine's store as an archive for `docker load`, with only the layers that a node lacks.
 
-images/pack.py reads the store itself, here and on a node: directly if we may, otherwise in a container of the image
-that sees the store read-only. An engine that loads its archive never opens layers that it has, so they may be missing.
-Where that does not work `docker save` is used, which knows every store and always gives the whole image.
+images/pack.py reads the store directly if permissions allow, otherwise in a container of the image with the store
+mounted read-only. An engine that loads its archive never opens layers that it has, so they may be missing.
+If this fails, `docker save` is used, which supports every store and always writes the complete image.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from launcher.node.connect import LOCAL
 from launcher.node.engine import Engine
 from launcher.node.machine import PIECE
 
-WHOLE = 1 << 62  # a chunk that no image fills
-DONE = "launcher: packed"  # what images/pack.py writes to stderr last
+WHOLE = 1 << 62  # chunk size larger than any image
+DONE = "launcher: packed"  # last line of images/pack.py on stderr
 _STORE = "docker info --format '{{.DockerRootDir}} {{.Driver}} {{.DriverStatus}}'"
 _CONTAINERD = Path("/var/lib/containerd")
 _CONTENT = "io.containerd.content.v1.content"
@@ -32,20 +32,20 @@ _CLASSIC_DRIVERS = ("overlay2", "fuse-overlayfs")
 
 @dataclass(frozen=True)
 class Store:
-    """Folders in which an engine may keep its images: all that pack.py reads are these below `root`."""
+    """Folders under `root` in which an engine may keep its images; pack.py reads only these."""
 
     root: Path
     folders: tuple[str, ...]
 
     def direct(self, *arguments: str) -> list[str]:
-        """images/pack.py by a user who may read the engine's files."""
+        """Return the argv of images/pack.py for a user who can read the engine's files."""
         return [sys.executable, "-c", asset("pack.py"), str(self.root), *arguments]
 
     def container(self, options: Sequence[str], image: str, *arguments: str) -> list[str]:
-        """images/pack.py by a user who may use the engine: with the Python of that very image."""
+        """Return the argv of images/pack.py in a container, with the Python of the image itself."""
         argv = ["docker", *options, "--user", "0:0", "--userns", "host", "--security-opt", "label=disable"]
         for name in self.folders:
-            # Not recursive: mounts of running containers lie below, whose copies would keep them from being removed
+            # Not recursive: copies of the mounts of running containers would block the removal of these containers
             source = f"type=bind,src={self.root / name},dst=/engine/{name},readonly,bind-nonrecursive=true"
             argv += ["--mount", source]
         find = 'for p in python3 python; do command -v "$p" >/dev/null && exec "$p" -c "$0" "$@"; done; exit 3'
@@ -54,34 +54,34 @@ class Store:
 
 
 def stores(engine: Engine) -> list[Store]:
-    """Where its images may be, best guess first; empty where it is not known."""
+    """Return the possible locations of the engine's images, most likely first; empty if unknown."""
     root, _, rest = engine.sh(_STORE).decode(errors="replace").strip().partition(" ")
     driver, _, status = rest.partition(" ")
-    if "io.containerd.snapshotter" in status:  # of its own containerd, or of the machine's
+    if "io.containerd.snapshotter" in status:  # Docker's own containerd, or that of the machine
         return [Store(folder / _CONTENT, ("blobs",)) for folder in (Path(root, "containerd/daemon"), _CONTAINERD)]
     return [Store(Path(root), ("image", driver))] if driver in _CLASSIC_DRIVERS else []
 
 
 def export(source: Engine, info: ImageInfo, known: int = 0, chunk: int = WHOLE) -> Generator[bytes, None, None]:
-    """One archive of an image; the first `known` of its layers may be missing. Close it to end the reading early.
+    """Yield one archive of an image; its first `known` layers may be missing. Close the generator to stop early.
 
-    If it has more than `chunk` bytes of layers it may end there, as an image of the layers so far, labelled
-    names.PARTIAL. Raises ImageShipFailed, also in the middle.
+    An archive of more than `chunk` bytes of layers may end there, as an image of the layers so far, labelled
+    names.PARTIAL. Raises ImageShipFailed, also after the first bytes.
     """
     arguments = info.id, str(known), str(chunk)
     options = ["run", "--rm", "--init", "--log-driver", "none", "--network", "none", "--read-only"]
     for store in stores(source):
         readable = source.host == LOCAL and _readable(store)
         argv = store.direct(*arguments) if readable else store.container(options, *arguments)
-        began, words = False, b""
+        began, printed = False, b""
         with closing(source.machine.open(argv)) as process:
             while (output := process.receive(1.0)) is not None:
-                words = (words + output[1])[-PIECE:]
+                printed = (printed + output[1])[-PIECE:]
                 if output[0]:
                     began = True
                     yield output[0]
-        if began and DONE.encode() not in words:
-            why = words[-600:].decode(errors="replace").strip() or "it broke off"
+        if began and DONE.encode() not in printed:
+            why = printed[-600:].decode(errors="replace").strip() or "the output was cut off"
             raise ImageShipFailed(source.node, f"reading the image's layers failed: {why}", "try again")
         if began:  # else the store is not laid out as expected, or the container cannot start
             return

@@ -1,6 +1,6 @@
-"""What the probe found in an image, what is wrong with it in words that a user can act on, and what to do about it.
+"""Find faults in a probe's report of an image, describe them, and decide on the repair.
 
-Pure functions of what the job asks for and what the probe found.
+Pure functions of the job's image section and the probe's report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MISSING_MODULE = re.compile(r"No module named '?([\w.]+)'?")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried. absent: there is nothing to try, as with operators before torchvision 0.3."""
+    """Result of one check. absent: the image lacks the feature, such as operators before torchvision 0.3."""
 
     ok: bool
     error: str = ""
@@ -32,11 +32,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """What images/probe.py prints; from `pip` on by a full probe only."""
+    """Output of images/probe.py; the fields from `pip` on are set by a full probe only."""
 
     python: str  # name of the interpreter; "" if the image has none
     python_version: str = ""
-    torch: str = ""  # as torch/version.py says, "" if there is none
+    torch: str = ""  # from torch/version.py, "" if not installed
     torch_folder: str = ""
     torchvision: str = ""
     torchvision_folder: str = ""
@@ -46,7 +46,7 @@ class Report:
     pip: str = ""
     tools: tuple[str, ...] = ()
     source_tree: str = ""
-    cuda: str = ""  # of torch, also by a quick probe
+    cuda: str = ""  # CUDA version of torch, also set by a quick probe
     checks: Mapping[str, Check] = field(default_factory=dict)
 
     @classmethod
@@ -64,7 +64,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Fault:
-    """`what` fails, `why` if that is known, `error` in the image's own words. part: python, torch or torchvision."""
+    """A fault, its cause if known, and the image's own error message. part: python, torch or torchvision."""
 
     part: str
     what: str
@@ -80,12 +80,12 @@ class Fault:
 
 
 def find_faults(report: Report) -> list[Fault]:
-    """What does not work, by a full probe; empty where everything does."""
+    """Return the faults that a full probe found."""
     if not report.python:
         return [Fault("python", "the image has no Python", "neither python3 nor python is on its PATH")]
     if not report.torch_folder:
         return [Fault("torch", "the image has no torch")]
-    assert report.checks, "only a full probe can tell"
+    assert report.checks, "needs a full probe"
     torch = report.checks.get("import_torch", Check(ok=False))
     if not torch.ok:
         return [Fault("torch", f"torch {report.torch} cannot be imported", _import_cause(torch.error), torch.error)]
@@ -107,7 +107,7 @@ def find_faults(report: Report) -> list[Fault]:
 
 
 def find_notes(report: Report) -> list[str]:
-    """What is unusual but not a fault."""
+    """Return unusual findings that are not faults."""
     if not report.torch or not report.torchvision:
         return []
     found = []
@@ -115,7 +115,7 @@ def find_notes(report: Report) -> list[str]:
         official = versions.torchvision_for(report.torch)
         found.append(
             f"torchvision {report.torchvision} is not the official pair of torch {report.torch} ({official}); "
-            "all checks pass, as in images whose torchvision was built against that very torch"
+            "all checks pass, as in images with a torchvision built against their own torch"
         )
     if report.checks.get("nms", Check(ok=True)).absent:
         found.append(f"torchvision {report.torchvision} has no operators (nms, roi_align): they were added in 0.3")
@@ -123,7 +123,7 @@ def find_notes(report: Report) -> list[str]:
 
 
 def _import_fault(report: Report, error: str) -> Fault:
-    """torchvision hides why its library failed to load; the probe's `library` check shows it."""
+    """Describe a failed import. torchvision hides the loader's error; the probe's `library` check has it."""
     hidden = report.checks.get("library", Check(ok=True)).error
     what = f"torchvision {report.torchvision} cannot be imported"
     if "operator torchvision::nms does not exist" in error:
@@ -135,13 +135,13 @@ def _import_fault(report: Report, error: str) -> Fault:
 def _library_cause(report: Report, error: str) -> str:
     missing, installed = _MISSING_LIBRARY.search(error), f"torchvision {report.torchvision}"
     if missing and not report.cuda and _CUDA_LIBRARY.search(missing[1]):
-        return f"torch {report.torch} is built for CPU, {installed} is a wheel for CUDA"
+        return f"torch {report.torch} is built for CPU, but {installed} for CUDA"
     if missing and "cudart" in missing[1]:
         return f"{installed} was built for another CUDA: {missing[1]} is missing; {_official(report)}"
     if missing:
         return f"{missing[1]} is missing"
     if not report.cuda and "undefined symbol" not in error and "nms" in error:
-        return f"torch {report.torch} is built for CPU, {installed} is a wheel for CUDA"
+        return f"torch {report.torch} is built for CPU, but {installed} for CUDA"
     return _import_cause(error) or _pairing(report)
 
 
@@ -156,42 +156,42 @@ def _pairing(report: Report) -> str:
 
 
 def _official(report: Report) -> str:
-    return f"{versions.torchvision_for(report.torch)} belongs to torch {report.torch}"
+    return f"torch {report.torch} needs torchvision {versions.torchvision_for(report.torch)}"
 
 
 def _vgg_fault(report: Report, error: str) -> Fault:
     version = versions.numbers(report.torchvision)
     if version is not None and version < versions.VGG_ADAPTIVE and _SHAPES.search(error):
-        why = f"torchvision {report.torchvision} < 0.2.2 feeds its classifier from 224x224 images only"
+        why = f"torchvision {report.torchvision} < 0.2.2 supports 224x224 images only"
         return Fault("torchvision", "VGG without adaptive pool", why, error)
     return Fault("torchvision", "torchvision's VGG16 fails on a 32x32 image", _import_cause(error), error)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do and why."""
+    """The repair step and its reason."""
 
     step: str  # for `install.sh torchvision`: keep | wheel X.Y.Z [cu124] | source X.Y.Z [FOLDER]
     why: str
-    version: str = ""  # that gets installed
+    version: str = ""  # the version to install
     notes: tuple[str, ...] = ()
 
 
 def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Decision:
-    """`asked`: auto, keep or X.Y.Z. `mounted`: the job mounts folders, from which torch may come.
+    """Decide on the repair. `asked`: auto, keep or X.Y.Z. `mounted`: the job mounts folders, which may contain torch.
 
-    Raises ImageUnfit, naming the fault, if the image cannot be made to work.
+    Raises ImageUnfit with the fault if the image cannot be repaired.
     """
     if asked == KEEP:
-        return Decision(KEEP, "the job says keep: nothing was checked")
+        return Decision(KEEP, "image.torchvision is keep: nothing was checked")
     faults = find_faults(report)
     notes = tuple(find_notes(report))
     for fault in faults:
         if fault.part != "torchvision" and not (mounted and fault.part == "torch" and not fault.error):
-            fix = "choose a base with a torch that works, or set image.torchvision to keep if the job needs none"
+            fix = "choose a base with a working torch, or set image.torchvision to keep if the job does not need torch"
             raise ImageUnfit(f"image {image}", fault.with_error, fix)
     if not report.torch_folder:
-        return Decision(KEEP, "torch is not in the image: the job's mounts are used as they are")
+        return Decision(KEEP, "torch is not in the image: the job's mounts are used unchanged")
     if asked == "auto" and faults:
         return _repair(report, image, "; ".join(map(str, faults)))
     if asked == "auto":
@@ -203,12 +203,12 @@ def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Dec
 
 
 def _repair(report: Report, image: str, why: str) -> Decision:
-    """Install the torchvision that belongs to this torch, in the way that this torch allows."""
+    """Install the torchvision that matches this torch."""
     torch = versions.numbers(report.torch)
     version = versions.torchvision_for(report.torch)
     if version is None or torch is None:
-        what = f"{why}; no torchvision is known for torch {report.torch}"
-        raise ImageUnfit(f"image {image}", what, "set image.torchvision to a version that is known to fit")
+        what = f"{why}; no matching torchvision is known for torch {report.torch}"
+        raise ImageUnfit(f"image {image}", what, "set image.torchvision to a matching version")
     installed = versions.numbers(report.torchvision)
     if not versions.published(report.torch) and torch < (1, 2, 0) and installed is not None and installed < (0, 3, 0):
         # The installed torchvision has no compiled operators either, and this one needs no compiler.
@@ -218,11 +218,11 @@ def _repair(report: Report, image: str, why: str) -> Decision:
 
 def _install(version: str, report: Report, image: str, why: str) -> Decision:
     if not report.pip:
-        what = f"{why}; and the image has no pip to install torchvision {version} with"
-        raise ImageUnfit(f"image {image}", what, "add pip to the base, or choose another one")
+        what = f"{why}; the image has no pip to install torchvision {version}"
+        raise ImageUnfit(f"image {image}", what, "add pip to the base, or choose another base")
     wanted = versions.numbers(version)
     if wanted is not None and wanted < (0, 3, 0):
-        pure = ("this torchvision is pure Python: it has no operators",)
+        pure = ("this torchvision is pure Python, without operators",)
         return Decision(f"wheel {version}", why, version, pure)
     if versions.published(report.torch):
         variant = versions.variant(report.torch) if report.cuda else "cpu"
@@ -235,7 +235,7 @@ def _install(version: str, report: Report, image: str, why: str) -> Decision:
             f"image {image}",
             f"{why}; torch {report.torch} is not a published release, so torchvision must be built from source, "
             f"and the image lacks {' and '.join(lacking)}",
-            "use a base with a compiler, or one whose torchvision works",
+            "use a base with a compiler, or with a working torchvision",
         )
     notes: tuple[str, ...] = ()
     if report.cuda and "nvcc" not in report.tools:

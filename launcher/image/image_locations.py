@@ -1,4 +1,4 @@
-"""Where an image is: in the stores of the nodes' engines and of the caller's own, and whether it is the same image."""
+"""Find an image in the stores of the nodes' engines and of the caller's own, and compare images."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ImageOnNodes:
     """The image that all nodes have.
 
-    images: by node in the job's order; ids differ between kinds of image stores.
-    shipped: bytes sent, by node, only of nodes that lacked the image. why: how this image was chosen.
+    images: by node in the job's order; IDs differ between kinds of image stores.
+    shipped: bytes sent, by node, for nodes that lacked the image. why: the reason for the choice of this image.
     """
 
     reference: str
@@ -32,7 +32,7 @@ class ImageOnNodes:
 
     @property
     def id(self) -> str:
-        """On the first node."""
+        """ID of the image on the first node."""
         return next(iter(self.images.values())).id
 
     @property
@@ -42,9 +42,9 @@ class ImageOnNodes:
 
 @dataclass(frozen=True)
 class ImageLocations:
-    """The nodes' engines in the job's order and the caller's own Docker, if any; it may be a node too.
+    """The nodes' engines in the job's order and the caller's own Docker, if any, which may also be a node.
 
-    gpus: the job uses some, so that an image is tried on one of them as well.
+    gpus: the job uses GPUs, so images are also checked on a GPU.
     """
 
     nodes: Sequence[Engine]
@@ -57,10 +57,10 @@ class ImageLocations:
         return ", ".join("this machine" if engine is self.local else engine.node for engine in engines)
 
     def find(self, name: str) -> dict[Engine, ImageInfo | None]:
-        """One `inspect` everywhere at once, a single round trip: the nodes in order, then the caller's engine.
+        """Inspect the image on all engines concurrently, in one round trip: nodes in order, then the caller's engine.
 
-        The caller's image does not count if it is for another architecture than the nodes: that takes another round
-        trip if the caller has one and not all nodes have the same.
+        The caller's image is ignored if it is for another architecture than the nodes. This check takes another round
+        trip if the caller has an image and not all nodes have the same.
         """
         engines = [*self.nodes, self.local] if self.local else self.nodes
         found = on_each(engines, lambda engine: image_store(engine).inspect(name))
@@ -69,20 +69,20 @@ class ImageLocations:
             needed = set(on_each(self.nodes, lambda engine: image_store(engine).arch()).values()) - {"", theirs.arch}
             if needed:
                 nodes = ", ".join(sorted(needed))
-                self.log(f"image {name}: this machine has it for {theirs.arch}, and the nodes are {nodes}")
+                self.log(f"image {name}: this machine has it for {theirs.arch}, but the nodes need {nodes}")
                 found[self.local] = None
         return found
 
 
 def having(found: Mapping[Engine, ImageInfo | None]) -> list[tuple[Engine, ImageInfo]]:
-    """Engines that have the image."""
+    """Return the engines that have the image."""
     return [(engine, info) for engine, info in found.items() if info is not None]
 
 
 def image_store(engine: Engine) -> DockerImages:
-    """Raises ImageShipFailed for plain processes, which have none."""
+    """Return the engine's image store. Raises ImageShipFailed for plain processes, which have none."""
     if engine.images is None:
-        raise ImageShipFailed(engine.node, "has no container engine to hold images", "use runtime: docker nodes")
+        raise ImageShipFailed(engine.node, "has no container engine to store images", "set `runtime: docker`")
     return engine.images
 
 
@@ -92,7 +92,7 @@ def same_image(theirs: ImageInfo | None, info: ImageInfo) -> bool:
 
 
 def find_same(engine: Engine, info: ImageInfo) -> ImageInfo | None:
-    """This very image in an engine's store, under any name or id; None if it is missing."""
+    """Return exactly this image from an engine's store, under any name or ID, or None."""
     store = image_store(engine)
     found = store.inspect(info.id)
     if same_image(found, info):

@@ -1,7 +1,7 @@
-"""The lock file beside a job: which image its `base` was, what was done to it, and the image that was built.
+"""The lock file next to a job file: the base image, its repair and the built image.
 
-With it the same job file means the same image tomorrow, even if the base's tag has moved. It is rewritten if it is
-missing, or if base, torchvision or packages in the job file have changed.
+It makes a job reproducible even if the base's tag moves. It is rewritten if it is missing, or if base, torchvision or
+packages in the job file have changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Lock:
-    """base_digest: the base's in its registry, "" if it came from none; then `base_id` is the pin."""
+    """base_digest: digest of the base in its registry; "" if it came from none, then `base_id` pins it."""
 
     base: str
     torchvision_asked: str
@@ -34,22 +34,22 @@ class Lock:
     why: str
     image: str
     image_id: str
-    notes: tuple[str, ...] = ()  # what is unusual about the base but not a fault
+    notes: tuple[str, ...] = ()  # unusual findings in the base that are not faults
     format: int = FORMAT
 
     def fits(self, image: Image) -> bool:
-        """Whether the job file still asks for what was locked."""
+        """Whether the job file still matches the lock."""
         asked = (image.base, image.torchvision, tuple(image.packages))
         return asked == (self.base, self.torchvision_asked, self.packages)
 
 
-def path_beside(job_file: Path) -> Path:
+def lock_path(job_file: Path) -> Path:
     """`jobs/x.yaml` -> `jobs/x.lock.json`."""
     return job_file.with_suffix(".lock.json")
 
 
 def read(path: Path) -> Lock | None:
-    """None if there is none. Raises JobInvalid for a file that is not a lock file."""
+    """Read a lock file; return None if it does not exist. Raises JobInvalid for a file that is not a lock file."""
     fix = "remove it: the next start writes a new one"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -64,7 +64,7 @@ def read(path: Path) -> Lock | None:
 
 
 def write(path: Path, lock: Lock) -> None:
-    """An unchanged one is not touched. Raises JobInvalid if the folder cannot be written."""
+    """Write the lock file if its content has changed. Raises JobInvalid if the folder is not writable."""
     text = json.dumps(dataclasses.asdict(lock), indent=2) + "\n"
     try:
         if not path.exists() or path.read_text(encoding="utf-8") != text:

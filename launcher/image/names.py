@@ -1,4 +1,4 @@
-"""What images are called: references and their parts, the labels that we give, and the files that we build with."""
+"""Image references and their parts, labels of built images, and build files."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-# Labels. Every container of an image shows them too, so none is a label of launcher.model.labels.
-RECIPE = "launcher.image.recipe"  # digest of all that went into it: marks images that we built
+# Image labels. Containers inherit them, so they must differ from those in launcher.model.labels.
+RECIPE = "launcher.image.recipe"  # Repair.digest; marks images built by the launcher
 JOB = "launcher.image.job"
 TORCH = "launcher.image.torch"
 TORCHVISION = "launcher.image.torchvision"
 STEP = "launcher.image.step"
 WHY = "launcher.image.why"
 BASE_ID = "launcher.image.base-id"
-PARTIAL = "launcher.image.partial"  # images/pack.py gives it: the id of the image that this is the lower part of
+PARTIAL = "launcher.image.partial"  # set by images/pack.py: ID of the image that this partial image belongs to
 OCI_BASE_NAME = "org.opencontainers.image.base.name"
 OCI_BASE_DIGEST = "org.opencontainers.image.base.digest"
 OCI_TITLE = "org.opencontainers.image.title"
 
-OURS = "launcher/"  # what we build is named launcher/<job>:<digest>; no registry has it
+OURS = "launcher/"  # built images are named launcher/<job>:<digest>; they are in no registry
 _ID = re.compile(r"(sha256:)?[0-9a-f]{64}|[0-9a-f]{12}")
 _NAME = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
 _TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
@@ -41,12 +41,12 @@ class Reference:
         return f"{self.registry}/{self.name}" if self.registry else self.name
 
     def at(self, digest: str) -> str:
-        """The same image pinned by digest."""
+        """Return the reference pinned by digest."""
         return f"{self.repository}@{digest}"
 
 
 def parse(text: str) -> Reference | None:
-    """The parts of a reference; None for an image id and for invalid references."""
+    """Parse a reference; return None for an image ID or an invalid reference."""
     if _ID.fullmatch(text):
         return None
     rest, _, digest = text.partition("@")
@@ -62,12 +62,12 @@ def parse(text: str) -> Reference | None:
 
 
 def in_registry(text: str) -> bool:
-    """Whether a registry could have it: a valid reference, and not one of our own names."""
+    """Whether this can be an image in a registry: a valid reference that is not the name of a built image."""
     found = parse(text)
     return found is not None and not (not found.registry and found.name.startswith(OURS))
 
 
 @cache
 def asset(name: str) -> str:
-    """The text of `images/NAME`, from a checkout or from the installed wheel."""
+    """Return the text of `images/NAME`, from a checkout or from the installed wheel."""
     return files("images").joinpath(name).read_text(encoding="utf-8")

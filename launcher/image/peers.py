@@ -1,10 +1,10 @@
-"""An image to many nodes: pushed once over the launcher's uplink, then nodes that have it serve it to the others.
+"""Distribute an image to many nodes: push it once over the launcher's uplink, then nodes serve it to each other.
 
 Nothing is installed: images/pack.py runs in a container of the image itself and reads the engine's store, and a client
-pulls the archive with bash and `docker load`. Both sides know a token that is made for this one peer, comes over ssh
-and is on no command line. The client's request and every piece of the answer are proven with it and with a nonce of
-either side, so nothing that is replayed or altered on the way reaches the engine. The layers travel unencrypted, as the
-ranks' own traffic does.
+pulls the archive with bash and `docker load`. Both sides have a token, generated per peer, sent over ssh and never on
+a command line. The client's request and every piece of the response are authenticated with the token and a nonce of
+each side, so that replayed or altered data never reaches the engine. The layers are sent unencrypted, like the
+traffic between ranks.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import on_each, run_all_settled
 from launcher.planning.rendezvous import candidates
 
-VARIABLE = "LAUNCHER_IMAGE_RELAY"  # how many nodes must lack an image before nodes serve one another; 0: never
+VARIABLE = "LAUNCHER_IMAGE_RELAY"  # minimum number of nodes without the image for nodes to serve each other; 0: never
 MANY = 5
 MANY_ON_SLOW_LINKS = 3
-ENOUGH = 64 << 20  # bytes: less is sent in the time that it takes to start a peer
-ENOUGH_FROM_A_NODE = 256 << 10  # the same where the caller's line, perhaps a slow one, would carry them twice
-CLIENTS = 2  # of one peer at a time
+ENOUGH = 64 << 20  # bytes: sending less is faster than starting a peer
+ENOUGH_FROM_A_NODE = 256 << 10  # the same if the bytes would pass the caller's link twice
+CLIENTS = 2  # per peer, concurrently
 START_TIMEOUT = 30.0
 END_TIMEOUT = 10.0
 REACH_TIMEOUT = 3.0
@@ -43,8 +43,8 @@ PULL_TIMEOUT = 4 * 3600.0  # seconds for one archive
 PULLED = "launcher: pulled"
 _PORT = re.compile(rb"^PORT (\d+)\n", re.MULTILINE)
 _LOADED = re.compile(r"^Loaded image(?: ID)?: (\S+)$", re.MULTILINE)
-# On the client. $1, $2: address and port, $3: KNOWN, $4: CHUNK; stdin: the token. What images/pack.py says of `serve`.
-# A piece is kept in a file without a name until its proof is checked.
+# On the client. $1, $2: address and port, $3: KNOWN, $4: CHUNK; stdin: the token. Protocol: images/pack.py, `serve`.
+# A piece is stored in an unlinked file until it is verified.
 _PULL = f"""
 PATH=$PATH:/usr/bin:/bin
 digest() {{ sha256sum | cut -c1-64; }}
@@ -59,7 +59,7 @@ pieces() {{
     cat /proc/self/fd/4
     count=$((count + 1))
   done
-  echo "launcher: the connection broke off, or what came on it was not from the node" >&2
+  echo "launcher: connection lost, or data failed authentication" >&2
   return 1
 }}
 set -o pipefail
@@ -77,9 +77,9 @@ pieces | docker load --quiet && echo "{PULLED}"
 def push_or_relay(
     source: Engine, info: ImageInfo, name: str, targets: Sequence[Engine], locations: ImageLocations
 ) -> Mapping[str, int]:
-    """Image `info` of `source` to all targets: bytes sent from here, by node; none to those that a peer served.
+    """Copy image `info` from `source` to all targets; return the bytes sent from here by node, 0 if a peer served it.
 
-    All other nodes have it already. Whatever fails between nodes, the launcher pushes itself. Raises NodesFailed.
+    All other nodes have it already. If a transfer between nodes fails, the launcher pushes. Raises NodesFailed.
     """
     if not _worthwhile(source, info, targets):
         return push(source, info, name, targets, locations.on_progress)
@@ -97,12 +97,12 @@ def push_or_relay(
 
     while rest and not sources:
         first = rest.pop(0)
-        log(f"image {name}: {first.node} gets it first and serves the other nodes")
+        log(f"image {name}: copying to {first.node}, which then serves the other nodes")
         if push_to([first]):
             sources.append(first)
     left = pull_from_peers(sources, info, name, rest, locations) if rest else []
     if left:
-        log(f"image {name}: the launcher sends it to {', '.join(engine.node for engine in left)}")
+        log(f"image {name}: copying from this machine to {', '.join(engine.node for engine in left)}")
         push_to(left)
     if errors:
         raise NodesFailed(errors, of=len(targets))
@@ -110,11 +110,11 @@ def push_or_relay(
 
 
 def _worthwhile(source: Engine, info: ImageInfo, targets: Sequence[Engine]) -> bool:
-    least = os.environ.get(VARIABLE, "")
-    if least and not least.isdigit():
-        raise UsageError(VARIABLE, f"{least} is not a number of nodes", "0 for never")
+    setting = os.environ.get(VARIABLE, "")
+    if setting and not setting.isdigit():
+        raise UsageError(VARIABLE, f"{setting} is not a number of nodes", "set a number; 0 disables it")
     slow = any(is_slow(engine.host) for engine in targets)
-    many = int(least) if least else MANY_ON_SLOW_LINKS if slow else MANY
+    many = int(setting) if setting else MANY_ON_SLOW_LINKS if slow else MANY
     if source.host != LOCAL:
         return many > 0 and survey(targets[0], info)[1] >= ENOUGH_FROM_A_NODE
     return 0 < many <= len(targets) and survey(targets[0], info)[1] >= ENOUGH
@@ -123,7 +123,7 @@ def _worthwhile(source: Engine, info: ImageInfo, targets: Sequence[Engine]) -> b
 def pull_from_peers(
     sources: Sequence[Engine], info: ImageInfo, name: str, targets: Sequence[Engine], locations: ImageLocations
 ) -> list[Engine]:
-    """In rounds: each node that has the image serves CLIENTS others, which then serve too. Returns those left over."""
+    """Copy the image in rounds, each node serving CLIENTS others; return the nodes that did not get it."""
     facts = on_each([*sources, *targets], lambda engine: engine.facts())
     waiting, left, log = list(targets), list[Engine](), locations.log
     peers, joining = list[Peer](), list(sources)
@@ -144,7 +144,7 @@ def pull_from_peers(
                 return [*left, *waiting]
             count = len(peers) * CLIENTS
             clients, waiting = waiting[:count], waiting[count:]
-            pairs = [(client, peers[place % len(peers)]) for place, client in enumerate(clients)]
+            pairs = [(client, peers[index % len(peers)]) for index, client in enumerate(clients)]
             outcomes = run_all_settled([partial(_pull_all, *pair, info, name, locations.on_progress) for pair in pairs])
             joining = []
             for (client, peer), error in zip(pairs, outcomes, strict=True):
@@ -157,7 +157,7 @@ def pull_from_peers(
 
 @dataclass(frozen=True)
 class Peer:
-    """A node that serves an image, and where."""
+    """A node that serves an image, and its addresses."""
 
     engine: Engine
     addresses: Sequence[str]  # best first
@@ -167,18 +167,18 @@ class Peer:
 
 
 def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
-    """Let the node serve `image`, an id of its store. Raises LauncherError if it cannot."""
+    """Start serving `image`, an ID in the node's store. Raises LauncherError on failure."""
     errors = []
     for store in stores(engine):
         try:
             return _start_peer(engine, store, image, addresses)
         except ImageShipFailed as error:
             errors.append(error)
-    raise errors[0] if errors else ImageShipFailed(engine.node, "keeps its images in a way that we do not know")
+    raise errors[0] if errors else ImageShipFailed(engine.node, "unknown image store layout")
 
 
 def _start_peer(engine: Engine, store: Store, image: str, addresses: Sequence[str]) -> Peer:
-    """In a container that ends with its stdin: with this process, or with the connection."""
+    """Start a container that exits when its stdin is closed: with this process or with the connection."""
     token, printed = secrets.token_hex(32), b""
     options = ["run", "--rm", "--interactive", "--init", "--log-driver", "none", "--network", "host", "--read-only"]
     with ExitStack() as opened:
@@ -196,17 +196,17 @@ def _start_peer(engine: Engine, store: Store, image: str, addresses: Sequence[st
         while time.monotonic() < deadline and (output := process.receive(1.0)) is not None:
             printed += b"".join(output)
             if found := _PORT.search(printed):
-                opened.pop_all()  # it runs on
+                opened.pop_all()  # keeps running
                 return Peer(engine, addresses, int(found[1]), token, close)
-    words = printed[-300:].decode(errors="replace").strip() or "no output"
-    raise ImageShipFailed(engine.node, f"does not serve: {words}")
+    text = printed[-300:].decode(errors="replace").strip() or "no output"
+    raise ImageShipFailed(engine.node, f"cannot serve the image: {text}")
 
 
 def _pull_all(client: Engine, peer: Peer, info: ImageInfo, name: str, on_progress: OnProgress) -> None:
     address = reachable_address(client, peer)
     if address is None:
         where = f"{', '.join(peer.addresses)} port {peer.port}"
-        raise ImageShipFailed(client.node, f"does not reach {peer.engine.node} at {where}")
+        raise ImageShipFailed(client.node, f"cannot connect to {peer.engine.node} at {where}")
 
     def send(known: int, chunk: int) -> None:
         on_progress(client.node, known * info.size // max(1, len(info.layers)), info.size)
@@ -218,30 +218,30 @@ def _pull_all(client: Engine, peer: Peer, info: ImageInfo, name: str, on_progres
 
 
 def reachable_address(client: Engine, peer: Peer) -> str | None:
-    """The first of the peer's addresses that this node reaches; None if there is none, or we may not try."""
+    """Return the first address of the peer that this node can reach, or None."""
     reached = (ip for ip in peer.addresses if client.machine.reach(ip, peer.port, REACH_TIMEOUT) is Reach.OPEN)
     return next(reached, None)
 
 
 def pull_archive(client: Engine, peer: Peer, address: str, known: int, chunk: int) -> list[str]:
-    """One archive from the peer into this node's store: layers from `known` on. What was loaded, by its engine's words.
+    """Load one archive from the peer, with layers from `known` on; return the names that `docker load` printed.
 
     Raises ImageShipFailed.
     """
-    # sh reads this from its standard input, so the token is on no command line
+    # sh reads this from its stdin, so the token is not on a command line
     script = f"exec bash -c {shlex.quote(_PULL)} bash \"$@\" 2>&1 <<'END'\n{peer.token}\nEND\n"
     arguments = (address, str(peer.port), str(known), str(chunk))
     printed = client.sh(script, *arguments, timeout=PULL_TIMEOUT).decode(errors="replace").strip()
     if not printed.endswith(PULLED):
-        words = printed[-300:] or "the connection broke off"
-        raise ImageShipFailed(client.node, f"did not get it from {peer.engine.node}: {words}")
+        text = printed[-300:] or "connection lost"
+        raise ImageShipFailed(client.node, f"could not pull it from {peer.engine.node}: {text}")
     return _LOADED.findall(printed)
 
 
 def check_loaded(client: Engine, info: ImageInfo, loaded: Sequence[str], before: Sequence[str]) -> None:
-    """A peer knows the token and could send anything: what is not of this image, and was not there, is removed.
+    """Remove loaded images that are neither this image nor part of it: a peer could send anything.
 
-    before: ids of the images that the node had. Raises ImageShipFailed.
+    before: IDs of the images that the node had, which are never removed. Raises ImageShipFailed.
     """
     store = image_store(client)
     for name in loaded:
@@ -249,4 +249,4 @@ def check_loaded(client: Engine, info: ImageInfo, loaded: Sequence[str], before:
         if image is not None and not same_image(image, info) and not is_part(image, info):
             for reference in (image.tags or (image.id,)) if image.id not in before else ():
                 store.remove(reference)
-            raise ImageShipFailed(client.node, f"got another image, {name[:60]}, which was not kept")
+            raise ImageShipFailed(client.node, f"received an unexpected image, {name[:60]}, which was removed")

@@ -1,4 +1,4 @@
-"""What a container of an image can do, found by running images/probe.py in one; the answers are kept by image id."""
+"""Probe an image by running images/probe.py in a container of it; results are cached by image ID."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from launcher.node import cache
 from launcher.node.engine import Engine
 from launcher.planning.gpus import devices, driver, user
 
-MARK = "LAUNCHER-PROBE "  # images/probe.py prints it in front of its JSON
-MOUNTED_MAX_AGE = 600.0  # seconds: what lies under a mount may change without the image changing
+MARK = "LAUNCHER-PROBE "  # images/probe.py prints this before its JSON
+MOUNTED_MAX_AGE = 600.0  # seconds: mounted files may change while the image does not
 FAST_TIMEOUT = 60.0
 FULL_TIMEOUT = 300.0
-ANY_CONTAINER = ContainerSpec("", "", ())  # of an image as it is
-# python3, else python; an image without either is a result, not a failure
+ANY_CONTAINER = ContainerSpec("", "", ())  # an image with its defaults
+# python3, else python; an image without Python is a result, not an error
 FIND_PYTHON = (
     'for p in python3 python; do if command -v "$p" >/dev/null 2>&1; then exec "$p" -c "$0" "$p" "$@"; fi; done; '
     f"""echo; echo '{MARK}{{"python": ""}}'"""
@@ -34,18 +34,18 @@ FIND_PYTHON = (
 
 
 def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: ContainerSpec) -> ImageFacts:
-    """What the plan must know of an image that the engine has; for plain processes (None), of the launcher's Python.
+    """Return the facts about an image that the plan needs; for plain processes (None), about the launcher's Python.
 
-    like: a container of the job, whose mounts, variables and user decide what Python finds.
-    A warm call costs nothing: forever if torch is in the image, for MOUNTED_MAX_AGE seconds if it is under a mount
-    (or is missing and a mount could bring it). Raises ImageUnfit if nothing can be run in it.
+    like: a container of the job; its mounts, variables and user decide which packages Python finds.
+    Results are cached: forever if torch is in the image, for MOUNTED_MAX_AGE seconds if it is, or could be, in a
+    mount. Raises ImageUnfit if nothing can be run in the image.
     """
     if info is None:
         argv = (sys.executable, "-c", asset("probe.py"), sys.executable, "facts")
         kept = run(engine, "", sys.executable, argv, like, FAST_TIMEOUT)
     else:
         view = [[mount.source, mount.target] for mount in like.mounts]
-        where = [engine.host, view] if view else []  # the same path may hold other things on another node
+        where = [engine.host, view] if view else []  # the same path may have other content on another node
         name = cache.key(info.id, where, dict(like.env), like.user, asset("probe.py"))
         kept = cache.get("facts", name)
         if kept is None or not (_in_image(kept, like) or cache.get("facts", name, MOUNTED_MAX_AGE)):
@@ -59,11 +59,11 @@ def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: Co
 
 
 def full_report(engine: Engine, info: ImageInfo, reference: str, *, gpus: bool = True) -> Report:
-    """Everything, with torch and torchvision imported and tried, on an idle GPU too if the node has one.
+    """Return a full report: torch and torchvision are imported and tested, also on an idle GPU if the node has one.
 
-    gpus: False for a job without GPUs, which runs where theirs cannot be used.
+    gpus: False for a job without GPUs, which may run on nodes with unusable GPUs.
 
-    A warm call costs nothing. Raises ImageUnfit if nothing can be run in the image.
+    Results are cached. Raises ImageUnfit if nothing can be run in the image.
     """
     name = cache.key(info.id, engine.host, asset("probe.py"), gpus)
     kept = cache.get("full", name)
@@ -75,9 +75,9 @@ def full_report(engine: Engine, info: ImageInfo, reference: str, *, gpus: bool =
 
 
 def _with_a_gpu(engine: Engine) -> ContainerSpec:
-    """One of the node's GPUs, none if it has no idle one: on another one the image might fail for want of memory."""
+    """Return a spec with an idle GPU, or none: on a GPU in use the image might run out of memory."""
     node = engine.facts()
-    with contextlib.suppress(NodeUnfit):  # an engine without the NVIDIA Container Toolkit: the CPU alone is tried
+    with contextlib.suppress(NodeUnfit):  # no NVIDIA Container Toolkit: check on the CPU only
         idle = [device for device in devices(node) if not user(node, device)]
         if idle and node.engine is not None:
             uuids = (idle[0].uuid,)
@@ -92,7 +92,7 @@ def _argv(mode: str) -> tuple[str, ...]:
 def run(
     engine: Engine, image: str, reference: str, argv: tuple[str, ...], like: ContainerSpec, timeout: float
 ) -> Mapping[str, Any]:
-    """The JSON object that images/probe.py prints in a short container of `image` (an id). Raises ImageUnfit."""
+    """Run images/probe.py in a container of `image` (an ID); return its JSON object. Raises ImageUnfit."""
     spec = replace(
         like,
         name=f"launcher-probe-{secrets.token_hex(6)}",
@@ -110,8 +110,8 @@ def run(
             return found
     raise ImageUnfit(
         f"image {reference} on {engine.node}",
-        f"its Python could not be probed (exit code {code}): {' | '.join(lines[-5:]) or 'no output'}",
-        "the image must have a working sh and Python 3.6 or later; try: launcher shell JOB",
+        f"the probe of its Python failed (exit code {code}): {' | '.join(lines[-5:]) or 'no output'}",
+        "the image needs a working sh and Python 3.6 or later; to inspect it, run: launcher shell JOB",
     )
 
 

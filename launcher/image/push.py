@@ -1,4 +1,4 @@
-"""An image brought to every engine that lacks it, part after part, without the layers that they have."""
+"""Push an image to every engine that lacks it, in parts, without the layers that the engine has."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from launcher.node.parallel import on_each
 CHUNK = 1 << 30
 PROGRESS_INTERVAL = 0.1  # seconds between two reports of one node's progress
 SLOW_LINK = 12.5e6  # bytes/s, a 100 Mb/s link: one core compresses some 80 MB/s to less than half
-LINK_MAX_AGE = 86400.0  # seconds for which a measured link is believed
-LINK_ENOUGH = 8 << 20  # bytes below which a measurement says nothing
-_GZIP = 31  # zlib's window bits for a gzip stream, which `docker load` recognises by itself
+LINK_MAX_AGE = 86400.0  # seconds for which a measurement is valid
+LINK_ENOUGH = 8 << 20  # bytes: fewer are not enough to measure a link
+_GZIP = 31  # zlib's window bits for a gzip stream, which `docker load` detects
 
-Send = Callable[[int, int], None]  # loads one archive: layers from the first number on, about so many bytes of them
+Send = Callable[[int, int], None]  # (known, chunk): loads one archive of layers
 
 
 @dataclass
 class Transfer:
-    """What was sent to a node, and an estimate of all that it lacked, in bytes."""
+    """Bytes sent to a node, and an estimate of the total to send."""
 
     engine: Engine
     total: int = 0
     sent: int = 0
-    complete: bool = False  # every byte of the last archive was taken
+    complete: bool = False  # the node received all of the last archive
 
 
 def push(
     source: Engine, info: ImageInfo, name: str, engines: Sequence[Engine], on_progress: OnProgress, chunk: int = CHUNK
 ) -> Mapping[str, int]:
-    """Send image `info` of `source` to every engine of `engines` and name it `name` there: bytes sent, by node.
+    """Send image `info` from `source` to all `engines` and tag it `name`; return the bytes sent by node.
 
-    Raises NodesFailed, naming every node that did not get it; the others have it then.
+    Raises NodesFailed with every node that did not get it; all others have it then.
     """
 
     def push_to(engine: Engine) -> int:
@@ -59,19 +59,19 @@ def push(
 
 
 def deliver(transfer: Transfer, info: ImageInfo, name: str, send: Send, chunk: int = CHUNK) -> None:
-    """Send archives until the node has the very image, then give it its name.
+    """Send archives until the node has exactly this image, then tag it.
 
-    What is bigger than `chunk` bytes goes in parts of about that size, so that a node needs no room for twice the image
-    and resumes after a cut. Parts carry the label PARTIAL; they stay on a node that fails, for the next try, but not if
-    its disk is full. A node has a second try: after a cut with what it lacks then, after refusing an archive without
-    the layers that it should have with the whole one. Raises LauncherError.
+    An image of more than `chunk` bytes is sent in parts of about that size, so that a node does not need space for
+    twice the image and can resume after a lost connection. Parts have the label PARTIAL; they stay on a node that
+    fails, for the next attempt, unless its disk is full. Each node gets one retry: after a lost connection with the
+    layers that it still lacks, after a rejected archive with the complete image. Raises LauncherError.
     """
     engine, best, whole, failed = transfer.engine, -1, False, False
-    size = chunk // 16  # shows early how fast the connection is
+    size = chunk // 16  # a small first part, to measure the link early
     while (theirs := find_same(engine, info)) is None:
         if whole:
-            what = f"took the archive of {name} but does not have image {info.id[:19]} now"
-            raise ImageShipFailed(engine.node, what, "look at the engine's log on that node, then try again")
+            what = f"loaded the archive of {name} but does not have image {info.id[:19]}"
+            raise ImageShipFailed(engine.node, what, "check the engine's log on that node, then try again")
         known, missing = survey(engine, info)
         whole, best = known <= best, known
         transfer.total = transfer.total or missing
@@ -86,16 +86,16 @@ def deliver(transfer: Transfer, info: ImageInfo, name: str, send: Send, chunk: i
                 raise
             failed = True
             if not (whole or transfer.complete):
-                best -= 1  # it was cut, not refused
+                best -= 1  # interrupted, not rejected
             whole = False
         size = chunk
     if name != info.id:
         image_store(engine).tag(theirs.id, name)
-    _remove_parts(engine, info)  # not needed any more
+    _remove_parts(engine, info)  # no longer needed
 
 
 def survey(engine: Engine, info: ImageInfo) -> tuple[int, int]:
-    """How many layers of an image, from the base up, this engine has through any of its images; bytes of the others."""
+    """Return how many layers, from the base up, this engine has in any of its images, and the bytes of the others."""
     theirs = image_store(engine).list({})
     known = common(info.layers, [image.layers for image in theirs])
     shared = max((i.size for i in theirs if known and tuple(i.layers) == info.layers[: len(i.layers)]), default=0)
@@ -103,7 +103,7 @@ def survey(engine: Engine, info: ImageInfo) -> tuple[int, int]:
 
 
 def common(layers: Sequence[str], others: Iterable[Sequence[str]]) -> int:
-    """How many of `layers`, from the base up, one of the other images shares."""
+    """Return the largest number of `layers`, from the base up, shared with one of the other images."""
     pairs = (takewhile(lambda pair: pair[0] == pair[1], zip(layers, other, strict=False)) for other in others)
     return max((len(list(same)) for same in pairs), default=0)
 
@@ -118,11 +118,11 @@ def _send(source: Engine, info: ImageInfo, transfer: Transfer, on_progress: OnPr
 
 def _takes_gzip(engine: Engine) -> bool:
     facts = engine.facts().engine
-    return facts is None or facts.kind != "podman"  # 4.3 refuses a compressed archive through Docker's API
+    return facts is None or facts.kind != "podman"  # Podman 4.3 rejects a compressed archive through Docker's API
 
 
 def is_part(image: ImageInfo, info: ImageInfo) -> bool:
-    """Whether it is the lower layers of image `info`, and nothing else."""
+    """Whether `image` consists of the lower layers of image `info`."""
     return PARTIAL in image.labels and image.layers == info.layers[: len(image.layers)]
 
 
@@ -147,19 +147,19 @@ def _counted(pieces: Iterable[bytes], transfer: Transfer, on_progress: OnProgres
 
 
 def is_slow(host: str) -> bool:
-    """Whether the last image went to this host so slowly that compressing the next one pays."""
+    """Whether the link to this host was so slow that compression pays off."""
     known = cache.get("link", cache.key(host), LINK_MAX_AGE)
     return known is not None and float(known["rate"]) < SLOW_LINK
 
 
 def remember_link(host: str, sent: int, seconds: float) -> None:
-    """What was measured: bytes on the wire, and how long they took."""
+    """Cache the measured rate of the link to this host."""
     if sent >= LINK_ENOUGH and seconds > 0:
         cache.put("link", cache.key(host), {"rate": sent / seconds})
 
 
 def compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same as a gzip stream, at the fastest level, which gains most of what there is to gain in an image."""
+    """Yield the pieces as a gzip stream, at the fastest level, which already gives most of the gain."""
     compressor = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
     for piece in pieces:
         if less := compressor.compress(piece):

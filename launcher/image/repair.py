@@ -1,4 +1,4 @@
-"""Repairing a base: what must be built, the building, and the proof that the result works with the very same torch."""
+"""Repair a base image: plan, build, and verify that the result works with an unchanged torch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ CHECKS = {
 def plan_repair(
     image: Image, locations: ImageLocations, *, mounted: bool = False, locked: Lock | None = None
 ) -> Repair:
-    """Find the base, probe it, decide. Nothing is changed, except that a missing base is pulled.
+    """Find the base, probe it and decide on the repair. Changes nothing, except that a missing base is pulled.
 
     locked: the base and the decision of a lock file. Raises ImageUnfit.
     """
-    assert image.base is not None, "an image given by ref is not built"
+    assert image.base is not None, "an image set by `ref` is not built"
     builder, info = _find_base(image.base, locations, locked)
     if locked is None:
         return Repair(builder, info, _decide(image, image.base, builder, info, mounted, locations))
@@ -48,7 +48,7 @@ def _decide(
     image: Image, base: str, builder: Engine, info: ImageInfo, mounted: bool, locations: ImageLocations
 ) -> Lock:
     keep = image.torchvision == KEEP
-    report = Report(python="") if keep else tried(builder, info, base, locations.log, gpus=locations.gpus)
+    report = Report(python="") if keep else probe_image(builder, info, base, locations.log, gpus=locations.gpus)
     decision = decide(image.torchvision, report, base, mounted)
     return Lock(
         base=base,
@@ -68,7 +68,7 @@ def _decide(
 
 
 def _digest(base: str, info: ImageInfo) -> str:
-    """The base's digest in its registry; "" if it came from none."""
+    """Return the digest of the base in its registry, "" if it came from none."""
     wanted = names.parse(base)
     digests = (name.partition("@") for name in info.repo_digests)
     return next((digest for name, _, digest in digests if wanted and name == wanted.repository), "")
@@ -80,8 +80,8 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
     log(f"image {tag}: building on {locations.describe(builder)} from {base}: {repair.lock.why}")
     built = build(repair, tag, job, local=builder.host == LOCAL, log=log)
     if repair.lock.torch:
-        after = tried(builder, built, tag, log, gpus=locations.gpus)
-        verdict = Verdict(tag, after, tried(builder, repair.info, base, log, gpus=locations.gpus))
+        after = probe_image(builder, built, tag, log, gpus=locations.gpus)
+        verdict = Verdict(tag, after, probe_image(builder, repair.info, base, log, gpus=locations.gpus))
         for what, before, now in verdict.rows():
             if before != now:
                 log(f"image {tag}: {what}: {before} -> {now}")
@@ -89,20 +89,20 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
     return built
 
 
-def tried(engine: Engine, info: ImageInfo, name: str, log: Log, *, gpus: bool = True) -> Report:
-    """As full_report(); says meanwhile that it goes on: the first import from a cold disk takes minutes."""
+def probe_image(engine: Engine, info: ImageInfo, name: str, log: Log, *, gpus: bool = True) -> Report:
+    """Return full_report(), logging progress: the first import from a cold disk takes minutes."""
 
-    def tell(seconds: float) -> None:
+    def show(seconds: float) -> None:
         log(Step(engine.node, f"still importing torch from image {name} ({seconds:.0f} s)"))
 
-    with periodically(tell, IMPORTING_EVERY):
+    with periodically(show, IMPORTING_EVERY):
         return full_report(engine, info, name, gpus=gpus)
 
 
 def _find_base(base: str, locations: ImageLocations, locked: Lock | None) -> tuple[Engine, ImageInfo]:
-    """The builder, with the base: the first node that has it, else one that can pull it.
+    """Return the builder and the base: the first node that has it, else a node that can pull it.
 
-    The caller only if there is no such node: what it builds goes over its own line to all of them.
+    The caller's engine is the last choice, because its result must be sent to all nodes over the caller's link.
     """
     sources = having(locations.find(base if locked is None else locked.base_id))
     on_nodes = [(engine, info) for engine, info in sources if engine in locations.nodes]
@@ -119,45 +119,45 @@ def _find_base(base: str, locations: ImageLocations, locked: Lock | None) -> tup
         info = pull(name, [builder], locations).images[builder.node]
     for engine, theirs in sources:
         if engine is locations.local and not same_image(theirs, info):
-            other = f"this machine has another one ({theirs.id[7:19]}, created {theirs.created[:19]})"
-            locations.log(f"image {base}: {other}; the one of {builder.node} is used")
+            other = f"this machine has a different image ({theirs.id[7:19]}, created {theirs.created[:19]})"
+            locations.log(f"image {base}: {other}; using that of {builder.node}")
     return builder, info
 
 
 def _pinned(base: str, locked: Lock) -> str:
-    """What its registry calls it by digest. Raises ImageUnfit if it came from none."""
+    """Return the base's reference pinned by digest. Raises ImageUnfit if it came from no registry."""
     wanted = names.parse(base)
     if wanted is None or not locked.base_digest:
-        what = f"the one that the lock file names, {locked.base_id[:19]}, is no longer on any of these machines"
-        raise ImageUnfit(f"image {base}", what, "remove the lock file to take the base as it is now")
+        what = f"the locked image, {locked.base_id[:19]}, is no longer on any of these machines"
+        raise ImageUnfit(f"image {base}", what, "remove the lock file to use the current image of that name")
     return wanted.at(locked.base_digest)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an image does, beside what its base did if there is one."""
+    """Report of an image, and that of its base if it was built."""
 
     image: str
     after: Report
     before: Report | None = None
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(what, before, after), ready for a table; `before` is "" if there is nothing to compare with."""
+        """Return table rows (name, before, after); `before` is "" if there is no base."""
         before = _values(self.before) if self.before is not None else {}
         return [(name, before.get(name, ""), value) for name, value in _values(self.after).items()]
 
     def faults(self) -> list[str]:
-        """What is wrong with it; empty if everything works."""
+        """Return the faults of the image; empty if everything works."""
         found = [fault.with_error for fault in find_faults(self.after)]
         if self.before is not None and self.before.torch != self.after.torch:
             found.append(f"torch was replaced: {self.before.torch} before, {self.after.torch or 'none'} now")
         return found
 
     def check(self) -> None:
-        """Raises ImageUnfit if something is wrong."""
+        """Raise ImageUnfit if the image has faults."""
         found = self.faults()
         if found:
-            raise ImageUnfit(f"image {self.image}", "; ".join(found), "launcher image verify shows what was tried")
+            raise ImageUnfit(f"image {self.image}", "; ".join(found), "to list the checks, run: launcher image verify")
 
 
 def _values(report: Report) -> dict[str, str]:

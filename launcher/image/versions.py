@@ -1,4 +1,4 @@
-"""Which torchvision belongs to which torch, and what NVIDIA's releases contain: lookups in the tables of images/."""
+"""Look up which torchvision matches a torch, and the contents of NVIDIA's releases, in the tables of images/."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from launcher.image.names import asset
 # A published release: 2.6.0, 2.6.0+cu124, 2.6.0+cpu. Every other version was built from a snapshot.
 _PUBLISHED = re.compile(r"\d+\.\d+\.\d+(?:\.post\d+)?(?:\+(cpu|cu\d+|rocm[\d.]+|xpu))?")
 _NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
-VGG_ADAPTIVE = (0, 2, 2)  # the first torchvision whose VGG takes images smaller than 224 (pytorch/vision PR 747)
-PURE_PYTHON = "0.2.2.post3"  # the newest torchvision without compiled operators: fits any torch
+VGG_ADAPTIVE = (0, 2, 2)  # first torchvision with a VGG for images smaller than 224 (pytorch/vision PR 747)
+PURE_PYTHON = "0.2.2.post3"  # newest torchvision without compiled operators: works with any torch
 
 
 def numbers(version: str) -> tuple[int, int, int] | None:
-    """(major, minor, patch) at the start of a version, whatever follows: 2.6.0a0+ecf3bae40a.nv25.01, 1.1.0commit."""
+    """Return (major, minor, patch) from the start of a version such as 2.6.0a0+ecf3bae40a.nv25.01 or 1.1.0commit."""
     found = _NUMBERS.match(version.strip())
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
 
 def published(torch: str) -> bool:
-    """Whether this is a release from pytorch.org or the package index, whose wheels fit together."""
+    """Whether this is a release from pytorch.org or PyPI, with matching torchvision wheels."""
     return _PUBLISHED.fullmatch(torch.strip()) is not None
 
 
 def variant(torch: str) -> str:
-    """`cpu`, `cu124`, ... of a published torch; "" if its version does not say."""
+    """Return `cpu`, `cu124`, ... of a published torch; "" if its version has no such suffix."""
     found = _PUBLISHED.fullmatch(torch.strip())
     return (found[1] or "") if found else ""
 
 
 def torchvision_for(torch: str) -> str | None:
-    """The torchvision release X.Y.Z that belongs to a torch version; None for an unrecognised version.
+    """Return the torchvision release X.Y.Z that matches a torch version; None for an unrecognised version.
 
-    A published patch release has its own row, everything else goes by the minor version. 1.14 became 2.0. Beyond the
-    table: torch 2.N has been paired with torchvision 0.(N + 15) since 2.0.
+    A published patch release has its own row, every other version is matched by its minor version. 1.14 became 2.0.
+    Beyond the table: torch 2.N has been paired with torchvision 0.(N + 15) since 2.0.
     """
     wanted = numbers(torch)
     if wanted is None:
@@ -59,17 +59,17 @@ def torchvision_for(torch: str) -> str | None:
 
 
 def belong_together(torch: str, torchvision: str) -> bool | None:
-    """Whether the minor versions are an official pair; None if that is not known."""
-    official, there = torchvision_for(torch), numbers(torchvision)
-    if official is None or there is None:
+    """Whether the minor versions are an official pair; None if unknown."""
+    official, installed = torchvision_for(torch), numbers(torchvision)
+    if official is None or installed is None:
         return None
     wanted = numbers(official)
-    return wanted is not None and wanted[:2] == there[:2]
+    return wanted is not None and wanted[:2] == installed[:2]
 
 
 @dataclass(frozen=True)
 class Release:
-    """One of NVIDIA's monthly images, as far as it is documented, otherwise ""."""
+    """One of NVIDIA's monthly images; "" for versions that are not documented."""
 
     tag: str
     ubuntu: str
@@ -80,14 +80,14 @@ class Release:
     torch: str
     torchvision: str
     pair: str  # torchvision's official minor for its torch
-    driver: str  # as the release notes word it
+    driver: str  # quoted from the release notes
     grade: str
     notes: str
     source: str
 
     @property
     def mismatch(self) -> str:
-        """A torchvision that is not the official pair: by itself a note, not a fault."""
+        """Description of a torchvision that is not the official pair: a note, not a fault."""
         if not self.torch or not self.torchvision or belong_together(self.torch, self.torchvision) is not False:
             return ""
         return f"torchvision {self.torchvision}, official for torch {'.'.join(self.torch.split('.')[:2])}: {self.pair}"
@@ -95,12 +95,12 @@ class Release:
 
 @cache
 def releases() -> tuple[Release, ...]:
-    """Every documented release, oldest first."""
+    """Return every documented release, oldest first."""
     return tuple(Release(**row) for row in _rows("ngc.csv"))
 
 
 def release(tag: str) -> Release | None:
-    """By tag, with or without `-py3` and the repository."""
+    """Return a release by tag, with or without `-py3` and the repository."""
     month = tag.partition("@")[0].rpartition(":")[2].removesuffix("-py3")
     return next((row for row in releases() if row.tag.removesuffix("-py3") == month), None)
 
@@ -112,7 +112,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 @cache
 def _official(level: str) -> dict[tuple[int, int, int], str]:
-    """torchvision by torch, of the table's `patch` or `minor` rows; of two in a row, the newer."""
+    """Return torchvision by torch, from the `patch` or `minor` rows; the newer if a row lists two."""
     rows = ((row["torch"], row["torchvision"]) for row in _rows("torchvision.csv") if row["level"] == level)
     pairs = ((numbers(torch), torchvision) for torch, torchvision in rows if not torch.startswith("<"))
     return {torch: torchvision.split("/")[-1].strip() for torch, torchvision in pairs if torch is not None}

@@ -202,7 +202,7 @@ def test_the_callers_image_for_another_architecture_is_not_sent(scene: Scene, fo
         "laptop", image=image, nodes=["node1", "node2"], gpus="none", run={"command": ["true"]}, timeout="2m"
     )
     refused = scene.cli("up", file, code=4)
-    assert f"image {foreign}: this machine has it for arm64, and the nodes are amd64" in refused.stderr
+    assert f"image {foreign}: this machine has it for arm64, but the nodes need amd64" in refused.stderr
     assert "building" not in refused.stderr
     assert max(scene.line.moved()) < KILOBYTES
     for node in scene.bed.nodes[:2]:
@@ -235,6 +235,6 @@ def test_an_image_built_here_for_another_architecture_is_not_sent(scene: Scene) 
             scene.wait_for_registry(0, 1)
             done = caller("up", file)
         assert "it has six" in done.stdout
-        assert "this machine has it for arm64, and the nodes are amd64" in done.stderr
+        assert "this machine has it for arm64, but the nodes need amd64" in done.stderr
         caller("down")
     assert max(scene.line.moved()) < KILOBYTES

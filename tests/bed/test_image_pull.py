@@ -111,7 +111,7 @@ def test_a_lock_file_pins_a_base_whose_tag_moves(clean_bed, local, published, tm
     served, name, port = published
     log_in(tmp_path, monkeypatch, port)
     requested = Image.model_validate({"base": name, "torchvision": "keep"})
-    path = lock.path_beside(tmp_path / "job.yaml")
+    path = lock.lock_path(tmp_path / "job.yaml")
     with engines_of(clean_bed) as fleet:
         first = ensure(requested, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
         locked = lock.read(path)

@@ -60,7 +60,7 @@ def test_files_with_any_names_are_in_an_image_with_the_code_and_the_trainer_is_a
 def test_an_invalid_registry_is_refused_and_an_unreachable_one_is_reported(cli: Cli) -> None:
     need(packages=())
     file = cli.job("push", image={"ref": TRAIN_IMAGE}, nodes=2, run={"command": ["true"]})
-    assert "is no place in a registry" in cli("image", "build", file, "--push", "UPPER case", code=2).stderr
+    assert "is not a registry path" in cli("image", "build", file, "--push", "UPPER case", code=2).stderr
     try:
         failed = cli("image", "build", file, "--push", "127.0.0.1:1/team", code=4).stderr
     finally:

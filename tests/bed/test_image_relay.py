@@ -171,6 +171,6 @@ def test_a_wrong_image_is_removed(four, fleet, served):
     assert loaded == [image_id]
     wanted = dataclasses.replace(wanted, id="sha256:" + "1" * 64, content="1")
     for before, stays in (([image_id], True), ([], False)):
-        with pytest.raises(ImageShipFailed, match="got another image"):
+        with pytest.raises(ImageShipFailed, match="received an unexpected image"):
             check_loaded(fleet.engines[1], wanted, loaded, before)
         assert (image_id in four.docker(four.nodes[1], "images", "-aq", "--no-trunc")) == stays

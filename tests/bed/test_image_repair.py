@@ -83,7 +83,7 @@ def test_packages_on_a_kept_base_are_built_once_and_give_the_same_name(local):
     assert again.id == first.id  # by the builder's cache
     info = local.images.inspect(first.reference)
     assert info.labels[names.OCI_BASE_NAME] == "launcher-bed-train"
-    assert info.labels[names.WHY] == "the job says keep: nothing was checked"
+    assert info.labels[names.WHY] == "image.torchvision is keep: nothing was checked"
 
 
 def test_a_node_builds_with_the_classic_builder_if_the_caller_has_no_docker(clean_bed):
@@ -179,7 +179,7 @@ def test_torchvision_newer_than_torch_is_named_and_repaired(local, bed):
     )
     repair = plan_repair(image(base=base), ImageLocations([local], local, Log()))
     assert "torchvision 0.29.1+cu130 was built for another CUDA" in repair.lock.why
-    assert "0.25.0 belongs to torch 2.10.0" in repair.lock.why
+    assert "torch 2.10.0 needs torchvision 0.25.0" in repair.lock.why
     done = ensure(image(base=base), ImageLocations([local], local, Log()), job=JOB)
     report = full_report(local, local.images.inspect(done.reference), done.reference)
     assert report.torchvision.startswith("0.25.0")
@@ -233,7 +233,7 @@ def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, fa
     again = cli(
         "up", "jobs/bed_vgg16.yaml", "-d", timeout=300
     )  # nothing is built or sent, but the reason is still reported
-    assert "as locked, made from launcher-bed-faulty: VGG without adaptive pool" in again.stderr
+    assert "as locked, built from launcher-bed-faulty: VGG without adaptive pool" in again.stderr
     assert "building" not in again.stderr
     assert "from this machine to" not in again.stderr
     cli("down", "bed-vgg16")

@@ -175,11 +175,11 @@ def test_the_callers_image_replaces_one_of_the_same_name_and_this_is_reported(cl
     log = Log()
     done = provide(name, ImageLocations(engines, local, log))
     assert set(ids(clean_bed, name)) == {done.id}
-    assert any("node1, node2 had another" in line for line in log)
+    assert any("node1, node2 had a different" in line for line in log)
 
 
 def test_an_image_that_exists_nowhere_is_refused(engines, local):
-    with pytest.raises(ImageUnfit, match="neither on node1, node2 nor on this machine") as refusal:
+    with pytest.raises(ImageUnfit, match="was not found on node1, node2 or on this machine") as refusal:
         provide("launcher/none:0123", ImageLocations(engines, local, Log()))
     assert refusal.value.exit_code == 4
     assert refusal.value.next_step

@@ -57,7 +57,7 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_with_the_pair_of_this_t
     [fault] = find_faults(old)
     assert (
         str(fault)
-        == "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2 feeds its classifier from 224x224 images only"
+        == "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2 supports 224x224 images only"
     )
     assert fault.error == SHAPES
     assert decide("auto", old, "x").step == "wheel 0.29.1 cu130"
@@ -78,7 +78,7 @@ def test_cpu_torch_with_a_cuda_wheel_is_named_and_gets_the_cpu_wheel(library):
     mixed = report("2.13.0+cpu", "0.28.0", cuda="", import_torchvision=bad(NO_NMS), library=bad(library))
     [fault] = find_faults(mixed)
     assert "operator torchvision::nms does not exist" in str(fault)
-    assert "torch 2.13.0+cpu is built for CPU, torchvision 0.28.0 is a wheel for CUDA" in str(fault)
+    assert "torch 2.13.0+cpu is built for CPU, but torchvision 0.28.0 for CUDA" in str(fault)
     assert decide("auto", mixed, "x").step == "wheel 0.28.0 cpu"
 
 
@@ -91,7 +91,7 @@ def test_torchvision_newer_than_torch():
     symbol = "ImportError: /x/_C.so: undefined symbol: _ZN3c106detail14torchCheckFail"
     newer = report("2.6.0+cu124", "0.29.1", "12.4", import_torchvision=bad(NO_NMS), library=bad(symbol))
     [fault] = find_faults(newer)
-    assert "0.29.1 was built for another torch; 0.21.0 belongs to torch 2.6.0+cu124" in str(fault)
+    assert "0.29.1 was built for another torch; torch 2.6.0+cu124 needs torchvision 0.21.0" in str(fault)
     assert symbol in fault.error
     assert decide("auto", newer, "x").step == "wheel 0.21.0 cu124"
 
@@ -142,7 +142,7 @@ def test_keep_checks_nothing():
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("found", "message"),
     [
         (Report.from_json({"python": ""}), "the image has no Python"),
         (report(torch="", torchvision=""), "the image has no torch"),
@@ -151,13 +151,13 @@ def test_keep_checks_nothing():
             "torch 2.14.1+cu130 cannot be imported",
         ),
         (report("2.6.0a0+ecf3bae40a.nv25.01", "", tools=("git",)), "the image lacks g++"),
-        (report("3.7.0a0+123", "", cuda=""), "no torchvision is known for torch 3.7.0a0+123"),
+        (report("3.7.0a0+123", "", cuda=""), "no matching torchvision is known for torch 3.7.0a0+123"),
     ],
 )
-def test_an_unrepairable_fault_is_refused_with_its_name(found, words):
+def test_an_unrepairable_fault_is_refused_with_its_name(found, message):
     with pytest.raises(ImageUnfit, match="image x: ") as refusal:
         decide("auto", found, "x")
-    assert words in str(refusal.value)
+    assert message in str(refusal.value)
     assert refusal.value.next_step
     assert refusal.value.exit_code == 4
 

@@ -25,7 +25,7 @@ LOCK = lock.Lock(
 
 
 def test_the_lock_file_is_beside_the_job_and_round_trips(tmp_path):
-    path = lock.path_beside(tmp_path / "vgg.yaml")
+    path = lock.lock_path(tmp_path / "vgg.yaml")
     assert path.name == "vgg.lock.json"
     assert lock.read(path) is None
     lock.write(path, LOCK)
