@@ -1,1 +1,1 @@
-"""The files that images are built from and checked with: Dockerfile, probe, version tables. Data, not code."""
+"""Files for building and checking images: Dockerfile, probe, version tables. Used as data, not imported."""

@@ -1,28 +1,29 @@
 # Must run under Python 3.6.
 # ruff: noqa: B904, PTH110, PTH112, PTH118, PTH123, PTH208, UP031
-"""Writes an image as an archive for `docker load`: only the requested layers, straight from the engine's store.
+"""Write an image as an archive for `docker load`, with only the requested layers, directly from the engine's store.
 
     python3 pack.py STORE IMAGE_ID KNOWN CHUNK
     python3 pack.py STORE IMAGE_ID serve
 
-`docker save` reads the whole image, and the classic store copies it to disk first. This reads what the store keeps of
-each layer: the classic one its files, and the rest of its tar byte for byte (tar-split); containerd's the blob itself.
-The archive is an OCI layout with docker's own manifest.json: engines with either kind of store load it without opening
-a layer that they have.
+`docker save` reads the complete image, and the classic store copies it to disk first. This script reads the stored
+layers: from the classic store a layer's files and the rest of its tar archive (tar-split), from containerd's store the
+blob. The archive is an OCI layout with Docker's manifest.json: engines with either kind of store load it without
+opening layers that they have.
 
 STORE: the folder of the classic store (with `image` and the driver's folder), or of containerd's content.
-KNOWN: how many layers, from the base up, the receiver has; they are left out, unless a later layer is identical.
-CHUNK: bytes of layers after which the archive ends. If layers are missing then, it is an image of the layers so far,
-labelled PARTIAL, so that a node whose connection is lost keeps what it has.
-serve: reads a token from stdin, prints `PORT n`, and until stdin ends writes one archive to every client that proves
-that it knows the token. H is mac() below:
+KNOWN: the number of layers, from the base up, that the receiver has; they are omitted, unless a later layer is
+identical.
+CHUNK: bytes of layers after which the archive ends. If layers remain, the archive is an image of the layers so far,
+labelled PARTIAL, so that a node that loses its connection keeps them.
+serve: read a token from stdin, print `PORT n`, and until stdin is closed, send one archive to every client that
+authenticates with the token. H is mac() below:
 
     < nonce
     > nonce KNOWN CHUNK H(client, both nonces, KNOWN, CHUNK)
     < size H(piece, both nonces, its number, size, digest) and the piece; an empty one is the last
 
-Ends its stderr with DONE after a whole archive. Needs root, or a container with the store's folders. Exit code 3: the
-store has another layout, or not all of the image; use `docker save`.
+The last line on stderr is DONE after a complete archive. Needs root, or a container with the store's folders. Exit code
+3: the store has another layout, or the image is incomplete; use `docker save`.
 """
 
 import base64
@@ -39,9 +40,9 @@ import tarfile
 import threading
 
 PIECE = 1 << 20
-PROVEN = 1 << 24  # bytes that a peer proves at a time
+PIECE_LIMIT = 1 << 24  # bytes per authenticated piece
 SEND_TIMEOUT = 600  # seconds without progress on a connection
-PARTIAL = "launcher.image.partial"  # label: id of the image whose lower layers this one has
+PARTIAL = "launcher.image.partial"  # label: ID of the complete image
 DONE = "launcher: packed\n"
 BLOCK = 512
 OCI = "application/vnd.oci.image."
@@ -68,18 +69,18 @@ def descriptor(kind, digest, size):
 
 
 class Classic:
-    """An image of the classic store: config, manifest (None: to be made) and layers, each a descriptor."""
+    """An image of the classic store: config, manifest (None: to be created) and layers, as descriptors."""
 
     manifest = None
 
     def __init__(self, root, image):
         drivers = [d for d in os.listdir(os.path.join(root, "image")) if os.path.isdir(os.path.join(root, d))]
         if len(drivers) != 1:
-            raise LayoutError("no classic image store below %s" % root)
+            raise LayoutError("no classic image store in %s" % root)
         store = os.path.join(root, "image", drivers[0])
         self.config = read(store, "imagedb", "content", "sha256", image.split(":")[1])
         if "sha256:" + sha256(self.config) != image:
-            raise LayoutError("the image's configuration does not match its id")
+            raise LayoutError("the image's configuration does not match its ID")
         self.layers, self.folders, chain = [], {}, ""
         for diff in json.loads(self.config.decode())["rootfs"]["diff_ids"]:
             chain = "sha256:" + sha256((chain + " " + diff).encode()) if chain else diff
@@ -90,7 +91,7 @@ class Classic:
             self.layers.append(descriptor("layer.v1.tar", diff, size))
 
     def entries(self, layer):
-        """The parts of a layer's tar in order: (bytes, b"", 0), or (b"", name, size) for a file's content."""
+        """Yield the parts of a layer's tar in order: (bytes, b"", 0), or (b"", name, size) for a file's content."""
         try:
             with gzip.open(os.path.join(layer, "tar-split.json.gz"), "rt", encoding="utf-8") as lines:
                 for line in lines:
@@ -110,7 +111,7 @@ class Classic:
             if content:
                 with open(os.path.join(files, path), "rb", buffering=0) as stream:
                     if os.fstat(stream.fileno()).st_size != content:
-                        raise LayoutError("%r has not the size that the layer's record says" % path)
+                        raise LayoutError("the size of %r differs from the layer's record" % path)
                     shutil.copyfileobj(stream, out, PIECE)
 
 
@@ -121,7 +122,7 @@ class Containerd:
         self.folder = os.path.join(root, "blobs", "sha256")
         self.manifest = read(self.path(image))
         found = json.loads(self.manifest.decode())
-        for entry in found.get("manifests", ()):  # an index: the first that is here is what the engine runs
+        for entry in found.get("manifests", ()):  # an index: the engine runs the first manifest that exists
             if os.path.exists(self.path(entry["digest"])) and "attestation" not in str(entry.get("annotations")):
                 self.manifest = read(self.path(entry["digest"]))
                 found = json.loads(self.manifest.decode())
@@ -129,7 +130,7 @@ class Containerd:
         self.layers = found.get("layers", [])
         self.config = read(self.path(found["config"]["digest"])) if "config" in found else b""
         if not self.config or not all(os.path.exists(self.path(layer["digest"])) for layer in self.layers):
-            raise LayoutError("containerd's store has not all of the image")
+            raise LayoutError("containerd's store lacks parts of the image")
 
     def path(self, digest):
         return os.path.join(self.folder, digest.split(":")[1])
@@ -159,7 +160,7 @@ def blob(digest):
 
 
 def partial(config, image, count):
-    """The configuration of an image that ends after `count` layers."""
+    """Return the configuration of an image that ends after `count` layers."""
     whole = json.loads(config.decode())
     lower = {key: whole[key] for key in ("architecture", "os", "variant") if key in whole}
     lower["config"] = {"Labels": {PARTIAL: image}}
@@ -168,7 +169,7 @@ def partial(config, image, count):
 
 
 def write(source, image, known, limit, out):
-    """One archive: the layers from `known` on, until there are `limit` bytes of them."""
+    """Write one archive with the layers from `known` on, up to about `limit` bytes."""
     layers, held = source.layers, 0
     end = begin = min(known, len(layers))
     while end < len(layers) and (end == begin or held < limit):
@@ -192,23 +193,23 @@ def write(source, image, known, limit, out):
     put(out, "manifest.json", json.dumps(listed).encode())
     put(out, blob(entry["digest"]), manifest)
     put(out, blob(config_digest), config)
-    for place in range(begin, end):
-        if names[place] not in names[begin:place]:
-            out.write(header(blob(names[place]), layers[place]["size"]))
-            source.copy(names[place], out)
-            out.write(padding(layers[place]["size"]))
+    for index in range(begin, end):
+        if names[index] not in names[begin:index]:
+            out.write(header(blob(names[index]), layers[index]["size"]))
+            source.copy(names[index], out)
+            out.write(padding(layers[index]["size"]))
     out.write(bytes(2 * BLOCK))
     out.flush()
 
 
-def mac(token, *words):
-    """Proves that its maker knows the token. As the client's bash computes it: two rounds of sha256, as in HMAC."""
-    inner = sha256(("%s:%s" % (token, " ".join(map(str, words)))).encode())
+def mac(token, *values):
+    """Return an authentication code, computed as in the client's bash: two rounds of SHA-256, as in HMAC."""
+    inner = sha256(("%s:%s" % (token, " ".join(map(str, values)))).encode())
     return sha256(("%s:%s" % (token, inner)).encode())
 
 
-class Proven:
-    """A connection to which everything is written in pieces with a proof each."""
+class Authenticated:
+    """A connection that sends data in authenticated pieces."""
 
     def __init__(self, connection, token, nonces):
         self.connection, self.token, self.nonces = connection, token, nonces
@@ -216,12 +217,12 @@ class Proven:
 
     def write(self, data):
         self.held += data
-        while len(self.held) >= PROVEN:
-            self.send(bytes(self.held[:PROVEN]))
-            del self.held[:PROVEN]
+        while len(self.held) >= PIECE_LIMIT:
+            self.send(bytes(self.held[:PIECE_LIMIT]))
+            del self.held[:PIECE_LIMIT]
 
     def flush(self):
-        """The end of the archive."""
+        """End the archive."""
         if self.held:
             self.send(bytes(self.held))
         self.send(b"")
@@ -233,7 +234,7 @@ class Proven:
 
 
 def serve(source, image):
-    """Serves clients until stdin ends."""
+    """Serve clients until stdin is closed."""
     token = sys.stdin.readline().strip()
     listener = socket.socket()
     listener.bind(("", 0))
@@ -257,12 +258,12 @@ def answer(connection, source, image, token):
             nonce = secrets.token_hex(16)
             connection.sendall(nonce.encode() + b"\n")
             with connection.makefile("r", encoding="ascii") as request:
-                words = request.readline(400).split()
-            if len(words) == 4:
-                theirs, known, chunk, proof = words
+                fields = request.readline(400).split()
+            if len(fields) == 4:
+                theirs, known, chunk, proof = fields
                 nonces = nonce + " " + theirs
                 if hmac.compare_digest(mac(token, "client", nonces, known, chunk), proof):
-                    write(source, image, int(known), int(chunk), Proven(connection, token, nonces))
+                    write(source, image, int(known), int(chunk), Authenticated(connection, token, nonces))
         except (LayoutError, OSError, ValueError) as problem:  # the client sees a truncated archive
             sys.stderr.write("%s\n" % problem)
             sys.stderr.flush()

@@ -1,12 +1,12 @@
-# Must run under Python 3.6. No pathlib: it would cost a third of the start-up. Any exception of a check is a result.
+# Must run under Python 3.6. No pathlib: it would take a third of the startup. Any exception of a check is a result.
 # ruff: noqa: PTH113, PTH118, PTH120, PTH123, PTH208, UP031, BLE001
-"""Runs inside any image with Python 3.6 and torch 1.1 or later and reports what its torch and torchvision can do.
+"""Run in any image with Python 3.6 and torch 1.1 or later, and report the state of its torch and torchvision.
 
-    python3 -c "$(cat probe.py)" NAME facts    what `launcher up` must know; does not import torch, well under 0.1 s
-    python3 -c "$(cat probe.py)" NAME full     also imports torch and torchvision and tests what fails if they mismatch
+    python3 -c "$(cat probe.py)" NAME facts    facts for `launcher up`; does not import torch, less than 0.1 s
+    python3 -c "$(cat probe.py)" NAME full     also import torch and torchvision, and test operations of both
 
-NAME is the name under which this interpreter was started. Prints one line: MARK and a JSON object. Any other output
-comes from the image and is ignored.
+NAME is the name under which this interpreter was started. The result is one line with MARK and a JSON object. Other
+output comes from the image and is ignored.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ def read(path):
 
 
 def folder(package):
-    """A package's folder, found without importing it; "" if it is not installed."""
+    """Return a package's folder without importing it; "" if it is not installed."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -52,13 +52,13 @@ def version(package_folder):
 
 
 def built_for(torch):
-    """The CUDA of torch, "" for none; not the GPU's."""
+    """Return the CUDA version that torch was built for, "" for none."""
     found = CUDA.search(read(os.path.join(torch, "version.py"))) if torch else None
     return found.group(1) if found else ""
 
 
 def options(source):
-    """The long options of an argparse source, with underscores."""
+    """Return the long options in an argparse source, with underscores."""
     return sorted({name.replace("-", "_") for call in ARGUMENTS.findall(source) for name in LONG.findall(call)})
 
 
@@ -83,7 +83,7 @@ def facts(name):
 
 
 def surroundings():
-    """What a repair can use: pip, its constraints, compilers, NVIDIA's source tree."""
+    """Return the tools for a repair: pip, its constraints, compilers, NVIDIA's source tree."""
     path = os.environ.get("PIP_CONSTRAINT", "")
     pins = {}
     for line in read(path).splitlines() if path else ():
@@ -108,8 +108,8 @@ def surroundings():
     }
 
 
-def words(error):
-    """An error with its causes: torch only says that a library did not load, the cause says why."""
+def message(error):
+    """Return an error's text with its causes: torch's error lacks the reason why a library failed to load."""
     found = []
     while error is not None and len(found) < 5:
         found.append("%s: %s" % (type(error).__name__, str(error).strip()))
@@ -117,13 +117,13 @@ def words(error):
     return " <- ".join(found)
 
 
-def tried(report, name, action):
-    """Runs `action` and reports its result at once: {"ok": True, ...} or {"ok": False, "error": ...}."""
+def check(report, name, action):
+    """Run `action` and report its result immediately: {"ok": True, ...} or {"ok": False, "error": ...}."""
     report({"trying": name})
     try:
         result = dict(action() or {}, ok=True)
-    except BaseException as error:  # a SystemExit raised by the image's packages is a result like any other
-        result = {"ok": False, "error": words(error)}
+    except BaseException as error:  # a SystemExit raised by the image's packages is also a result
+        result = {"ok": False, "error": message(error)}
     report({name: result})
     return result["ok"]
 
@@ -147,18 +147,18 @@ def import_torchvision():
 
 
 def library():
-    """Loads torchvision's compiled operators directly, because its import hides why they fail."""
+    """Load torchvision's compiled operators directly, because its import hides the error."""
     import torch
 
-    place = folder("torchvision")
-    found = [name for name in sorted(os.listdir(place)) if name.startswith("_C") and name.endswith(".so")]
+    path = folder("torchvision")
+    found = [name for name in sorted(os.listdir(path)) if name.startswith("_C") and name.endswith(".so")]
     for name in found:
-        torch.ops.load_library(os.path.join(place, name))
+        torch.ops.load_library(os.path.join(path, name))
     return {"libraries": found}
 
 
 def nms(device):
-    def check():
+    def run():
         import torch
         from torchvision.ops import nms as kept
 
@@ -167,11 +167,11 @@ def nms(device):
         if result != [0, 2]:
             raise RuntimeError("nms kept %r of three boxes, not [0, 2]" % (result,))
 
-    return check
+    return run
 
 
 def vgg16():
-    """The model that works only with 224x224 images in torchvision before 0.2.2 (pytorch/vision PR 747)."""
+    """Run a model that supports only 224x224 images in torchvision before 0.2.2 (pytorch/vision PR 747)."""
     import torch
     import torchvision
 
@@ -179,29 +179,29 @@ def vgg16():
     with torch.no_grad():
         shape = tuple(model(torch.zeros(1, 3, 32, 32)).shape)
     if shape != (1, 10):
-        raise RuntimeError("vgg16 gave shape %r, not (1, 10)" % (shape,))
+        raise RuntimeError("vgg16 returned shape %r, not (1, 10)" % (shape,))
 
 
 def checks(report):
-    if not tried(report, "import_torch", import_torch):
+    if not check(report, "import_torch", import_torch):
         return
-    if not tried(report, "import_torchvision", import_torchvision):
+    if not check(report, "import_torchvision", import_torchvision):
         if folder("torchvision"):
-            tried(report, "library", library)
+            check(report, "library", library)
         return
     import torch
 
     if importlib.util.find_spec("torchvision.ops") is None:
         report({"nms": {"ok": True, "absent": True}})  # torchvision before 0.3 has no operators
     else:
-        tried(report, "nms", nms("cpu"))
+        check(report, "nms", nms("cpu"))
         if torch.cuda.is_available():
-            tried(report, "nms_gpu", nms("cuda"))
-    tried(report, "vgg16", vgg16)
+            check(report, "nms_gpu", nms("cuda"))
+    check(report, "vgg16", vgg16)
 
 
 def checks_in_child():
-    """Runs the checks in a child process: a library built for another torch may crash instead of raising."""
+    """Run the checks in a child process: a library built for another torch may crash."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()

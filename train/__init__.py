@@ -1,1 +1,1 @@
-"""The trainer: image classification under DDP and mixed precision. `python -m train --help`."""
+"""The trainer: image classification with DDP and mixed precision. `python -m train --help`."""

@@ -1,4 +1,4 @@
-"""The command line and the life of one training process. An error that the user can fix is one line and exit code 2."""
+"""The command line of the trainer. Errors that the user can fix are printed as one line, with exit code 2."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COMMANDS = {"dual-batch": "train.dual_batch.cli", "export": "train.export", "pac
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code: 0 done, 2 bad options, data or checkpoint, 143 stopped by SIGTERM with a checkpoint saved.
+    """Return the exit code: 0 success, 2 invalid options, data or checkpoint, 143 stopped by SIGTERM with a checkpoint.
 
-    Any other exception ends the process with its traceback, which torchrun's error file records too.
+    Any other exception ends the process with its traceback, which torchrun also writes to its error file.
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         config = parse(argv)
         if guard.needed(config.parallel):
             return guard.guard(argv)
-        # imported after parsing: --help and a wrong option must not wait for torch
+        # imported after parsing: --help and option errors must not wait for torch
         gc.disable()  # garbage collection takes a seventh of torch's import time and finds nothing
         from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -48,10 +48,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(config: Config) -> None:
-    """Joins the process group, prints the first line, trains, leaves the group.
+    """Join the process group, print the first line, train and leave the group.
 
     Raises:
-        TrainError, Stopped: as `train.loop.train`.
+        TrainError, Stopped: see `train.loop.train`.
     """
     if config.parallel == "dual_batch":
         from train.dual_batch.run import run as run_dual_batch
@@ -61,21 +61,21 @@ def run(config: Config) -> None:
     import torch
     import torch.distributed as dist
 
-    from train.deadline import ends_after_sigterm
-    from train.parallel.peers import name_lost_peers
+    from train.deadline import exit_after_sigterm
+    from train.parallel.peers import report_lost_peers
     from train.parallel.world import StopSignal, start
 
     world = start(config)
     stop = StopSignal(world)
     before = signal.signal(signal.SIGTERM, lambda *_: stop.ask())
-    if world.first:  # before the slow imports below: tells the user that all ranks have joined
+    if world.first:  # before the slow imports below, to show that all ranks have joined
         print(
             f"train: {world.size} process{'es' * (world.size > 1)}, {world.device.type}, backend {world.backend}, "
             f"torch {torch.__version__}",
             flush=True,
         )
     try:
-        with ends_after_sigterm(f"rank {world.rank} on {socket.gethostname()}", stop.reached), name_lost_peers(world):
+        with exit_after_sigterm(f"rank {world.rank} on {socket.gethostname()}", stop.reached), report_lost_peers(world):
             from train.loop import train
 
             train(config, world, stop)
@@ -86,12 +86,12 @@ def run(config: Config) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process without running C++ destructors.
+    """Exit without running C++ destructors.
 
-    Everything is written and closed by now. If a thread of a communication library still runs when the interpreter
-    shuts down, the process aborts with "terminate called without an active exception". The process group's threads
-    have ended (see `train.parallel.world`), those of torch RPC may not have: a training that succeeded must not end
-    with SIGABRT.
+    All files are written and closed by now. If a thread of a communication library is still running when the
+    interpreter shuts down, the process aborts with "terminate called without an active exception". The process
+    group's threads have exited (see `train.parallel.world`), but those of torch RPC may still be running, and a
+    successful training must not end with SIGABRT.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""A dataclass as a command line: each field declares its option's group, help text, default and limits."""
+"""Command-line options from a dataclass: each field declares the group, help text, default and limits of an option."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from train.errors import TrainError
 
 
 def option(group: str, text: str, default: Any, **limits: Any) -> Any:
-    """A field that is also a command-line option; `limits`: keywords of argparse, and `above`, `least`, `most`."""
+    """Return a field that is also a command-line option. `limits`: argparse keywords, `above`, `minimum`, `maximum`."""
     return field(default=default, metadata={"group": group, "help": text, **limits})
 
 
 def parsed(declared: Any, argv: list[str], prog: str, description: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """The value of every option of the dataclass `declared`, by the name of its field; and which are in `argv`.
+    """Return the values of all options of the dataclass `declared` by field name, and the names of those in `argv`.
 
     Raises:
         SystemExit: 2, from argparse, for unknown options.
@@ -58,15 +58,15 @@ def _argument(default: Any, meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_limits(options: Any) -> None:
-    """Raises TrainError: a value of this dataclass is outside its limits."""
+    """Raise TrainError if a value of this dataclass is outside its limits."""
     for item in fields(options):
         _check_limits(item.name, getattr(options, item.name), item.metadata)
 
 
 def _check_limits(name: str, value: Any, meta: Any) -> None:
     if "above" in meta and not value > meta["above"]:
-        raise TrainError(f"--{name.replace('_', '-')} {value}: must be above {meta['above']}")
-    if "least" in meta and value < meta["least"]:
-        raise TrainError(f"--{name.replace('_', '-')} {value}: must be at least {meta['least']}")
-    if "most" in meta and not value <= meta["most"]:
-        raise TrainError(f"--{name.replace('_', '-')} {value}: must be at most {meta['most']}")
+        raise TrainError(f"--{name.replace('_', '-')} {value}: must be greater than {meta['above']}")
+    if "minimum" in meta and value < meta["minimum"]:
+        raise TrainError(f"--{name.replace('_', '-')} {value}: must be at least {meta['minimum']}")
+    if "maximum" in meta and not value <= meta["maximum"]:
+        raise TrainError(f"--{name.replace('_', '-')} {value}: must be at most {meta['maximum']}")

@@ -1,7 +1,7 @@
-"""Anti-aliased strides: Zhang, arXiv 1904.11486, as ffcv's ImageNet example applies it.
+"""Anti-aliased strided convolutions (Zhang, arXiv 1904.11486), as in ffcv's ImageNet example.
 
 https://github.com/libffcv/ffcv-imagenet, train_imagenet.py: before every convolution with a stride and at least 16
-input channels, each channel is blurred by a 3x3 binomial filter. The names in the state dict are theirs.
+input channels, each channel is blurred by a 3x3 binomial filter. The state dict has ffcv's names.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from train.errors import TrainError
 
-LEAST_CHANNELS = 16
+MIN_CHANNELS = 16
 
 
 class BlurredConv(nn.Module):
-    """`conv` of its blurred input."""
+    """Applies `conv` to the blurred input."""
 
     blur_filter: Tensor
 
@@ -27,27 +27,27 @@ class BlurredConv(nn.Module):
         self.register_buffer("blur_filter", torch.outer(row, row).repeat(conv.in_channels, 1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `conv`."""
+        """Same shapes as `conv`."""
         blurred = functional.conv2d(x, self.blur_filter, padding=1, groups=self.conv.in_channels)
         out: Tensor = self.conv(blurred)
         return out
 
 
 def with_blurred_strides(model: nn.Module, arch: str) -> nn.Module:
-    """The model, with a `BlurredConv` in place of each such convolution.
+    """Replace strided convolutions of the model by `BlurredConv`; return the model.
 
     Raises:
-        TrainError: it has none.
+        TrainError: the model has none.
     """
     strided = [
         name
         for name, part in model.named_modules()
-        if isinstance(part, nn.Conv2d) and max(part.stride) > 1 and part.in_channels >= LEAST_CHANNELS
+        if isinstance(part, nn.Conv2d) and max(part.stride) > 1 and part.in_channels >= MIN_CHANNELS
     ]
     if not strided:
         raise TrainError(
-            f"--blurpool: --arch {arch} has no convolution with a stride and {LEAST_CHANNELS} input channels or more; "
-            f"leave it out"
+            f"--blurpool: --arch {arch} has no strided convolution with {MIN_CHANNELS} or more input channels; "
+            f"remove the option"
         )
     for name in strided:
         parent, _, own = name.rpartition(".")

@@ -1,7 +1,7 @@
-"""Checkpoint files: written atomically in the background, verified by a digest. `train.store` says where and by whom.
+"""Checkpoint files: written atomically in the background, verified by a digest. `train.store` selects the writers.
 
-A file is either complete or absent: temporary name, fsync, rename. It contains the SHA-256 of its content, so that
-damage is detected, and `previous.pt` is used instead. Every file is a plain `torch.load` file.
+A file is either complete or absent: temporary name, fsync, rename. It contains the SHA-256 of its content; if it is
+damaged, `previous.pt` is used instead. Every file is a plain `torch.load` file.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ FORMAT = 1
 
 
 def run_id() -> str:
-    """The launcher's run; "" without one."""
+    """Return the name of the launcher's run; "" without the launcher."""
     return os.environ.get("LAUNCHER_RUN", "")
 
 
 def digest(state: Any) -> str:
-    """SHA-256 over the type, shape and bytes of every tensor, and over every other value, in order."""
+    """Return the SHA-256 of the type, shape and bytes of every tensor, and of every other value, in order."""
     total = hashlib.sha256()
     for path, value in _leaves(state, ""):
         total.update(path.encode())
         if isinstance(value, Tensor):
-            whole: Tensor = getattr(value, "full_tensor", lambda value=value: value)()  # a DTensor's parts, gathered
+            whole: Tensor = getattr(
+                value, "full_tensor", lambda value=value: value
+            )()  # gathers the shards of a DTensor
             flat = whole.detach().cpu().contiguous().reshape(-1)
             total.update(f"{value.dtype}{tuple(value.shape)}".encode())
             total.update(flat.view(torch.uint8).numpy().data)
@@ -48,7 +50,7 @@ def digest(state: Any) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 of the parameters. Buffers are left out, because they may differ between ranks."""
+    """Return the SHA-256 of the parameters, without buffers, which may differ between ranks."""
     return digest(dict(model.named_parameters()))
 
 
@@ -64,13 +66,13 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def snapshot(state: State) -> State:
-    """A copy on the CPU, unaffected by later steps."""
+    """Return a copy on the CPU, unaffected by later steps."""
     copied: State = map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
     return copied
 
 
 class Background:
-    """One task after the other, on a thread."""
+    """Runs tasks one after another on a thread."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "checkpoint")
@@ -80,29 +82,29 @@ class Background:
         self._last = self._pool.submit(task)
 
     def wait(self) -> None:
-        """Returns when the last task is done. Raises what it raised."""
+        """Wait for the last task. Raises its exception."""
         if self._last is not None:
             self._last.result()
 
     def close(self) -> None:
-        """Waits, and ends the thread."""
+        """Wait for the last task and stop the thread."""
         self.wait()
         self._pool.shutdown()
 
 
 class Saver:
-    """The writer of a folder: one file at a time, on a thread, so that training waits only for the copy in memory.
+    """Writes the checkpoints of a folder on a thread, so that training waits only for the copy in memory.
 
-    A save begins when the one before has been written, so no two copies wait.
+    A save starts after the previous one is written, so that there is at most one copy.
     """
 
     def __init__(self, folder: Path, keep: int, device: torch.device = CPU) -> None:
-        """`device`: that of the state."""
+        """`device`: the device of the state."""
         self._folder, self._keep, self._copy = folder, keep, HostCopy(device)
         self._background = Background()
 
     def save(self, state: State, best: bool = False, epoch: int | None = None) -> None:
-        """Starts writing last.pt (the old one becomes previous.pt), best.pt if `best`, and the epoch's file if `keep`.
+        """Start writing last.pt (the old one becomes previous.pt), best.pt if `best`, and the epoch's file if `keep`.
 
         Raises:
             OSError: the previous checkpoint could not be written.
@@ -112,7 +114,7 @@ class Saver:
         self._background.start(lambda: self._write(copied, best, epoch))
 
     def wait(self) -> None:
-        """Waits until everything is on disk.
+        """Wait until the checkpoint is on disk.
 
         Raises:
             OSError: the checkpoint could not be written.
@@ -120,7 +122,7 @@ class Saver:
         self._background.wait()
 
     def close(self) -> None:
-        """Waits, and ends the thread."""
+        """Wait for the last save and stop the thread."""
         self._background.close()
 
     def _write(self, state: State, best: bool, epoch: int | None) -> None:
@@ -148,7 +150,7 @@ class Saver:
 
 
 def write(path: Path, state: State) -> None:
-    """One file, complete or absent, with its digest."""
+    """Write one file atomically, with its digest."""
     fresh = path.with_name(path.name + ".tmp")
     _dump(fresh, state)
     fresh.replace(path)
@@ -171,30 +173,30 @@ def _sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint and its path; `damaged` names the newer file that could not be used."""
+    """A checkpoint and its path; `damaged`: the newer file that could not be used."""
 
     state: State
     path: Path
     damaged: str | None = None
-    origin: str = ""  # the rank that had it, unless it is rank 0
+    origin: str = ""  # the rank that read it, "" for rank 0
 
     @property
     def age(self) -> tuple[int, ...]:
-        """Orders checkpoints. What a newer generation has written supersedes all of an older one, whatever its step.
+        """Sort key of checkpoints. Any checkpoint of a newer generation supersedes those of older ones.
 
-        Generations are a run's own: with `--resume RUN` those of the earlier run come before all of this one.
+        Generations are counted per run: with `--resume RUN`, those of the earlier run sort before all of this run.
         """
-        place = self.state.get("progress", {})
-        steps = (place.get(name, 0) for name in ("epoch", "step", "validated"))
+        position = self.state.get("progress", {})
+        steps = (position.get(name, 0) for name in ("epoch", "step", "validated"))
         own = self.state.get("run", "") == run_id()
         return (int(own), self.state.get("generation", 0), *steps)
 
 
 def read(path: Path) -> State:
-    """One file's content, on the CPU.
+    """Read a checkpoint file into CPU memory.
 
     Raises:
-        TrainError: the file is missing, damaged, or not written by this trainer.
+        TrainError: the file is missing, damaged, or not a checkpoint of this trainer.
     """
     try:
         check_regular(path)
@@ -220,7 +222,7 @@ def _first_line(error: Exception) -> str:
 def select(
     resume: str, folder: Path, names: tuple[str, str], read_one: Callable[[Path], State] = read
 ) -> Loaded | None:
-    """The checkpoint that `--resume` selects, or None to start from scratch. `names`: of the last, and the one before.
+    """Return the checkpoint that `--resume` selects, None to start from scratch. `names`: last and previous file.
 
     Raises:
         TrainError: the given checkpoint or all in the folder are unusable, or `none` would overwrite existing ones.
@@ -228,7 +230,9 @@ def select(
     candidates = [path for name in names if (path := folder / name).exists()]
     if resume == "none":
         if candidates:
-            raise TrainError(f"--resume none: {candidates[0]} would be overwritten; use another --output, or remove it")
+            raise TrainError(
+                f"--resume none: {candidates[0]} would be overwritten; use another --output, or remove the file"
+            )
         return None
     if resume != "auto":
         path = Path(resume)

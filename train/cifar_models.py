@@ -1,4 +1,4 @@
-"""Models for 32x32 images from the experiments: MobileNetV2 with and without batch norm, and VGG16."""
+"""Models for 32x32 images: MobileNetV2 with and without batch norm, and VGG16."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class InvertedResidual(nn.Module):
 
 
 def _conv(channels: int, width: int, size: int, stride: int = 1, groups: int = 1, *, norm: bool) -> nn.Sequential:
-    """Without batch norm the convolution has a bias instead."""
+    """Convolution, with batch norm or a bias."""
     conv = nn.Conv2d(channels, width, size, stride, size // 2, groups=groups, bias=not norm)
     return nn.Sequential(conv, nn.BatchNorm2d(width)) if norm else nn.Sequential(conv)
 
@@ -57,7 +57,7 @@ def cifar_mobilenet_v2(num_classes: int, norm: bool = True) -> nn.Module:
 
 
 def cifar_mobilenet_v2_nobn(num_classes: int) -> nn.Module:
-    """The same without batch norm."""
+    """MobileNetV2 for 32x32 images without batch norm."""
     return cifar_mobilenet_v2(num_classes, norm=False)
 
 

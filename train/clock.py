@@ -1,4 +1,4 @@
-"""The clock of an interval of steps."""
+"""Timing of an interval of steps."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from train.own_work import OwnWork
 
 
 class Clock:
-    """Time of an interval, how much of it was spent waiting for data, and the images of all ranks in it."""
+    """Duration of an interval, the time spent waiting for data, and the number of images of all ranks."""
 
     def __init__(self, own_work: OwnWork) -> None:
-        """`own_work`: gets the moments at which a batch is asked for and arrives."""
+        """`own_work`: called when a batch is requested and when it arrives."""
         self.waited, self.images = 0.0, 0
         self.own_work = own_work
         self._start = time.perf_counter()
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Passes on the batches; the time until each one arrives counts as waiting."""
+        """Yield the batches, counting the time until each one arrives as waiting."""
         while True:
-            asked = time.perf_counter()
-            self.own_work.ask()
+            requested = time.perf_counter()
+            self.own_work.request()
             batch = next(batches, None)
-            waited = time.perf_counter() - asked
+            waited = time.perf_counter() - requested
             self.waited += waited
             if batch is None:
                 return
@@ -32,7 +32,7 @@ class Clock:
             yield batch
 
     def restart(self) -> tuple[float, float]:
-        """Starts a new interval; returns images/s and the seconds of the old one."""
+        """Start a new interval; return images/s and seconds of the old one."""
         now = time.perf_counter()
         seconds, images = max(now - self._start, 1e-9), self.images
         self._start, self.waited, self.images = now, 0.0, 0

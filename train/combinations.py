@@ -1,4 +1,4 @@
-"""Options that do not go together, refused in one place, when the device and the number of processes are known."""
+"""Unsupported combinations of options, checked once the device and the number of processes are known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCALED_OR_HALF = ("fp16", "O2", "O3")
 
 
 def check(config: Config, kind: str, amp: str, processes: int, device: str) -> None:
-    """`kind` and `amp` are what --parallel and --amp select here, never auto; `device` is cpu or cuda.
+    """Check the options. `kind` and `amp`: the selected --parallel and --amp, never auto; `device`: cpu or cuda.
 
     Raises:
         TrainError: the first combination that is not supported.
@@ -25,7 +25,7 @@ def check(config: Config, kind: str, amp: str, processes: int, device: str) -> N
 def _problems(config: Config, kind: str, amp: str, processes: int, device: str) -> Iterator[str]:
     can = abilities(kind)
     if found := [text for name, text in used(config, amp).items() if name in can.cannot]:
-        yield f"--parallel {kind} does not support {', '.join(found)}; leave it out, or use ddp"
+        yield f"--parallel {kind} does not support {', '.join(found)}; remove the option, or use ddp"
     yield from can.problems(config, processes)
     if config.gradient_compression != "none" and kind != "ddp":
         yield f"--gradient-compression {config.gradient_compression} needs ddp on several processes, not {kind}"
@@ -34,7 +34,7 @@ def _problems(config: Config, kind: str, amp: str, processes: int, device: str) 
     if config.dtype == "float64" and amp != "none":
         yield f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights"
     if config.static_graph and config.accumulate > 1:
-        yield f"--static-graph with --accumulate {config.accumulate}: DDP has no static graph without synchronisation"
+        yield f"--static-graph with --accumulate {config.accumulate}: DDP does not support the combination"
     if config.optimizer == "muon" and kind in ("model", "pipeline"):
         yield f"--parallel {kind} does not support --optimizer muon; use ddp, or --optimizer adamw"
     if config.cycle_momentum and (config.schedule != "onecycle" or config.optimizer in ADAM):
@@ -42,13 +42,13 @@ def _problems(config: Config, kind: str, amp: str, processes: int, device: str) 
     if config.nesterov and (config.optimizer != "sgd" or config.momentum == 0):
         yield f"--nesterov needs --optimizer sgd with momentum, not {config.optimizer} with {config.momentum}"
     if config.optimizer in ADAM and max(config.momentum, config.adam_beta2) >= 1:
-        yield f"--optimizer {config.optimizer} needs --momentum and --adam-beta2 below 1"
+        yield f"--optimizer {config.optimizer} needs --momentum and --adam-beta2 less than 1"
     if config.optimizer == "muon" and config.muon_momentum >= 1:
-        yield f"--muon-momentum {config.muon_momentum}: must be below 1"
+        yield f"--muon-momentum {config.muon_momentum}: must be less than 1"
 
 
 def used(config: Config, amp: str) -> dict[str, str]:
-    """The options in use that some method cannot do -> how the user wrote them."""
+    """Return the options in use that some methods do not support, with their text on the command line."""
     found = {
         "amp": amp in SCALED_OR_HALF,
         "accumulate": config.accumulate > 1,

@@ -1,4 +1,4 @@
-"""Every option of the trainer, declared once: group, help text, default and limits."""
+"""All options of the trainer: group, help text, default and limits."""
 
 from __future__ import annotations
 
@@ -16,110 +16,119 @@ from train.options import DualBatchOptions, OutputOptions, ParallelOptions, Prec
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """Images, and what is done to them."""
+    """Data set, augmentation and loading."""
 
     data: str = option(
         "data",
-        "folder with train/ and val/ of class folders, a .tar of it, tar shards, CIFAR, a packed file, synthetic[:N]",
+        "data set: folder with train/CLASS/ and val/CLASS/, .tar of it, tar shards, CIFAR, packed file, synthetic[:N]",
         MISSING,
     )
-    image_size: int = option("data", "side of a training image in pixels", 224, least=8)
+    image_size: int = option("data", "training image size in pixels", 224, minimum=8)
     phases: tuple[str, ...] = option(
-        "data", "progressive resizing, SIDE@SHARE: after that share of the epochs, train at that side", (), nargs="+"
+        "data", "progressive resizing, SIZE@FRACTION: image size from that fraction of the epochs on", (), nargs="+"
     )
-    val_resize: int = option("data", "shorter side before the validation crop; 0: image size x 256/224", 0, least=0)
+    val_resize: int = option(
+        "data", "size of the shorter side before the validation crop; 0: image size x 256/224", 0, minimum=0
+    )
     augment: str = option(
         "data",
-        "crop: random resized crop; shift: random shift by an eighth of the side; none: as in validation",
+        "crop: random resized crop; shift: random shift by up to 1/8 of the image size; none: same as in validation",
         "crop",
         choices=("crop", "shift", "none"),
     )
-    crop_scale: float = option("data", "smallest fraction of the area that a random crop keeps", 0.08, above=0, most=1)
-    flip: float = option("data", "probability of a horizontal flip", 0.5, least=0, most=1)
+    crop_scale: float = option("data", "minimum area fraction of a random resized crop", 0.08, above=0, maximum=1)
+    flip: float = option("data", "horizontal flip probability", 0.5, minimum=0, maximum=1)
     auto_augment: str = option(
         "data",
-        "trivial: TrivialAugment (wide); rand: RandAugment; with torchvision's operations, bilinear",
+        "augmentation policy; trivial: TrivialAugment (wide); rand: RandAugment (torchvision operations, bilinear)",
         "none",
         choices=("none", "trivial", "rand"),
     )
-    rand_operations: int = option("data", "rand: operations per image", 2, least=1)
-    rand_magnitude: int = option("data", "rand: their strength, 0 to 30", 9, least=0, most=30)
+    rand_operations: int = option("data", "RandAugment: number of operations per image", 2, minimum=1)
+    rand_magnitude: int = option("data", "RandAugment: magnitude, 0 to 30", 9, minimum=0, maximum=30)
     color_jitter: tuple[float, ...] = option(
-        "data", "largest change of brightness, contrast, saturation and hue", (0.0, 0.0, 0.0, 0.0), nargs=4
+        "data",
+        "colour jitter: maximum change of brightness, contrast, saturation and hue",
+        (0.0, 0.0, 0.0, 0.0),
+        nargs=4,
     )
-    random_erase: float = option("data", "probability that a random box is erased", 0.0, least=0, most=1)
+    random_erase: float = option("data", "random erasing probability", 0.0, minimum=0, maximum=1)
     augment_on: str = option(
         "data",
-        "where --auto-augment, --color-jitter and --random-erase are computed; device: by batches, with the same draws",
+        "where to compute --auto-augment, --color-jitter and --random-erase; device: in batches on the GPU",
         "cpu",
         choices=("cpu", "device"),
     )
     repeats: int = option(
-        "data", "repeated augmentation: an image comes so often in a step, with other augmentation", 1, least=1
+        "data", "repeated augmentation: number of differently augmented copies of an image per step", 1, minimum=1
     )
-    mean: tuple[float, ...] = option("data", "channel means, in 0..1", (0.485, 0.456, 0.406), nargs=3)
-    std: tuple[float, ...] = option("data", "channel standard deviations", (0.229, 0.224, 0.225), nargs=3)
+    mean: tuple[float, ...] = option("data", "channel means for normalisation, in 0..1", (0.485, 0.456, 0.406), nargs=3)
+    std: tuple[float, ...] = option(
+        "data", "channel standard deviations for normalisation", (0.229, 0.224, 0.225), nargs=3
+    )
     decoder: str = option(
         "data",
-        "decoder of training images; auto: the fastest that works here (roi is compiled on first use)",
+        "decoder for training images; auto: the fastest available (roi is compiled on first use)",
         "auto",
         choices=("auto", "roi", "simplejpeg", "torchvision", "pil"),
     )
-    workers: int = option("data", "decoding threads per process; -1: its share of the cores", -1, least=-1)
-    max_damaged: int = option("data", "damaged images to skip before the run fails", 10, least=0)
+    workers: int = option(
+        "data", "data loading threads per process; -1: the process's share of the CPU cores", -1, minimum=-1
+    )
+    max_damaged: int = option("data", "maximum number of damaged images to skip", 10, minimum=0)
     headspace: bool = option("data", "train on one repeated batch, to measure the cost of data loading", False)
-    prefetch: int = option("data", "batches decoded ahead", 3, least=1)
+    prefetch: int = option("data", "number of batches to prefetch", 3, minimum=1)
 
     def check(self) -> None:
         """Raises TrainError."""
         if not (min(self.color_jitter) >= 0 and self.color_jitter[3] <= 0.5):
             jitter = " ".join(map(str, self.color_jitter))
-            raise TrainError(f"--color-jitter {jitter}: none below 0, and the hue's (the last) at most 0.5")
+            raise TrainError(f"--color-jitter {jitter}: values must be at least 0, and hue (the last) at most 0.5")
         for phase in self.phases:
             if not re.fullmatch(r"\d+@(0|1|0?\.\d+)", phase):
-                raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
+                raise TrainError(f"--phases {phase}: must have the form SIZE@FRACTION, such as 160@0.3")
             if int(phase.partition("@")[0]) < 8:
-                raise TrainError(f"--phases {phase}: the side must be at least 8")
+                raise TrainError(f"--phases {phase}: the size must be at least 8")
         if not all(value > 0 for value in self.std):
-            raise TrainError(f"--std {' '.join(map(str, self.std))}: must be above 0")
+            raise TrainError(f"--std {' '.join(map(str, self.std))}: must be greater than 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """The model, and the weights that it begins with."""
+    """The model and its initial weights."""
 
     arch: str = option(
         "model",
-        "smallcnn, a cifar_* model, any classifier of torchvision, timm:NAME, or package.module:function, which gets "
-        "num_classes; the last two say the default image size, mean and std",
+        "architecture: smallcnn, a cifar_* model, any torchvision classifier, timm:NAME, or package.module:function "
+        "(called with num_classes); the last two set the default image size, mean and std",
         "resnet50",
     )
     model_kwargs: tuple[str, ...] = option(
-        "model", "NAME=VALUE, passed to the model's constructor, such as dropout=0.2", (), nargs="+"
+        "model", "NAME=VALUE arguments for the model's constructor, such as dropout=0.2", (), nargs="+"
     )
     pretrained: str = option(
         "model",
-        "weights to begin with: a checkpoint of ours, or a state dict of torchvision or timm; with another number of "
-        "classes the last layer is new. On every machine",
+        "initial weights, on every machine: a checkpoint of this trainer, or a torchvision or timm state dict; the "
+        "last layer is reinitialised if the number of classes differs",
         "",
     )
-    evaluate: str = option("model", "only validate the weights in this file, without training", "")
-    blurpool: bool = option("model", "blur the input of strided convolutions, as ffcv does", False)
+    evaluate: str = option("model", "validate the weights in this file, without training", "")
+    blurpool: bool = option("model", "use anti-aliased strided convolutions (BlurPool), as in ffcv", False)
     drop_path: float = option(
-        "model", "stochastic depth: rate of the last block; -1: the model's own", -1.0, least=-1, most=1
+        "model", "stochastic depth rate of the last block; -1: the model's default", -1.0, minimum=-1, maximum=1
     )
     zero_init_residual: bool = option(
-        "model", "torchvision's resnets: residual branches begin at zero, for large batches", True
+        "model", "torchvision ResNets: zero-initialise residual branches, for large batches", True
     )
     syncbn: str = option(
         "model",
-        "synchronised batch norm: custom (ours) works everywhere, library (torch's) on GPUs only",
+        "synchronised batch norm; custom: on any device; library: torch.nn.SyncBatchNorm, on GPUs only",
         "none",
         choices=("none", "custom", "library"),
     )
 
     def model_options(self) -> dict[str, Any]:
-        """--model-kwargs; a value that is no Python literal is text."""
+        """Return --model-kwargs; values that are not Python literals are text."""
         found = {}
         for text in self.model_kwargs:
             name, _, value = text.partition("=")
@@ -133,98 +142,100 @@ class ModelOptions:
         """Raises TrainError."""
         for text in self.model_kwargs:
             if not re.match(r"[a-z_]\w*=.", text):
-                raise TrainError(f"--model-kwargs {text}: not of the form NAME=VALUE, such as dropout=0.2")
+                raise TrainError(f"--model-kwargs {text}: must have the form NAME=VALUE, such as dropout=0.2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Steps, optimiser, loss, schedule and validation."""
+    """Optimiser, loss, schedule and validation."""
 
-    epochs: int = option("training", "passes over the training set", 90, least=1)
-    batch_size: int = option("training", "images per step and process", 256, least=1)
-    seed: int = option("training", "seed of weights, order and augmentation", 0, least=0)
-    lr: float = option("training", "peak learning rate at the reference batch", 0.1, above=0)
-    lr_reference_batch: int = option("training", "global batch that --lr refers to", 256, least=1)
+    epochs: int = option("training", "number of epochs", 90, minimum=1)
+    batch_size: int = option("training", "batch size per process", 256, minimum=1)
+    seed: int = option("training", "random seed for weights, sample order and augmentation", 0, minimum=0)
+    lr: float = option("training", "peak learning rate at the reference batch size", 0.1, above=0)
+    lr_reference_batch: int = option("training", "global batch size that --lr refers to", 256, minimum=1)
     lr_scaling: str = option(
-        "training", "linear: lr x global batch / reference batch", "linear", choices=("linear", "none")
+        "training", "linear: lr x global batch size / reference batch size", "linear", choices=("linear", "none")
     )
-    momentum: float = option("training", "momentum of SGD", 0.9, least=0)
+    momentum: float = option("training", "SGD momentum; beta1 of AdamW", 0.9, minimum=0)
     cycle_momentum: bool = option(
         "training",
-        "onecycle: momentum from 0.95 to 0.85 and back, as torch does it, in place of --momentum",
+        "onecycle: cycle momentum from 0.95 to 0.85 and back, as in torch's OneCycleLR, instead of --momentum",
         False,
     )
-    weight_decay: float = option("training", "L2 penalty", 1e-4, least=0)
+    weight_decay: float = option("training", "weight decay", 1e-4, minimum=0)
     decay: str = option(
         "training",
-        "weights: not on biases, norms and what the model names in no_weight_decay(), as timm's; all: on everything",
+        "weights: no decay for biases, norms and the model's no_weight_decay(), as in timm; all: decay all parameters",
         "weights",
         choices=("weights", "all"),
     )
     no_decay: tuple[str, ...] = option(
-        "training", "names or patterns of further parameters without decay, such as *pos_embedding", (), nargs="+"
+        "training", "names or patterns of more parameters without weight decay, such as *pos_embedding", (), nargs="+"
     )
     layer_decay: float = option(
         "training",
-        "fine-tuning: factor of the rate from each layer to the one before it; 1: one rate",
+        "layer-wise learning rate decay for fine-tuning; 1: off",
         1.0,
         above=0,
-        most=1,
+        maximum=1,
     )
     optimizer: str = option(
         "training",
-        "sgd with momentum, lars, adamw; muon: for the matrices of hidden layers, with adamw for the rest",
+        "optimiser; muon: for hidden weight matrices, with adamw for all other parameters",
         "sgd",
         choices=("sgd", "lars", "adamw", "muon"),
     )
-    nesterov: bool = option("training", "sgd: Nesterov momentum", False)
-    lars_eta: float = option("training", "trust coefficient of lars", 1e-3, above=0)
-    muon_momentum: float = option("training", "muon: momentum of its matrices", 0.95, least=0)
-    adam_beta2: float = option("training", "second beta of adamw; the first is --momentum", 0.999, least=0, most=1)
-    accumulate: int = option("training", "batches per process whose gradients are summed for one step", 1, least=1)
-    clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)
-    allow_nan: bool = option("training", "go on when the loss is inf or nan", False)
+    nesterov: bool = option("training", "use Nesterov momentum with SGD", False)
+    lars_eta: float = option("training", "LARS trust coefficient", 1e-3, above=0)
+    muon_momentum: float = option("training", "Muon momentum", 0.95, minimum=0)
+    adam_beta2: float = option("training", "AdamW beta2; beta1 is --momentum", 0.999, minimum=0, maximum=1)
+    accumulate: int = option("training", "gradient accumulation: number of batches per process and step", 1, minimum=1)
+    clip_norm: float = option("training", "maximum gradient norm; 0: no clipping", 0.0, minimum=0)
+    allow_nan: bool = option("training", "continue if the loss is inf or nan", False)
     ema_decay: float = option(
-        "training", "decay of the weights' average, used in validation; 0: none", 0.0, least=0, most=1
+        "training", "decay of the weight EMA, which is used for validation; 0: off", 0.0, minimum=0, maximum=1
     )
-    ema_every: int = option("training", "steps between two averagings", 1, least=1)
+    ema_every: int = option("training", "steps between EMA updates", 1, minimum=1)
     loss: str = option(
         "training",
-        "ce: cross-entropy; bce: binary cross-entropy, summed over the classes; in validation always ce",
+        "ce: cross-entropy; bce: binary cross-entropy, summed over classes; validation always uses ce",
         "ce",
         choices=("ce", "bce"),
     )
-    label_smoothing: float = option("training", "share of a label spread over all classes", 0.0, least=0, most=1)
-    mixup: float = option("training", "alpha of mixup; 0: none", 0.0, least=0)
-    cutmix: float = option("training", "alpha of cutmix; 0: none", 0.0, least=0)
+    label_smoothing: float = option("training", "label smoothing", 0.0, minimum=0, maximum=1)
+    mixup: float = option("training", "Mixup alpha; 0: off", 0.0, minimum=0)
+    cutmix: float = option("training", "CutMix alpha; 0: off", 0.0, minimum=0)
     schedule: str = option(
         "training",
-        "learning-rate schedule, over all steps",
+        "learning rate schedule, updated every step",
         "onecycle",
         choices=("onecycle", "cosine", "linear", "multistep"),
     )
     warmup: float = option(
-        "training", "share of all steps during which the rate rises; -1: onecycle 0.3, others 0.05", -1.0, most=1
+        "training", "warm-up, as a fraction of all steps; -1: 0.3 for onecycle, 0.05 for others", -1.0, maximum=1
     )
     warmup_start: float = option(
-        "training", "not onecycle: share of the peak at which the rate begins", 0.0, least=0, most=1
+        "training", "initial learning rate as a fraction of the peak (not for onecycle)", 0.0, minimum=0, maximum=1
     )
     milestones: tuple[float, ...] = option(
-        "training", "multistep: shares of the run after which the rate drops", (1 / 3, 2 / 3, 8 / 9), nargs="+"
+        "training", "multistep: fractions of the run at which the learning rate drops", (1 / 3, 2 / 3, 8 / 9), nargs="+"
     )
-    gamma: float = option("training", "multistep: factor at each milestone", 0.1, above=0)
-    div_factor: float = option("training", "onecycle: peak / first rate", 25.0, above=0)
-    final_div_factor: float = option("training", "onecycle: first / last rate", 1e4, above=0)
+    gamma: float = option("training", "multistep: learning rate factor at each milestone", 0.1, above=0)
+    div_factor: float = option("training", "onecycle: peak / initial learning rate", 25.0, above=0)
+    final_div_factor: float = option("training", "onecycle: initial / final learning rate", 1e4, above=0)
     last_batch: str = option(
         "training", "keep or drop the last, smaller batch of an epoch", "keep", choices=("keep", "drop")
     )
 
-    val_interval: int = option("training", "epochs between two validations; the last epoch always has one", 1, least=1)
-    val_batch_size: int = option("training", "images per validation batch and process; 0: --batch-size", 0, least=0)
-    val_flip: bool = option("training", "validate the mean of the logits of an image and of its mirror image", False)
+    val_interval: int = option(
+        "training", "epochs between validations; the last epoch is always validated", 1, minimum=1
+    )
+    val_batch_size: int = option("training", "validation batch size per process; 0: same as --batch-size", 0, minimum=0)
+    val_flip: bool = option("training", "average the logits of each validation image and its horizontal flip", False)
     metrics: str = option(
         "training",
-        "how validation is divided; exact: every rank computes its part; scatter: rank 0 sends out the parts",
+        "distribution of validation images; exact: every rank computes its share; scatter: rank 0 sends the indices",
         "exact",
         choices=("exact", "scatter"),
     )
@@ -232,7 +243,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(
-    # a dataclass has the fields of its last base first, and so has --help
+    # fields, and so --help, are in the order of the bases from last to first
     OutputOptions,
     SystemOptions,
     PrecisionOptions,
@@ -242,10 +253,10 @@ class Config(
     ModelOptions,
     DataOptions,
 ):
-    """The checked options of one run. Field `batch_size` is `--batch-size`."""
+    """The validated options of a run. Field `batch_size` is option `--batch-size`."""
 
     def side(self, epoch: int) -> int:
-        """The side of training images in epoch `epoch` (from 0): that of the current phase, else image_size."""
+        """Return the size of training images in epoch `epoch` (from 0): that of the current phase, else image_size."""
         side = self.image_size
         for phase in self.phases:
             size, _, share = phase.partition("@")
@@ -254,28 +265,28 @@ class Config(
         return side
 
     def sides(self) -> list[int]:
-        """The sides of all images of the run, in training and validation."""
+        """Return all image sizes of the run, in training and validation."""
         return sorted({self.image_size, *(self.side(epoch) for epoch in range(self.epochs))})
 
     def check(self) -> None:
-        """Raises TrainError: a value is outside its limits, or not of its form."""
+        """Raise TrainError if a value is outside its limits or malformed."""
         check_limits(self)
         for group in (DataOptions, ModelOptions, OutputOptions):
             group.check(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and checkpoints."""
+        """Return plain values, for JSON and checkpoints."""
         return asdict(self)
 
 
 def parse(argv: list[str]) -> Config:
-    """The checked options.
+    """Parse and validate the options.
 
     Raises:
         TrainError: a value is outside its limits.
         SystemExit: 2, from argparse, for unknown options.
     """
-    text = "Trains an image classifier, alone or under torchrun, on CPU (gloo) or GPUs (NCCL)."
+    text = "Train an image classifier on CPU (gloo) or GPUs (NCCL), as a single process or with torchrun."
     values, given = parsed(Config, argv, "python -m train", text)
     values["output"] = values["output"] or os.environ.get("LAUNCHER_OUTPUT", "output")
     config = Config(**values)

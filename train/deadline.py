@@ -1,8 +1,8 @@
-"""SIGTERM ends a process in time, whatever it waits for.
+"""Exit within a time limit after SIGTERM, even if the process is blocked.
 
-Training stops between two steps. A read that does not return, or a peer that does not come, would make it wait until it
-is killed, without a word. Python's signal handlers do not run during such calls, but the wakeup descriptor is
-written, and a thread reads it.
+Training stops between two steps. A read that does not return, or a missing peer, would block the process until it is
+killed, without a message. Python's signal handlers do not run during such calls, but the signal is written to the
+wakeup descriptor, which a thread reads.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ EXIT_STOPPED = 143
 
 
 @contextmanager
-def ends_after_sigterm(who: str, over: threading.Event) -> Iterator[None]:
-    """Unless `over` is set, or the block is left, within SECONDS after SIGTERM, the process ends.
+def exit_after_sigterm(process: str, over: threading.Event) -> Iterator[None]:
+    """Exit SECONDS after SIGTERM, unless `over` is set or the block is left before.
 
-    `who` is its name in the message. To be called in the main thread.
+    `process`: its name in the message. Must be called in the main thread.
     """
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    watch = threading.Thread(target=_watch, args=(ours, over, who), name="deadline", daemon=True)
+    watch = threading.Thread(target=_watch, args=(ours, over, process), name="deadline", daemon=True)
     watch.start()
     try:
         yield
@@ -42,7 +42,7 @@ def ends_after_sigterm(who: str, over: threading.Event) -> Iterator[None]:
         ours.close()  # not earlier: further signals are written to it
 
 
-def _watch(signals: socket.socket, over: threading.Event, who: str) -> None:
+def _watch(signals: socket.socket, over: threading.Event, process: str) -> None:
     while numbers := signals.recv(16):
         if signal.SIGTERM in numbers:
             break
@@ -51,7 +51,9 @@ def _watch(signals: socket.socket, over: threading.Event, who: str) -> None:
     if over.wait(SECONDS):
         return
     found = reading.longest()
-    why = f"; {found[0]} has been read for {found[1]:.0f} s" if found and found[1] >= SECONDS else ""
-    text = f"train: {who}: no step ended within {SECONDS:g} s after SIGTERM{why}; leaving without a new checkpoint"
+    why = f"; reading {found[0]} has taken {found[1]:.0f} s so far" if found and found[1] >= SECONDS else ""
+    text = (
+        f"train: {process}: no step finished within {SECONDS:g} s after SIGTERM{why}; exiting without a new checkpoint"
+    )
     print(text, file=sys.stderr, flush=True)
     os._exit(EXIT_STOPPED)

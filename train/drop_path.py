@@ -1,6 +1,6 @@
-"""Stochastic depth, also called drop path: Huang et al., arXiv 1603.09382; the rate grows linearly with the depth.
+"""Stochastic depth, also called drop path (Huang et al., arXiv 1603.09382); the rate grows linearly with the depth.
 
-The models have it themselves; this module sets its rate. Their draws are from torch's generator, as dropout's.
+The models implement it; this module sets its rate. Random numbers come from torch's generator, as for dropout.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from torch import nn
 from train import foreign
 from train.errors import TrainError
 
-OWN = -1.0  # the rate with which the architecture is published
-IN_CONSTRUCTOR = ("convnext", "efficientnet")  # of torchvision's; the others have their rate fixed
+OWN = -1.0  # the default rate of the architecture
+IN_CONSTRUCTOR = ("convnext", "efficientnet")  # torchvision models; the others have a fixed rate
 
 
 def keyword(arch: str) -> str | None:
-    """The constructor's name of the rate; None: it takes none."""
+    """Return the name of the constructor's rate argument, or None."""
     if foreign.is_foreign(arch):
         return "drop_path_rate"
     return "stochastic_depth_prob" if arch.startswith(IN_CONSTRUCTOR) else None
 
 
 def set_rate(model: nn.Module, arch: str, rate: float) -> None:
-    """Scales the rates of one of torchvision's models, such that the last block's is `rate`.
+    """Scale the rates of a torchvision model so that the last block has `rate`.
 
     Raises:
         TrainError: the model has no stochastic depth.
@@ -33,8 +33,8 @@ def set_rate(model: nn.Module, arch: str, rate: float) -> None:
     last = max((part.p for part in parts), default=0.0)
     if not last:
         raise TrainError(
-            f"--drop-path {rate}: --arch {arch} has no stochastic depth; torchvision's convnext*, efficientnet*, swin* "
-            f"and maxvit* have, and many of timm's, such as timm:resnet50"
+            f"--drop-path {rate}: --arch {arch} has no stochastic depth; use torchvision's convnext*, efficientnet*, "
+            f"swin* or maxvit*, or a timm model such as timm:resnet50"
         )
     for part in parts:
         part.p *= rate / last

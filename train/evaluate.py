@@ -1,4 +1,4 @@
-"""Exact validation: every image counts once on any number of ranks."""
+"""Exact validation: every image counts exactly once on any number of ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.metrics import Meter, Scores, validation_indices
 from train.parallel.world import World, broadcast_together
 from train.step import Objective
 
-SHOWN = 32  # misclassified images that are returned, at most
+SHOWN = 32  # maximum number of misclassified images to return
 
 
 def evaluate(
@@ -28,22 +28,22 @@ def evaluate(
     stopped: Callable[[], bool] = lambda: False,
     report: Callable[[int, int, Scores, Scores], None] = lambda *_: None,
 ) -> tuple[Tensor, Pixels]:
-    """`counts` of every image of the loader's source, over all ranks: no padding; sums, not averages.
+    """Return `counts` summed over all images of the loader's source and all ranks, without padding.
 
-    Also returns the first images that were misclassified, (n, side, side, 3), on the first rank of each machine.
-    `stopped` is asked before every batch, equally often on every rank. `report` gets the batches done, their number,
-    and the scores since its last call and in all, every `--log-every` batches.
+    Also return the first misclassified images, (n, side, side, 3), on the first rank of each machine.
+    `stopped` is called before every batch, equally often on every rank. `report` is called every `--log-every` batches
+    with the finished batches, their total, and the scores since the last call and overall.
 
     Raises:
         Stopped: `stopped` returned True.
     """
     config, count, size = objective.config, len(loader.source.labels), loader.batch_size
-    if world.data_shards > 1:  # batch norm's running statistics: every rank validates and saves those of rank 0
+    if world.data_shards > 1:  # batch norm: every rank validates and saves the running statistics of rank 0
         broadcast_together(list(model.buffers()))
     mine = validation_indices(config.metrics, count, world)
-    total = -(-count // world.data_shards // size)  # batches of the largest shard: the same number on every rank
+    total = -(-count // world.data_shards // size)  # batches of the largest shard, the same on every rank
     pieces = (mine[start : start + size] for start in range(0, total * size, size))
-    filler = np.zeros(1, np.int64)  # every rank computes equally many batches: --parallel fsdp gathers weights in them
+    filler = np.zeros(1, np.int64)  # equally many batches on every rank: --parallel fsdp gathers weights in each
     requests = (Request(piece, count) if len(piece) else Request(filler, count, filler=1) for piece in pieces)
     batches = loader.batches(requests, epoch=0)
     meter = Meter(world)
@@ -58,7 +58,7 @@ def evaluate(
         if stopped():
             raise Stopped
         batch = next(batches)
-        with torch.no_grad():  # not inference_mode: fully_shard would keep what it gathers, and not train with it
+        with torch.no_grad():  # not inference_mode: fully_shard would keep gathered weights, which cannot train
             output = objective.forward_loss(classify, batch)
         meter.add(output.counts)
         if output.logits is not None and world.local_rank == 0:
@@ -71,7 +71,7 @@ def evaluate(
 
 
 class Mirrored(nn.Module):
-    """The mean of a model's logits of an image and of its mirror image. Stages without logits give a token."""
+    """Averages the logits of an image and its mirror image. Stages without logits return a token."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class Mirrored(nn.Module):
 
 
 class Mistaken:
-    """The first SHOWN misclassified images. They are chosen on the device, so that no batch waits for it."""
+    """The first SHOWN misclassified images, selected on the device so that no batch waits for it."""
 
     def __init__(self) -> None:
         self._images: list[Tensor] = []  # at most one tensor, at most SHOWN images
         self._wrong: list[Tensor] = []  # which of them are misclassified
 
     def add(self, batch: Batch, logits: Tensor) -> None:
-        """Keeps images of this batch as long as there are too few."""
+        """Add misclassified images of this batch until there are SHOWN."""
         wrong = (logits.argmax(1) != batch.labels) & (batch.weights > 0)
         first = _first(wrong)
         images, wrong = torch.cat([*self._images, batch.images[first]]), torch.cat([*self._wrong, wrong[first]])
@@ -108,5 +108,5 @@ class Mistaken:
 
 
 def _first(wrong: Tensor) -> Tensor:
-    """The places of the first SHOWN that are true, then of others. No boolean index, whose size only the CPU knows."""
+    """Return SHOWN indices, true ones first. A boolean index would wait for the device to learn its size."""
     return wrong.to(torch.uint8).argsort(descending=True, stable=True)[:SHOWN]

@@ -1,4 +1,4 @@
-"""When a checkpoint is due inside an epoch: after so many steps, or after so long on rank 0's clock."""
+"""Checkpoints within an epoch, after a number of steps or after a time on rank 0's clock."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 class Every:
-    """--checkpoint-every: `500` steps, or `5m`; empty: never."""
+    """--checkpoint-every: steps, such as `500`, or a time, such as `5m`; empty: never."""
 
     def __init__(self, text: str) -> None:
-        """Raises TrainError: neither steps nor a time."""
+        """Raises TrainError if `text` is neither steps nor a time."""
         match = re.fullmatch(r"([1-9]\d*)([smh]?)", text or "1")
         if match is None:
             raise TrainError(f"--checkpoint-every {text}: neither steps, such as 500, nor a time, such as 5m")
@@ -24,11 +24,11 @@ class Every:
         self._since = time.monotonic()
 
     def steps_done(self, step: int) -> bool:
-        """Whether one is due after this step of the run; the same on all ranks."""
+        """Whether a checkpoint is due after this step of the run; the same on all ranks."""
         return bool(self._steps) and step > 0 and step % self._steps == 0
 
     def time_is_up(self) -> bool:
-        """Whether the time has passed; true once, then it begins anew."""
+        """Whether the time has passed. If so, the clock restarts."""
         if not self._seconds or time.monotonic() - self._since < self._seconds:
             return False
         self._since = time.monotonic()

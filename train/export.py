@@ -1,4 +1,4 @@
-"""`python -m train export CHECKPOINT FILE`: the trained model for use elsewhere, by torch.export (.pt2) or as ONNX."""
+"""Export a trained model with torch.export (.pt2) or as ONNX: `python -m train export CHECKPOINT FILE`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from train.weights import read_weights
 
 
 class Classifier(nn.Module):
-    """The model with its normalisation: RGB in 0..1, (n, 3, side, side), to logits (n, classes)."""
+    """The model with input normalisation: (n, 3, side, side), RGB in 0..1, to (n, classes) logits."""
 
     mean: Tensor
     std: Tensor
@@ -36,19 +36,21 @@ class Classifier(nn.Module):
 
 
 def main(argv: list[str]) -> None:
-    """Raises TrainError: not a checkpoint of this trainer, or the format's packages are missing."""
+    """Run the command. Raises TrainError if the checkpoint is not usable or packages for the format are missing."""
     parser = argparse.ArgumentParser(prog="python -m train export", description=__doc__, allow_abbrev=False)
-    parser.add_argument("checkpoint", type=Path, help="such as checkpoints/best.pt; the averaged weights if it has any")
-    parser.add_argument("file", type=Path, help="ends in .pt2 (torch.export.load) or .onnx")
+    parser.add_argument(
+        "checkpoint", type=Path, help="checkpoint, such as checkpoints/best.pt; EMA weights are exported if present"
+    )
+    parser.add_argument("file", type=Path, help="output file, .pt2 (for torch.export.load) or .onnx")
     options = parser.parse_args(argv)
     if options.file.suffix not in (".pt2", ".onnx"):
-        raise TrainError(f"{options.file}: the file's name must end in .pt2 or .onnx")
+        raise TrainError(f"{options.file}: the file name must end in .pt2 or .onnx")
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if options.file.suffix == ".onnx" and missing:
         raise TrainError(f"{options.file}: ONNX needs {' and '.join(missing)}: pip install onnx onnxscript")
     weights = read_weights(options.checkpoint)
     if weights.state is None:
-        raise TrainError(f"{options.checkpoint}: not a checkpoint of this trainer, so its classes are unknown")
+        raise TrainError(f"{options.checkpoint}: not a checkpoint of this trainer: its classes are unknown")
     known = {item.name for item in fields(Config)}
     config = Config(**{name: value for name, value in weights.state["config"].items() if name in known})
     model, classes = configured_model(config, len(weights.state["classes"])), weights.state["classes"]

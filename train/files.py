@@ -1,4 +1,4 @@
-"""Opening files that may be anything: only regular ones, since to open or read a pipe waits for a writer."""
+"""Open regular files only: opening or reading a pipe would wait for a writer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import os
 import stat
 from pathlib import Path
 
-FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # the last: to open a pipe does not wait; nothing on regular files
+FLAGS = (
+    os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+)  # O_NONBLOCK: opening a pipe does not wait; no effect on regular files
 
 
 def open_regular(path: str | Path) -> int:
-    """A descriptor of the file, for reading.
+    """Open a file for reading; return its descriptor.
 
     Raises:
-        OSError: it cannot be opened, or is a pipe, a device or a folder.
+        OSError: the file cannot be opened, or is a pipe, a device or a folder.
     """
     descriptor = os.open(path, FLAGS)
     try:
@@ -25,15 +27,15 @@ def open_regular(path: str | Path) -> int:
 
 
 def check_regular(path: Path) -> None:
-    """Raises OSError as `open_regular`."""
+    """Raise OSError like `open_regular`."""
     os.close(open_regular(path))
 
 
 def read_regular(path: str | Path) -> bytes:
-    """The file's content; cheaper than by a file object, which counts for small images.
+    """Read a file. Faster than a file object, which matters for small images.
 
     Raises:
-        OSError: as `open_regular`, or it cannot be read.
+        OSError: see `open_regular`; or the file cannot be read.
     """
     descriptor = os.open(path, FLAGS)
     try:

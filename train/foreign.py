@@ -1,4 +1,4 @@
-"""Models from elsewhere: --arch timm:NAME, and --arch package.module:function, a function in the user's code."""
+"""External models: --arch timm:NAME, and --arch package.module:function for a function in the user's code."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def is_foreign(arch: str) -> bool:
 
 
 def builder(arch: str) -> Build:
-    """Takes `num_classes` and --model-kwargs, and gives a model that turns images (n, 3, H, W) into logits.
+    """Return a function of `num_classes` and --model-kwargs that builds a model from images (n, 3, H, W) to logits.
 
     Raises:
-        TrainError: there is no such model, or no such function.
+        TrainError: the model or function does not exist.
     """
     where, _, name = arch.partition(":")
     return _of_timm(name) if where == "timm" else _of_user(arch, where, name)
 
 
 def settings(arch: str, options: Mapping[str, Any], side: int | None) -> dict[str, Any]:
-    """The options that the model recommends: mean, std, image_size and val_resize; `side` is the image size if given.
+    """Return the model's recommended mean, std, image_size and val_resize; `side`: the image size, if given.
 
-    As timm's models do, in a mapping `pretrained_cfg` or `default_cfg` with mean, std, input_size and crop_pct. timm's
-    are known by name; a model of the user's is built to ask it.
+    They are read, as in timm, from a mapping `pretrained_cfg` or `default_cfg` with mean, std, input_size and crop_pct;
+    for timm by the model's name, for a user's model by building it.
 
     Raises:
-        TrainError: as `builder`.
+        TrainError: see `builder`.
     """
     build = builder(arch)
     if arch.startswith("timm:"):
@@ -62,7 +62,7 @@ def _of_timm(name: str) -> Build:
         timm: Any = importlib.import_module("timm")
     except ImportError as error:
         raise TrainError(
-            f"--arch timm:{name}: timm cannot be imported ({error}); pip install timm, or add it to the job's "
+            f"--arch timm:{name}: cannot import timm ({error}); run: pip install timm, or add timm to the job's "
             f"image.packages"
         ) from error
     if not timm.is_model(name):
@@ -80,7 +80,7 @@ def _of_user(arch: str, where: str, name: str) -> Build:
         module = importlib.import_module(where)
     except ImportError as error:
         raise TrainError(
-            f"--arch {arch}: {where} cannot be imported ({error}); start in the folder that has it, or set PYTHONPATH"
+            f"--arch {arch}: cannot import {where} ({error}); start in the folder that contains it, or set PYTHONPATH"
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -95,6 +95,6 @@ def _of_user(arch: str, where: str, name: str) -> Build:
         model: Any = function(**options)
         if not hasattr(model, "state_dict"):
             raise TrainError(f"--arch {arch}: the function returns a {type(model).__name__}, not a torch.nn.Module")
-        return model  # type: ignore[no-any-return]  # a module of torch, as far as can be told without importing it
+        return model  # type: ignore[no-any-return]  # a torch module, checked without importing torch
 
     return build

@@ -1,7 +1,7 @@
-"""Parameter groups: which parameters have weight decay, which rate each layer has, and which are Muon's.
+"""Parameter groups: weight decay, layer-wise learning rates, and parameters for Muon.
 
-As timm.optim's param_groups_weight_decay and param_groups_layer_decay, which fine-tuning recipes refer to (BEiT, Bao et
-al., arXiv 2106.08254; Clark et al., arXiv 2003.10555, section 3.3). `lr_scale` is a group's factor of the rate.
+They match timm.optim's param_groups_weight_decay and param_groups_layer_decay, which fine-tuning recipes use (BEiT, Bao
+et al., arXiv 2106.08254; Clark et al., arXiv 2003.10555, section 3.3). `lr_scale`: a group's learning rate factor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
 def parameter_groups(config: Config, model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Group]:
-    """The groups of `parameters`: the model's trainable ones or their fp32 masters, in the model's order."""
+    """Return the groups of `parameters`: the model's trainable parameters or their fp32 masters, in order."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     layer = layers(model) if config.layer_decay < 1 else {name: 0 for name, _ in named}
     top, matrices = max(layer.values(), default=0), hidden_matrices(model) if config.optimizer == "muon" else set()
@@ -41,13 +41,13 @@ def parameter_groups(config: Config, model: nn.Module, parameters: Sequence[nn.P
 
 
 def _exempt(config: Config, model: nn.Module) -> list[str]:
-    """Names and patterns of parameters without decay; timm's models name theirs, such as position embeddings."""
+    """Return names and patterns of parameters without decay, including the model's own, such as position embeddings."""
     own: Any = getattr(model, "no_weight_decay", None)
     return [*config.no_decay, *(own() if own and config.decay == "weights" else ())]
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:
-    """The names of the weights of linear layers, but of the classifier; embeddings are no matrices in this sense."""
+    """Return the names of the weights of linear layers, except the classifier; embeddings do not count."""
     outside = {name for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
     return {
         name
@@ -57,10 +57,10 @@ def hidden_matrices(model: nn.Module) -> set[str]:
 
 
 def layers(model: nn.Module) -> dict[str, int]:
-    """Parameter -> the number of its layer, from the input on; what timm's models say, else their blocks.
+    """Return the layer number of each parameter, from the input on: as defined by timm models, else by blocks.
 
-    A block is an element of a container, at any depth, that has a matrix. What comes before the first block is a layer,
-    and so is each matrix after it that is in none. Norms and biases in none belong to the layer before them.
+    A block is an element of a container, at any depth, with a matrix. All parameters before the first block form a
+    layer, as does each later matrix outside of blocks. Norms and biases outside of blocks belong to the layer before.
     """
     matcher: Any = getattr(model, "group_matcher", None)
     if matcher:

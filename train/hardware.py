@@ -1,4 +1,4 @@
-"""The machine under a process: peak memory, the arithmetic that a GPU could do, and the cores near it."""
+"""Hardware of a process: peak memory, peak FLOP/s of the GPU, and CPU cores close to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-# TFLOP/s of dense products in fp32, TF32 and 16 bits, from the vendor's data sheets; the SXM version unless named
+# dense TFLOP/s in fp32, TF32 and 16 bits, from the vendor's data sheets; SXM versions unless noted
 PEAKS = {
     "T4": (8.1, 8.1, 65.0),
     "V100": (15.7, 15.7, 125.0),
@@ -26,17 +26,17 @@ PEAKS = {
     "H200": (67.0, 494.0, 989.0),
     "B200": (80.0, 1100.0, 2250.0),
 }
-TRAINING = 3  # times the operations of a forward pass: backward computes the gradients of inputs and of weights
+TRAINING = 3  # relative to a forward pass: backward computes the gradients of inputs and of weights
 
 
 def peak_flops(device: str, amp: str, tf32: bool) -> float | None:
-    """Operations per second that this GPU can do in the run's precision; None if it is not in the table."""
+    """Return the GPU's peak FLOP/s in the run's precision; None if the GPU is not in the table."""
     peaks = next((peak for name, peak in PEAKS.items() if re.search(rf"\b{name}\b", device)), None)
     return peaks and peaks[1 if amp == "none" and tf32 else 0 if amp == "none" else 2] * 1e12
 
 
 def forward_flops(model: nn.Module, side: int) -> float:
-    """Operations of a forward pass per image, a multiply-add counting as two; computes shapes only."""
+    """Return the FLOPs of a forward pass per image (a multiply-add counts as two), computed from shapes only."""
     state = {name: value.to("meta") for name, value in (*model.named_parameters(), *model.named_buffers())}
     dtype = next(model.parameters()).dtype
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -45,7 +45,7 @@ def forward_flops(model: nn.Module, side: int) -> float:
 
 
 def ideal_seconds(model: nn.Module, side: int, device: str, amp: str, tf32: bool) -> float | None:
-    """The shortest time in which the GPU could train on one image; its share of the real time is the MFU.
+    """Return the minimum training time per image on this GPU; divided by the measured time, it gives the MFU.
 
     Chowdhery et al., arXiv 2204.02311, appendix B.
     """
@@ -54,19 +54,19 @@ def ideal_seconds(model: nn.Module, side: int, device: str, amp: str, tf32: bool
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or cpu."""
+    """Return the name of the GPU, or cpu."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def peak_memory(device: torch.device) -> float:
-    """The most memory so far, in MB (1e6 bytes): tensors on a GPU, else all of this process."""
+    """Return the peak memory in MB (1e6 bytes): tensors on a GPU, else the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def near_cores(gpu: int) -> frozenset[int]:
-    """The cores of the GPU's NUMA node, as the kernel lists them; empty where it does not, as in many virtual machines.
+    """Return the cores of the GPU's NUMA node; empty if the kernel does not list them, as in many virtual machines.
 
     https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci
     """
@@ -80,15 +80,15 @@ def near_cores(gpu: int) -> frozenset[int]:
 
 
 def cores_of(text: str) -> frozenset[int]:
-    """`0-3,8` as numbers."""
+    """Parse a list of cores such as `0-3,8`."""
     ranges = (part.partition("-") for part in text.strip().split(",") if part)
     return frozenset(core for first, _, last in ranges for core in range(int(first), int(last or first) + 1))
 
 
 def bind_to_gpu(near: Sequence[frozenset[int]], local_rank: int) -> int:
-    """Keeps this process on the cores near its GPU, and returns how many of this machine's processes share them.
+    """Bind this process to the cores near its GPU; return the number of local processes that share them.
 
-    `near`: the cores near each local rank's GPU. Without them the process may run anywhere, and all share all cores.
+    `near`: the cores near each local rank's GPU. If unknown, the process is not bound, and all share all cores.
     """
     allowed = os.sched_getaffinity(0)
     mine = near[local_rank] & allowed

@@ -1,7 +1,7 @@
-"""A copy of a run's state in host memory, while the device goes on.
+"""Copy of a run's state in host memory, made while the device continues.
 
-On a GPU it is made into pinned memory, on a stream of its own. What is queued later waits for it on the device, and
-this process for nothing. The memory is used again for the next copy, so there is never more than one.
+From a GPU it is copied to pinned memory on a separate stream. Later work on the device waits for the copy, this process
+does not. The memory is reused for the next copy, so that there is at most one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from train.data.batch import Event
 
 
 def map_tensors(value: Any, change: Any) -> Any:
-    """`value` with every tensor in its dictionaries, lists and tuples changed."""
+    """Return `value` with `change` applied to every tensor in its dictionaries, lists and tuples."""
     if isinstance(value, Mapping):
         return {key: map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -36,7 +36,7 @@ class HostCopy:
 
     @torch.no_grad()
     def take(self, state: Any) -> Any:
-        """The state with its tensors here, where they are complete when `wait` returns; overwrites the copy before."""
+        """Return the state with tensors in host memory, complete after `wait`; overwrites the previous copy."""
         if self._stream is None:
             return self._copied(state)
         now = torch.cuda.current_stream(self._device)
@@ -48,7 +48,7 @@ class HostCopy:
         return copied
 
     def wait(self) -> None:
-        """Returns when the copy is complete."""
+        """Wait until the copy is complete."""
         if self._done is not None:
             self._done.synchronize()
 
@@ -56,8 +56,8 @@ class HostCopy:
         before, self._memory = self._memory, []
 
         def copy(tensor: Tensor) -> Tensor:
-            place = len(self._memory)
-            kept = before[place] if place < len(before) else None
+            index = len(self._memory)
+            kept = before[index] if index < len(before) else None
             if kept is None or (kept.dtype, kept.shape, kept.stride()) != (tensor.dtype, tensor.shape, tensor.stride()):
                 kept = torch.empty_like(tensor, device="cpu", pin_memory=self._stream is not None)
             self._memory.append(kept)

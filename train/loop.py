@@ -1,4 +1,4 @@
-"""The run: epochs of steps, exact validation, a checkpoint after each epoch, and a coordinated stop of all ranks."""
+"""The training loop: epochs, exact validation, a checkpoint after each epoch, and a coordinated stop of all ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from train.reporting import (
     close_interval,
     facts,
     make_watch,
-    say_who_was_slow,
+    report_stragglers,
     validated,
 )
 from train.run import Run
@@ -40,7 +40,7 @@ from train.watch import Silent
 
 
 def train(config: Config, world: World, stop: StopSignal) -> None:
-    """Trains according to the options, from scratch or from the output folder's last checkpoint.
+    """Train according to the options, from scratch or from the last checkpoint in the output folder.
 
     Raises:
         TrainError: invalid options, data or checkpoint; nothing was overwritten.
@@ -71,7 +71,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         run.store.close()
         world.sum(torch.zeros(1))  # no rank exits before the file is written, or torchrun would kill the others
         where = f"epoch {run.progress.epoch + 1}, step {run.progress.step}"
-        slow = say_who_was_slow(run, watch)
+        slow = report_stragglers(run, watch)
         watch.say(f"train: stopped at {where}; the checkpoint is saved")
         watch.end({"stopped": True, "step": run.global_step, "steps": run.total_steps, **slow})
         raise
@@ -87,7 +87,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
 
 
 def _evaluate_only(run: Run, watch: Silent, stop: StopSignal) -> None:
-    """Validates the weights of --evaluate; the result is a console line and the last line of metrics.jsonl."""
+    """Validate the weights of --evaluate; print the result and write it to the last line of metrics.jsonl."""
     watch.begin(facts(run), None)
     started = time.perf_counter()
     try:
@@ -105,10 +105,10 @@ def _evaluate_only(run: Run, watch: Silent, stop: StopSignal) -> None:
 
 
 def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
-    """Trains the rest of the current epoch.
+    """Train the rest of the current epoch.
 
     Raises:
-        Stopped: between two steps; `run.progress` says where.
+        Stopped: between two steps; `run.progress` has the position.
     """
     config, progress, begun = run.config, run.progress, run.progress.step
     run.model.train()
@@ -143,14 +143,14 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
 
 
 def _keep_sums(run: Run, meter: Meter) -> None:
-    """For a checkpoint inside an epoch."""
+    """Store the meter's sums for a checkpoint within an epoch."""
     meter.reduce()
     check_loss(run, meter.interval, f"step {run.progress.step}")
     run.progress.sums, run.progress.interval = meter.epoch, meter.interval
 
 
 def _update(run: Run, watch: Silent, plan: Plan) -> None:
-    """Ends a step."""
+    """Update the weights at the end of a step."""
     if run.step.update(plan):
         run.progress.updates += 1
     else:
@@ -160,7 +160,7 @@ def _update(run: Run, watch: Silent, plan: Plan) -> None:
 
 
 def _plan(run: Run) -> Plan:
-    """The next step's rate and mix. Also seeds torch for this step, so that dropout is the same in a resumed run."""
+    """Return the next step's rate and mix; seed torch for this step, so that dropout is reproducible after a resume."""
     config, progress = run.config, run.progress
     seed = sampler.fold(config.seed, progress.epoch, progress.step)
     torch.manual_seed(sampler.fold(seed, run.world.rank))
@@ -170,9 +170,9 @@ def _plan(run: Run) -> Plan:
 
 
 def requests(run: Run) -> Iterator[Request]:
-    """This rank's micro-batches for the rest of the epoch: as many per step as on every other rank, one at least.
+    """Yield this rank's micro-batches for the rest of the epoch: per step the same number on every rank, at least one.
 
-    Otherwise batch norm that synchronises in every micro-batch would wait for ever. The last may be empty, or fillers.
+    Otherwise synchronised batch norm would wait forever. The last one may be empty or consist of fillers.
     """
     progress, world = run.progress, run.world
     permutation = sampler.order(
@@ -184,12 +184,12 @@ def requests(run: Run) -> Iterator[Request]:
         starts = range(0, largest, run.config.batch_size)
         for start in starts:
             piece = indices[start : start + run.config.batch_size]
-            filler = max(0, run.least_samples - len(piece))
+            filler = max(0, run.min_samples - len(piece))
             yield Request(np.concatenate([piece, permutation[:filler]]), total, filler, start == starts[-1])
 
 
 def _finish_epoch(run: Run, watch: Silent, stop: StopSignal) -> Scores | None:
-    """Validates, if that is due, reports and saves after an epoch of training."""
+    """Validate if due, report and save a checkpoint after an epoch of training."""
     progress = run.progress
     if progress.epoch % run.config.val_interval and progress.epoch < run.config.epochs:
         progress.validated, progress.sums = progress.epoch, torch.zeros_like(progress.sums)

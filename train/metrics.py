@@ -1,4 +1,4 @@
-"""Loss, accuracy and speed, exact on any number of ranks: sums and counts are reduced, never averages."""
+"""Loss, accuracy and speed, exact on any number of ranks because sums and counts are reduced, not averages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.parallel.world import World
 
 
 def counts(logits: Tensor, labels: Tensor, losses: Tensor, weights: Tensor) -> Tensor:
-    """(4,) float64: loss sum, top-1 hits, top-5 hits, images; images with weight 0 do not count.
+    """Return (4,) float64: loss sum, top-1 hits, top-5 hits, images. Images with weight 0 do not count.
 
     `logits` (n, classes), the others (n,). n may be 0.
     """
@@ -29,10 +29,10 @@ def counts(logits: Tensor, labels: Tensor, losses: Tensor, weights: Tensor) -> T
 
 
 def validation_indices(mode: str, count: int, world: World) -> sampler.Indices:
-    """This rank's part of `count` validation images; every image is in exactly one part.
+    """Return this rank's share of `count` validation images; every image is in exactly one share.
 
-    exact: every rank computes its part. scatter: rank 0 sends each rank equally many indices, the last ones padded,
-    and how many of them are valid (as in experiment 3: one more transfer, the same result).
+    exact: every rank computes its share. scatter: rank 0 sends each rank equally many indices, padded at the end, and
+    the number of valid ones (as in experiment 3: one more transfer, the same result).
     """
     if mode == "exact" or world.data_shards == 1:
         return sampler.validation_share(count, world.shard, world.data_shards)
@@ -61,7 +61,7 @@ class Scores:
 
     @staticmethod
     def of(sums: Tensor) -> Scores:
-        """From the (4,) sums of `counts`."""
+        """Compute averages from the (4,) sums of `counts`."""
         loss, right, right5, images = sums.tolist()
         count = max(images, 1)
         return Scores(loss / count, 100 * right / count, 100 * right5 / count, int(images))
@@ -74,22 +74,22 @@ def check_finite(scores: Scores, where: str) -> None:
     """Raises TrainError if the loss is inf or nan."""
     if not math.isfinite(scores.loss):
         raise TrainError(
-            f"the loss is {scores.loss} at {where}: training has diverged; try a lower --lr, a longer --warmup or "
-            f"--clip-norm 1, or go on with --allow-nan"
+            f"the loss is {scores.loss} at {where}: training diverged; try a lower --lr, a longer --warmup or "
+            f"--clip-norm 1, or continue with --allow-nan"
         )
 
 
 Report = Callable[[Tensor, Tensor], None]
-Figures = Callable[[], Sequence[float]]  # as many on every rank
+Figures = Callable[[], Sequence[float]]  # the same number on every rank
 
 
 def read_late(device: torch.device) -> bool:
-    """Whether figures are read an interval after they were queued: on a GPU, where reading them waits for it."""
+    """Whether values are read one interval later, as on a GPU, because reading them would wait for the device."""
     return device.type == "cuda"
 
 
 class Reading:
-    """A tensor on its way to the CPU. Only `value` waits until it has arrived."""
+    """A tensor being copied to the CPU; `value` waits for the copy."""
 
     def __init__(self, values: Tensor, late: bool) -> None:
         self._values, self._arrived = values, None
@@ -108,26 +108,26 @@ class Reading:
 class Meter:
     """Sums of an interval and of the epoch so far, over all ranks.
 
-    `close_interval`, `flush` and `reduce` add up the ranks' numbers: every rank calls them at the same steps.
+    `close_interval`, `flush` and `reduce` are collective: every rank must call them at the same steps.
     """
 
     def __init__(self, world: World, epoch: Tensor | None = None, interval: Tensor | None = None) -> None:
-        """`epoch`, `interval`: the (4,) sums with which a resumed run goes on."""
+        """`epoch`, `interval`: initial (4,) sums of a resumed run."""
         self._world, self._late = world, read_late(world.device)
-        self.epoch = _nothing() if epoch is None else epoch
-        self.interval = _nothing() if interval is None else interval  # as of the last `reduce`
+        self.epoch = _zeros() if epoch is None else epoch
+        self.interval = _zeros() if interval is None else interval  # as of the last `reduce`
         self._mine: Tensor | None = None
         self._pending: tuple[Reading, Figures, Report] | None = None
 
     def add(self, sums: Tensor) -> None:
-        """One step's `counts` of this rank, on the device."""
+        """Add one step's `counts` of this rank, on the device."""
         self._mine = sums if self._mine is None else self._mine + sums
 
     def close_interval(self, report: Report = lambda *_: None, figures: Figures = tuple) -> None:
-        """Ends an interval; `report` gets its sums over all ranks, and (ranks, n) `figures`, gathered with the sums.
+        """End an interval; `report` gets its sums over all ranks and the (ranks, n) `figures` gathered with them.
 
-        On a CPU both are called at once; on a GPU when the next interval ends, or by `flush`: then the device has
-        computed the interval.
+        On a CPU both are called immediately; on a GPU at the end of the next interval or by `flush`, when the device
+        has computed the interval.
         """
         self.flush()
         self._pending = self._take(), figures, report
@@ -135,34 +135,34 @@ class Meter:
             self.flush()
 
     def flush(self) -> None:
-        """Reports the interval that was ended last, if that has not been done."""
+        """Report the last interval if it has not been reported yet."""
         if self._pending is None:
             return
         (reading, figures, report), self._pending = self._pending, None
         gathered = self._add_up(reading, figures)
-        sums, self.interval = self.interval, _nothing()
+        sums, self.interval = self.interval, _zeros()
         self.epoch = self.epoch + sums
         report(sums, gathered)
 
     def reduce(self) -> None:
-        """Adds what was added since the last interval or call to `interval`, for a checkpoint inside an interval.
+        """Reduce the sums since the last interval or call into `interval`, for a checkpoint within an interval.
 
-        A run resumed from it then adds the same numbers in the same order.
+        A resumed run then adds the same numbers in the same order.
         """
         self.flush()
         self._add_up(self._take())
 
     def wait(self) -> None:
-        """Returns when the device has computed all that was added."""
+        """Wait until the device has computed all added values."""
         if self._mine is not None:
             self._mine = self._mine.cpu()
 
     def _take(self) -> Reading:
         mine, self._mine = self._mine, None
-        return Reading(_nothing() if mine is None else mine, self._late)
+        return Reading(_zeros() if mine is None else mine, self._late)
 
     def _add_up(self, reading: Reading, figures: Figures = tuple) -> Tensor:
-        """Figures are gathered by the sums' collective: each rank adds its own to the zeros of the others."""
+        """Reduce the sums. Figures are gathered by the same collective: each rank adds its own to zeros."""
         sums, own = reading.value(), torch.tensor(figures(), dtype=torch.float64)
         gathered = torch.zeros(self._world.size, len(own), dtype=torch.float64)
         gathered[self._world.rank] = own
@@ -171,5 +171,5 @@ class Meter:
         return both[4:].view(gathered.shape)
 
 
-def _nothing() -> Tensor:
+def _zeros() -> Tensor:
     return torch.zeros(4, dtype=torch.float64)

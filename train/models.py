@@ -1,4 +1,4 @@
-"""Architectures by name: small ones of our own for 32x32 images, torchvision's classifiers, and any by `foreign`."""
+"""Architectures by name: small models for 32x32 images, torchvision's classifiers, and external models (`foreign`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from train.syncbn import BATCH_NORMS
 class SmallCNN(nn.Module):
     """Three stages of two 3x3 convolutions with group norm; (N, 3, H, W) -> (N, classes), H and W >= 8.
 
-    No batch norm: an image's output depends only on that image, so two ranks compute the same as one.
+    Without batch norm, an image's output depends only on that image, so the result does not depend on the ranks.
     """
 
     def __init__(self, num_classes: int, widths: tuple[int, ...] = (16, 32, 64)) -> None:
@@ -44,7 +44,7 @@ class SmallCNN(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """He et al., arXiv 1512.03385, figure 5 left."""
+    """Basic residual block: He et al., arXiv 1512.03385, figure 5 left."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class BasicBlock(nn.Module):
 
 
 def _cifar_resnet(num_classes: int, widths: tuple[int, ...], blocks: int) -> nn.Module:
-    """Stem of stride 1, no max-pool; a stage of `blocks` blocks per width; all stages but the first halve the side."""
+    """ResNet with stem stride 1, no max-pool, `blocks` blocks per width; all stages except the first halve the side."""
     stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
     layers: list[nn.Module] = [stem, nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)]
     channels = widths[0]
@@ -101,13 +101,13 @@ def make_model(
     options: Mapping[str, Any] | None = None,
     depth_rate: float = drop_path.OWN,
 ) -> nn.Module:
-    """The architecture `arch`, initialised from torch's global generator.
+    """Build the architecture `arch`, initialised from torch's global generator.
 
-    `zero_init`: torchvision's ResNets begin with residual branches of zero. `options`: for the model's constructor.
-    `depth_rate`: that of `drop_path`.
+    `zero_init`: zero-initialise the residual branches of torchvision's ResNets. `options`: for the model's constructor.
+    `depth_rate`: see `drop_path`.
 
     Raises:
-        TrainError: there is no such architecture, in which case the message names the closest ones, or no such option.
+        TrainError: unknown architecture (the message lists the closest names) or option.
     """
     name = drop_path.keyword(arch) if depth_rate != drop_path.OWN else None
     given: dict[str, Any] = {"num_classes": num_classes} | ({name: depth_rate} if name else {})
@@ -117,9 +117,9 @@ def make_model(
         if depth_rate != drop_path.OWN:
             raise TrainError(f"--drop-path {depth_rate}: --arch {arch} has no stochastic depth")
         if options:
-            raise TrainError(f"--model-kwargs {' '.join(options)}: --arch {arch} has no options; torchvision's have")
+            raise TrainError(f"--model-kwargs {' '.join(options)}: --arch {arch} has no options")
         return OWN[arch](num_classes)
-    from torchvision import models  # imported here: it takes two seconds, and our own architectures do not need it
+    from torchvision import models  # imported here: it takes two seconds, and the architectures in OWN do not need it
 
     names: list[str] = models.list_models(module=models)
     if arch not in names:
@@ -127,9 +127,9 @@ def make_model(
         raise TrainError(f"--arch {arch}: no such architecture; closest: {', '.join(near or ['resnet50'])}")
     build = models.get_model_builder(arch)
     keywords = given | {"weights": None}
-    if arch in ("googlenet", "inception_v3"):  # their auxiliary heads return tuples; train only the main head
+    if arch in ("googlenet", "inception_v3"):  # auxiliary heads return tuples; train only the main head
         keywords |= {"aux_logits": False, "init_weights": True}
-    if arch.startswith(("resnet", "resnext", "wide_resnet")):  # large batches need it: Goyal et al., section 5.1
+    if arch.startswith(("resnet", "resnext", "wide_resnet")):  # for large batches: Goyal et al., section 5.1
         keywords["zero_init_residual"] = zero_init
     model = _built(build, arch, keywords, options)
     if depth_rate != drop_path.OWN and name is None:
@@ -151,23 +151,23 @@ def _built(
 
 
 def check_sides(model: nn.Module, arch: str, sides: Iterable[int], classes: int) -> None:
-    """Raises TrainError if the model gives no logits for images of one of these sides; computes shapes only."""
+    """Raise TrainError if the model does not return logits for these image sizes; computes shapes only."""
     state = {name: value.to("meta") for name, value in (*model.named_parameters(), *model.named_buffers())}
     for side in sides:
         try:
             found = functional_call(model.eval(), state, (torch.empty(2, 3, side, side, device="meta"),))
-        except (RuntimeError, ValueError, AssertionError) as error:  # what torch's and torchvision's layers raise
+        except (RuntimeError, ValueError, AssertionError) as error:  # raised by layers of torch and torchvision
             raise TrainError(
                 f"--arch {arch} does not accept images of {side} px ({str(error).splitlines()[0]}); "
                 f"change --image-size or --phases"
             ) from error
         if (shape := getattr(found, "shape", type(found).__name__)) != (2, classes):
-            raise TrainError(f"--arch {arch} gives {shape} for two images, not logits of shape (2, {classes})")
+            raise TrainError(f"--arch {arch} returns {shape} for two images, not logits of shape (2, {classes})")
     model.train()
 
 
 def last_layer(model: nn.Module) -> list[str]:
-    """The parameters of the classifier: what a model of timm says, else the last linear or convolutional layer."""
+    """Return the classifier's parameters: as declared by a timm model, else the last linear or convolutional layer."""
     layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
     if type(model).__module__.startswith("timm."):
         known: Any = model.get_classifier()  # type: ignore[operator]  # a method, which nn.Module's stub cannot know
@@ -177,7 +177,7 @@ def last_layer(model: nn.Module) -> list[str]:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether the model has torch's batch norm, so that outputs depend on the batch's statistics."""
+    """Whether the model has batch norm layers, so that outputs depend on batch statistics."""
     return any(isinstance(module, BATCH_NORMS) for module in model.modules())
 
 
@@ -186,7 +186,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def configured_model(config: Config, num_classes: int) -> nn.Module:
-    """The model that the options name, with the same weights on every rank."""
+    """Build the model selected by the options, with the same weights on every rank."""
     torch.manual_seed(config.seed)
     options = config.model_options()
     model = make_model(config.arch, num_classes, config.zero_init_residual, options, config.drop_path)

@@ -1,7 +1,7 @@
 """torch.optim.Muon for the matrices of hidden layers, with AdamW for all other parameters, as one optimiser.
 
 Jordan et al., https://kellerjordan.github.io/posts/muon. Its updates are scaled to the size of AdamW's (Liu et al.,
-arXiv 2502.16982, section 2.2), so both have the same rate and weight decay.
+arXiv 2502.16982, section 2.2), so that both use the same learning rate and weight decay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Group = dict[str, Any]
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Groups with `muon` are Muon's; the others AdamW's."""
+    """Muon for groups with `muon`, AdamW for the others."""
 
     def __init__(
         self, groups: list[Group], lr: float, momentum: float, betas: tuple[float, float], fused: bool
@@ -24,7 +24,7 @@ class MuonAdamW(torch.optim.Optimizer):
         """`momentum`: Muon's, `betas`: AdamW's.
 
         Raises:
-            TrainError: this torch has no Muon, or the model no such matrices.
+            TrainError: this torch has no Muon, or the model has no matrices for it.
         """
         if not hasattr(torch.optim, "Muon"):
             raise TrainError(
@@ -34,8 +34,8 @@ class MuonAdamW(torch.optim.Optimizer):
         mine, others = ([group for group in groups if group["muon"] == muon] for muon in (True, False))
         if not mine:
             raise TrainError(
-                "--optimizer muon: the model has no linear layers but its classifier; Muon is for transformers, use "
-                "sgd or adamw"
+                "--optimizer muon: the model has no linear layers except its classifier; Muon is for transformers: "
+                "use sgd or adamw"
             )
         self._muon = torch.optim.Muon(mine, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
         self._adamw = torch.optim.AdamW(others, lr=lr, betas=betas, fused=fused)
@@ -43,7 +43,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Both work on this optimiser's groups and state."""
+        """Make both optimisers use this optimiser's groups and state."""
         for part, muon in ((self._muon, True), (self._adamw, False)):
             part.state = self.state
             part.param_groups = [group for group in self.param_groups if group["muon"] == muon]

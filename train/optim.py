@@ -1,4 +1,4 @@
-"""Optimisers by name, over the groups of `groups`; LARS is our own."""
+"""Optimisers by name, with the parameter groups of `groups`; LARS is implemented here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LARS(torch.optim.Optimizer):
         self, params: Iterable[Any], lr: float, momentum: float = 0.9, weight_decay: float = 0.0, eta: float = 1e-3
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta})
-        self._scaled: dict[int, foreach.Scaled] = {}  # by the number of the group
+        self._scaled: dict[int, foreach.Scaled] = {}  # by group number
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure, so no loss to return
@@ -37,7 +37,7 @@ class LARS(torch.optim.Optimizer):
                 self._update(chosen, group, number if matrices else None)
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any], matrices: int | None) -> None:
-        """`matrices`: the number of their group, or None if they have one dimension."""
+        """`matrices`: the group number, or None for one-dimensional parameters."""
         if not parameters:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -45,7 +45,9 @@ class LARS(torch.optim.Optimizer):
         if matrices is not None:
             decay, weights, slopes = group["weight_decay"], foreach.norms(parameters), foreach.norms(gradients)
             local = group["eta"] * weights / (slopes + decay * weights)
-            rates = torch.where((weights > 0) & (slopes > 0), rate * local, rate)  # not read: this would wait for them
+            rates = torch.where(
+                (weights > 0) & (slopes > 0), rate * local, rate
+            )  # not read on the CPU, which would wait for the device
             scaled = self._scaled.get(matrices)
             if scaled is None or not scaled.fits(parameters):
                 scaled = self._scaled[matrices] = foreach.Scaled(parameters)
@@ -65,14 +67,14 @@ class LARS(torch.optim.Optimizer):
 def make_optimizer(
     config: Config, model: nn.Module, parameters: Sequence[nn.Parameter] | None = None
 ) -> torch.optim.Optimizer:
-    """The optimiser over the model's trainable parameters, or over their fp32 masters `parameters`, in the same order.
+    """Return the optimiser for the model's trainable parameters, or for their fp32 masters `parameters`, in order.
 
     Raises:
-        TrainError: muon, where torch has none or the model no matrices for it.
+        TrainError: see `MuonAdamW`.
     """
     parameters = parameters or [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = parameter_groups(config, model, parameters)
-    # torch has no fused SGD for divided weights
+    # torch has no fused SGD for sharded weights
     fused = config.parallel != "fsdp" and all(p.dtype == torch.float32 and has_fused_kernel(p) for p in parameters)
     make: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(
@@ -88,15 +90,15 @@ def make_optimizer(
 
 
 def has_fused_kernel(parameter: nn.Parameter) -> bool:
-    """Whether an update is one kernel instead of several, and faster; torch's for CPUs is not."""
+    """Whether the fused update is faster; torch's CPU version is not."""
     return parameter.device.type == "cuda"
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Restores momenta and such; the settings stay those of `optimizer`, which `load_state_dict` would replace.
+    """Restore momenta and other state, but keep the settings of `optimizer`, which `load_state_dict` would replace.
 
-    In the memory layout of the parameters, which the fused kernels need: on GPUs they refuse another one, on CPUs they
-    compute wrongly.
+    State tensors get the memory layout of the parameters. With another layout, fused kernels fail on GPUs and give
+    wrong results on CPUs.
     """
     settings = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state["state"], "param_groups": settings})
@@ -107,7 +109,7 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float, momentum: float | None = None) -> None:
-    """Sets the rate of the next step in every group, times its `lr_scale`, and the momentum unless that is None."""
+    """Set the learning rate of every group, times its `lr_scale`, and the momentum unless it is None."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
         if momentum is not None:

@@ -1,6 +1,6 @@
 """Mixed precision: autocast, or 16-bit weights with fp32 master weights, and the loss scale that fp16 needs.
 
-The levels are apex's, as experiment 1 reports them: O0 off, O1 autocast per operator, O2 fp16 weights with fp32 batch
+The levels are those of apex, as in experiment 1: O0 off, O1 autocast per operator, O2 fp16 weights with fp32 batch
 norm and fp32 master weights, O3 fp16 throughout. The default is bf16 autocast if the hardware has it; bf16 needs no
 loss scale.
 """
@@ -22,7 +22,7 @@ from train.syncbn import BATCH_NORMS
 
 
 class TensorCores(TorchFunctionMode):
-    """16-bit products on a CPU as on a GPU's tensor cores: 16-bit inputs, fp32 sums, rounded to 16 bits once.
+    """Computes 16-bit products on a CPU like a GPU's tensor cores: 16-bit inputs, fp32 sums, rounded once.
 
     torch's own fp16 convolutions on CPU sum gradients image by image in fp16, unlike any GPU, and are 30 times slower.
     """
@@ -30,7 +30,7 @@ class TensorCores(TorchFunctionMode):
     PRODUCTS = frozenset((functional.conv1d, functional.conv2d, functional.conv3d, functional.linear, torch.matmul))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Computes products of fp16 tensors in fp32; through the casts' gradients this holds for backward too."""
+        """Compute products of fp16 tensors in fp32, also in the backward pass by the gradients of the casts."""
         half = args and isinstance(args[0], Tensor) and args[0].dtype is torch.float16
         if not (half and func in self.PRODUCTS):
             return func(*args, **(kwargs or {}))
@@ -41,7 +41,7 @@ class TensorCores(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Precision:
-    """The number types of a run."""
+    """Data types and memory layout of a run."""
 
     name: str  # none, bf16, fp16 (O1), O2, O3
     weights: torch.dtype  # type of the model's weights and inputs
@@ -49,16 +49,16 @@ class Precision:
     masters: bool  # fp32 copies of the weights, which the optimiser updates
     scaled: bool  # a dynamic loss scale
     layout: torch.memory_format  # of images
-    weights_layout: torch.memory_format  # the same, except where weights are divided
+    weights_layout: torch.memory_format  # the same, unless weights are sharded
 
     def context(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Autocast, or TensorCores for 16-bit weights on a CPU, or a null context."""
+        """Return autocast, TensorCores for 16-bit weights on a CPU, or a null context."""
         if self.autocast:
             return torch.autocast(device.type, self.autocast)
         return TensorCores() if self.weights is torch.float16 and device.type == "cpu" else nullcontext()
 
     def cast(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Moves the model to the device, in this precision's types and memory layout; O2 keeps batch norm in fp32."""
+        """Move the model to the device, with this precision's types and memory layout; O2 keeps batch norm in fp32."""
         model = model.to(device, self.weights, memory_format=self.weights_layout)  # type: ignore[call-overload]
         if self.masters:
             for module in model.modules():
@@ -68,7 +68,7 @@ class Precision:
 
 
 class InContext(nn.Module):
-    """`module` in the run's autocast, for methods that call it on threads: autocast's type is a setting per thread."""
+    """Runs `module` in the run's autocast context, for methods that call it on threads: autocast is set per thread."""
 
     def __init__(self, module: nn.Module, precision: Precision, device: torch.device) -> None:
         super().__init__()
@@ -86,9 +86,11 @@ def choose_precision(config: Config, device: torch.device) -> Precision:
     if name == "auto" and (device.type == "cpu" or config.dtype == "float64"):
         name = "none"
     elif name == "auto":
-        # before Ampere bf16 is emulated and slower than fp32, so check the capability, not is_bf16_supported()
+        # before Ampere, bf16 is emulated and slower than fp32: check the capability, not is_bf16_supported()
         name = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
-    auto = device.type == "cuda" and config.parallel != "pipeline"  # whose stages send and receive contiguous tensors
+    auto = (
+        device.type == "cuda" and config.parallel != "pipeline"
+    )  # pipeline stages send and receive contiguous tensors
     nhwc = config.memory_format == "channels_last" or (config.memory_format == "auto" and auto)
     layout = torch.channels_last if nhwc else torch.contiguous_format
     return Precision(
@@ -98,7 +100,7 @@ def choose_precision(config: Config, device: torch.device) -> Precision:
         masters=name == "O2",
         scaled=name in ("fp16", "O2"),
         layout=layout,
-        # fully_shard refuses others; cuDNN brings a gathered weight into the layout of the images
+        # fully_shard accepts no other; cuDNN converts a gathered weight to the layout of the images
         weights_layout=torch.contiguous_format if config.parallel == "fsdp" else layout,
     )
 
@@ -106,7 +108,7 @@ def choose_precision(config: Config, device: torch.device) -> Precision:
 class LossScale:
     """Dynamic loss scale: starts at 2^16, doubles after 2000 clean steps (cap 2^24), halves when a gradient overflows.
 
-    Micikevicius et al., arXiv 1710.03740, section 3.2. If disabled, it is 1 and nothing is checked.
+    Micikevicius et al., arXiv 1710.03740, section 3.2. If disabled, the scale is 1 and gradients are not checked.
     """
 
     GROWTH_INTERVAL, CAP = 2000, 2.0**24
@@ -118,9 +120,9 @@ class LossScale:
 
     @torch.no_grad()
     def unscale(self, gradients: list[Tensor]) -> bool:
-        """Divides the gradients by the scale; if any is inf or nan, halves the scale and returns False.
+        """Divide the gradients by the scale; if any is inf or nan, halve the scale and return False.
 
-        All ranks have the same reduced gradients, so all make the same decision.
+        All ranks have the same reduced gradients, so all decide the same.
         """
         if not self.enabled:
             return True
@@ -134,20 +136,20 @@ class LossScale:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Scale and clean steps, if a scale is used."""
+        """Return the scale and the clean steps, if enabled."""
         return {"value": self.value, "clean": self._clean} if self.enabled else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state, if a scale is and was used."""
+        """Restore the state, if enabled now and when it was saved."""
         if self.enabled and state:
             self.value, self._clean = state["value"], state["clean"]
 
 
 class Masters:
-    """fp32 copies of 16-bit weights: the optimiser updates the copies, the model gets them rounded.
+    """fp32 copies of 16-bit weights: the optimiser updates the copies, the model gets rounded values.
 
-    Micro-batches' gradients are added in fp32, too: `set_aside` after each but the last, `add_back` before the last,
-    whose gradients are then reduced over the ranks with them.
+    Gradients of micro-batches are also added in fp32: `set_aside` after all except the last, `add_back` before the
+    last, after which the sum is reduced over the ranks.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -156,34 +158,34 @@ class Masters:
         self._aside: list[Tensor] = []
 
     def _gradients(self) -> list[tuple[int, Tensor]]:
-        return [(place, p.grad) for place, p in enumerate(self._model) if p.grad is not None]
+        return [(index, p.grad) for index, p in enumerate(self._model) if p.grad is not None]
 
     @torch.no_grad()
     def set_aside(self) -> None:
-        """Moves the model's gradients to the sums."""
+        """Move the model's gradients to the sums."""
         self._aside = self._aside or [torch.zeros_like(parameter) for parameter in self.parameters]
         gradients = self._gradients()
-        add_([self._aside[place] for place, _ in gradients], [gradient.float() for _, gradient in gradients])
+        add_([self._aside[index] for index, _ in gradients], [gradient.float() for _, gradient in gradients])
         zero_([gradient for _, gradient in gradients])
 
     @torch.no_grad()
     def add_back(self) -> None:
-        """Moves the sums, rounded, to the model's gradients."""
+        """Move the rounded sums to the model's gradients."""
         if self._aside:
             gradients = self._gradients()
-            copy_([gradient for _, gradient in gradients], [self._aside[place] for place, _ in gradients])
+            copy_([gradient for _, gradient in gradients], [self._aside[index] for index, _ in gradients])
             zero_(self._aside)
 
     def take_gradients(self) -> None:
-        """Copies the model's gradients, in fp32, to the masters."""
+        """Copy the model's gradients, in fp32, to the masters."""
         gradients = self._gradients()
-        for place, _ in gradients:
-            if self.parameters[place].grad is None:
-                self.parameters[place].grad = torch.empty_like(self.parameters[place])
+        for index, _ in gradients:
+            if self.parameters[index].grad is None:
+                self.parameters[index].grad = torch.empty_like(self.parameters[index])
         own = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         copy_(own, [gradient for _, gradient in gradients])
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Copies the masters, rounded, to the model's weights."""
+        """Copy the rounded masters to the model's weights."""
         copy_(list(self._model), list(self.parameters))

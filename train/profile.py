@@ -1,4 +1,4 @@
-"""An optional trace of a few training steps on CPU and GPU, for Perfetto or Chrome."""
+"""Optional profiler trace of a few training steps, for Perfetto or Chrome."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Trace(NoTrace):
 
 
 def tracing(config: Config, world: World, epoch: int) -> NoTrace:
-    """A recorder for rank 0's first epoch if --profile is set, else one that records nothing."""
+    """Return a Trace for rank 0's first epoch if --profile is set, else NoTrace."""
     if config.profile and world.first and epoch == 0:
         return Trace(Path(config.output) / "profile" / "trace.json")
     return NoTrace()

@@ -1,7 +1,7 @@
-"""Which ranks write checkpoints, and which one's is loaded: rank 0's, or with --replicate the newest on any node.
+"""Ranks that write checkpoints, and the checkpoint to load: rank 0's, or with --replicate the newest on any node.
 
-With --replicate the first worker of each node writes the same checkpoint to its own disk, so that none is lost with a
-node. What is written there is the same to the bit: the model is replicated, and rank 0's running statistics are sent
+With --replicate, the first worker of each node writes the same checkpoint to its local disk, so that the loss of a node
+loses no checkpoint. All copies are bitwise identical: the model is replicated, and rank 0's running statistics are sent
 to the others first.
 """
 
@@ -26,24 +26,26 @@ from train.parallel.world import World
 
 
 def reads(config: Config, world: World) -> bool:
-    """Whether this rank looks for a checkpoint."""
+    """Whether this rank reads checkpoints."""
     return world.local_rank == 0 if config.replicated else world.first
 
 
 def writes(config: Config, world: World) -> bool:
-    """Whether this rank writes checkpoints: rank 0, or the first worker of each node; one where nodes share a folder.
+    """Whether this rank writes checkpoints: rank 0, or the first worker of each node, one for each shared folder.
 
     Raises:
-        TrainError: the output folder cannot be written.
+        TrainError: the output folder is not writable.
     """
     if not config.replicated or world.size == 1:
         return world.first
     folder = config.checkpoint_folder
-    mark = f".{world.broadcast_object(secrets.token_hex(8))}-"  # a name that no cache of a network disk knows
+    mark = (
+        f".{world.broadcast_object(secrets.token_hex(8))}-"  # a name that is not in the cache of a network file system
+    )
     own = folder / f"{mark}{world.rank}"
     world.all_ranks_or_exit(lambda: _touch(own) if world.local_rank == 0 else None)
     shared = any((folder / f"{mark}{lower}").exists() for lower in range(world.rank))
-    world.sum(torch.zeros(1))  # every rank has looked
+    world.sum(torch.zeros(1))  # every rank has checked
     own.unlink(missing_ok=True)
     return world.local_rank == 0 and not shared
 
@@ -57,11 +59,11 @@ def _touch(file: Path) -> None:
 
 
 def load(config: Config, world: World) -> Loaded | None:
-    """The newest whole checkpoint that a rank has which `reads`, on every rank; None to start from scratch.
+    """Load the newest complete checkpoint of all ranks that `reads`, on every rank; None to start from scratch.
 
     Raises:
-        TrainError: as `train.checkpoint.select`, on a rank that found none, if no other has one.
-        SystemExit: another rank raised it.
+        TrainError: see `train.checkpoint.select`; only if no rank has a checkpoint.
+        SystemExit: another rank raised TrainError.
     """
     mine: Loaded | None = None
     failure = ""
@@ -99,7 +101,7 @@ class _Hole:
 
 
 def _broadcast(loaded: Loaded | None, source: int, world: World) -> Loaded:
-    """That rank's checkpoint on every rank, so that only its machine needs the file."""
+    """Return the checkpoint of rank `source` on every rank, so that only its machine needs the file."""
     tensors: list[Tensor] = []
 
     def take(tensor: Tensor) -> _Hole:

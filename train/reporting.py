@@ -1,4 +1,4 @@
-"""What a run says: of itself, its intervals, its epochs and its end. `train.watch` says where that is written."""
+"""Reports of a run: its start, intervals, epochs and end. `train.watch` writes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from train.watch import Interval, Silent, Validated, Writer
 
 
 def make_watch(run: Run) -> Silent:
-    """Where nodes may be lost, the first worker of each keeps the curves, in a folder of this generation."""
+    """Return a writer for rank 0; in an elastic job, for the first worker of each node, in the generation's folder."""
     config, world = run.config, run.world
     kept = os.environ.get("LAUNCHER_GENERATION_OUTPUT", "")
     if not (world.first or (kept and world.local_rank == 0)):
@@ -36,7 +36,7 @@ def make_watch(run: Run) -> Silent:
 
 
 def announce(run: Run, watch: Silent) -> None:
-    """The lines before the first step."""
+    """Print the lines before the first step."""
     config, dataset = run.config, run.dataset
     watch.say(
         f"train: {config.arch}, {parameter_count(run.model):,} parameters; {len(dataset.classes)} classes, "
@@ -46,14 +46,14 @@ def announce(run: Run, watch: Silent) -> None:
     )
     if run.resumed:
         if run.resumed.damaged:
-            watch.say(f"train: {run.resumed.damaged}; using another one")
+            watch.say(f"train: {run.resumed.damaged}; using another checkpoint")
         origin = f" of {run.resumed.origin}" if run.resumed.origin else ""
         where = f"epoch {run.progress.epoch + 1}, step {run.progress.step}"
         watch.say(f"train: resumed {run.resumed.path}{origin} at {where}")
 
 
 def facts(run: Run) -> dict[str, object]:
-    """For the first line of metrics.jsonl."""
+    """Return the content of the first line of metrics.jsonl."""
     progress = run.progress
     return {
         **common_facts(run.config, run.world, run.precision.name),
@@ -69,7 +69,7 @@ def facts(run: Run) -> dict[str, object]:
 
 
 def common_facts(config: Config, world: World, amp: str) -> dict[str, object]:
-    """Those of a dual-batch run, too."""
+    """Return the facts that a dual-batch run has, too."""
     return {
         "arch": config.arch,
         "device": device_name(world.device),
@@ -82,17 +82,17 @@ def common_facts(config: Config, world: World, amp: str) -> dict[str, object]:
 
 
 def close_interval(run: Run, watch: Silent, meter: Meter, clock: Clock, rate: float) -> None:
-    """Ends an interval, at `rate`; it is reported when the device has computed it."""
+    """End an interval, at learning rate `rate`; it is reported when the device has computed it."""
     if run.progress.step == run.epoch_steps:
-        meter.wait()  # the validation would, too; so the interval's rate has all of its work
-    waited, own, ports = clock.waited, clock.own_work.restart(), run.ports.look()
+        meter.wait()  # validation would wait anyway; images/s then covers all work of the interval
+    waited, own, ports = clock.waited, clock.own_work.restart(), run.ports.check()
     images_per_s, seconds = clock.restart()
     now = _interval(run, rate, images_per_s)
     meter.close_interval(partial(_report, run, watch, meter, now, seconds), lambda: (waited, *own(), *ports))
 
 
 def _interval(run: Run, rate: float, images_per_s: float) -> Interval:
-    """What is known of an interval when it ends; `_report` adds what the device has computed."""
+    """Return an interval without the values that the device has yet to compute, which `_report` adds."""
     ideal = run.ideal_seconds[run.config.side(run.progress.epoch)]
     return Interval(
         epoch=run.progress.epoch + 1,
@@ -115,7 +115,7 @@ def _interval(run: Run, rate: float, images_per_s: float) -> Interval:
 def _report(
     run: Run, watch: Silent, meter: Meter, then: Interval, seconds: float, sums: torch.Tensor, ranks: torch.Tensor
 ) -> None:
-    """`sums`: of the interval `then`, of `seconds`, over all ranks; `ranks`: what `close_interval` gathers of each."""
+    """Report the interval `then`. `sums`: over all ranks; `ranks`: the figures of each rank from `close_interval`."""
     check_loss(run, sums, f"step {then.epoch_step}")
     figures, before = ranks.tolist(), run.stragglers.now
     run.stragglers.add([own[1 : 1 + len(KINDS)] for own in figures], seconds)
@@ -130,9 +130,9 @@ def _report(
 
 
 def check_loss(run: Run, sums: torch.Tensor, where: str) -> None:
-    """Ends all ranks if the loss is inf or nan. They have the same sums, so they decide the same.
+    """Stop all ranks if the loss is inf or nan. All have the same sums, so all decide the same.
 
-    A loss scale that can still be halved may fix it: such steps are skipped.
+    If the loss scale can still be halved, the run continues: such steps are skipped.
     """
     if not (run.config.allow_nan or run.step.scale.value > 1 or sums.isfinite().all()):
         at = f"epoch {run.progress.epoch + (where != 'validation')}, {where}"
@@ -142,33 +142,33 @@ def check_loss(run: Run, sums: torch.Tensor, where: str) -> None:
 def validated(
     watch: Silent, config: Config, world: World, epoch: int, step: int, train: Scores, val: Scores, seconds: float
 ) -> None:
-    """An epoch, of training and validation; the latter took `seconds`."""
+    """Report an epoch of training and its validation, which took `seconds`."""
     memory = world.max(peak_memory(world.device))
     watch.validated(Validated(epoch, config.epochs, step, train, val, seconds, memory))
 
 
-def say_who_was_slow(run: Run, watch: Silent) -> dict[str, str]:
-    """At the end: which ranks were persistently slow, or that the slowest one changes; for the last line, too."""
+def report_stragglers(run: Run, watch: Silent) -> dict[str, str]:
+    """Print the slow ranks at the end of a run; return them for the last line of metrics.jsonl."""
     if text := run.stragglers.conclusion():
         watch.say(f"train: slow: {text}")
     return {"slow": text} if text else {}
 
 
 def close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) -> None:
-    """The run has ended after `seconds`, `cpu` of them on the processor."""
-    own = isinstance(watch, Writer) or run.config.print_digest or run.step.sharded  # sharded: all ranks take part
+    """Report the end of the run after `seconds`, of which `cpu` seconds were CPU time."""
+    own = isinstance(watch, Writer) or run.config.print_digest or run.step.sharded  # sharded: a collective of all ranks
     digest = weights_digest(run.model) if own else ""
     if run.config.print_digest:
         print(f"train: rank {run.world.rank} weights {digest}", flush=True)
     facts = {"cpu_seconds": round(cpu, 3), "step": run.global_step, "steps": run.total_steps, "digest": digest}
-    facts |= say_who_was_slow(run, watch)
+    facts |= report_stragglers(run, watch)
     conclude(watch, scores, run.progress.best, seconds, facts, f"; weights {digest[:16]}")
 
 
 def conclude(
     watch: Silent, scores: Scores, best: float, seconds: float, facts: dict[str, Any], after: str = "", before: str = ""
 ) -> None:
-    """The last line of metrics.jsonl and of the console, which says `before` and `after` beside the scores."""
+    """Write the last line of metrics.jsonl, and print the last line, with `before` and `after` around the scores."""
     known = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": best}
     watch.end({**known, "seconds": round(seconds, 3), **facts})
     watch.say(

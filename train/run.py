@@ -27,7 +27,7 @@ from train.syncbn import SyncBatchNorm
 
 @dataclass
 class Progress:
-    """The position of a run. Together with the options it determines the rest of the run."""
+    """The position of a run, which together with the options determines the rest of the run."""
 
     epoch: int = 0  # training epochs done
     step: int = 0  # steps done in the current epoch
@@ -35,7 +35,7 @@ class Progress:
     skipped: int = 0  # steps not applied because fp16 overflowed
     validated: int = 0  # epochs validated
     best: float = -1.0  # highest top-1 so far, percent
-    # `counts` of all ranks: of this epoch's intervals, and of the steps since the last of them
+    # `counts` of all ranks: of this epoch's intervals, and of the steps since the last interval
     sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
     interval: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
 
@@ -58,9 +58,9 @@ class Run:
     train_loader: Loader | Repeated
     val_loader: Loader
     decoder: str
-    ideal_seconds: dict[int, float | None]  # side of an image -> see `hardware.ideal_seconds`
+    ideal_seconds: dict[int, float | None]  # by image side, see `hardware.ideal_seconds`
     images: Digest  # of the training set
-    nodes: list[str]  # rank -> its node's name
+    nodes: list[str]  # node name by rank
     stragglers: Stragglers
     ports: Ports
 
@@ -80,25 +80,25 @@ class Run:
         return self.progress.epoch * self.epoch_steps + self.progress.step
 
     @property
-    def least_samples(self) -> int:
+    def min_samples(self) -> int:
         """The size to which a rank's batch is padded with samples of weight 0.
 
-        Batch norm rejects a single value per channel. Our synchronised batch norm accepts an empty batch and must not
-        see fillers; torch's accepts a single value, but with autocast no empty batch.
+        Batch norm rejects a single value per channel. `SyncBatchNorm` accepts an empty batch and must not see fillers;
+        torch's accepts a single value, but no empty batch with autocast.
         """
         if any(isinstance(module, SyncBatchNorm) for module in self.model.modules()):
             return 0
         return 2 if has_batch_norm(self.model) and self.config.syncbn == "none" else 1
 
     def identity(self) -> dict[str, Any]:
-        """What must match when a checkpoint from inside an epoch is resumed, so that the sample order is the same."""
+        """Return the values that determine the sample order, to be compared when resuming within an epoch."""
         names = ("seed", "last_batch", "repeats")
         order = {name: getattr(self.config, name) for name in names}
         data = {"data": self.images.names, "sizes": self.images.sizes}
         return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)} | data
 
     def state(self) -> checkpoint.State:
-        """The content of a checkpoint."""
+        """Return the content of a checkpoint."""
         return {
             "format": checkpoint.FORMAT,
             "run": checkpoint.run_id(),
@@ -113,5 +113,5 @@ class Run:
 
 
 def global_batch(config: Config, world: World) -> int:
-    """That of the full world: a smaller one takes more micro-batches of the same size."""
+    """Return the global batch size of the full world; a smaller world uses more micro-batches of the same size."""
     return config.batch_size * config.accumulate * max(world.data_shards, world.full_size)

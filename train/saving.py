@@ -1,4 +1,4 @@
-"""What all ranks do for a checkpoint of a run."""
+"""Save checkpoints of a run; collective over all ranks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from train.watch import Silent
 
 
 def save(run: Run, watch: Silent, best: bool = False, epoch: int | None = None) -> None:
-    """Starts writing a checkpoint of this moment; every rank calls it."""
+    """Start writing a checkpoint of the current state; every rank must call it."""
     watch.flush()
     run.step.before_checkpoint()
     run.store.save(run.state, best, epoch)
 
 
 def supersede(run: Run, watch: Silent) -> None:
-    """Before the first step of a new generation: whatever an older one still writes is never loaded from now on."""
+    """Save before the first step of a new generation, so that checkpoints of older generations are never loaded."""
     if run.world.generation:
         save(run, watch)
         run.store.wait()
-        run.world.sum(torch.zeros(1))  # on the disks of all nodes
+        run.world.sum(torch.zeros(1))  # wait until all nodes have written it

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of the step: a checkpoint stores the step and nothing else."""
+"""Learning rate schedules as pure functions of the step, so that a checkpoint stores only the step."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class OneCycle:
     final_div: float = 1e4
 
     def __call__(self, step: int) -> float:
-        """The rate of step `step` (counted from 0). Past the end it stays at the last rate instead of raising."""
+        """Return the rate of step `step` (counted from 0); the last rate for steps past the end."""
         first = self.peak / self.div
         return _two_phases(step, self.total, self.warmup, (first, self.peak, first / self.final_div))
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """A linear rise in the first w steps, then `after`, a function of the completed share of the remaining steps."""
+    """Linear warm-up in the first w steps, then `after`, a function of the completed fraction of the other steps."""
 
     peak: float
     total: int
     steps: int  # w
     after: Callable[[float], float]
-    start: float = 0.0  # as a share of the peak
+    start: float = 0.0  # as a fraction of the peak
 
     def __call__(self, step: int) -> float:
-        """The rate of step `step` (counted from 0)."""
+        """Return the rate of step `step` (counted from 0)."""
         if step < self.steps:
             return _rising(self.peak, self.start, step, self.steps)
         return self.peak * self.after(min((step - self.steps) / max(self.total - self.steps, 1), 1.0))
@@ -51,7 +51,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class MultiStep:
-    """The rate is multiplied by `gamma` at each milestone (a share of the run); with a linear warm-up."""
+    """Multiplies the rate by `gamma` at each milestone (a fraction of the run), after a linear warm-up."""
 
     peak: float
     total: int
@@ -61,7 +61,7 @@ class MultiStep:
     start: float = 0.0
 
     def __call__(self, step: int) -> float:
-        """The rate of step `step` (counted from 0)."""
+        """Return the rate of step `step` (counted from 0)."""
         if step < self.steps:
             return _rising(self.peak, self.start, step, self.steps)
         return self.peak * self.gamma ** sum(step >= round(share * self.total) for share in self.milestones)
@@ -72,7 +72,7 @@ def _rising(peak: float, start: float, step: int, steps: int) -> float:
 
 
 def _two_phases(step: int, total: int, warmup: float, values: tuple[float, float, float]) -> float:
-    """From the first value to the second in the first `warmup` share of the steps, then to the third."""
+    """Move from the first value to the second in the first `warmup` fraction of the steps, then to the third."""
     first, middle, last = values
     top = warmup * total - 1
     if step <= top:
@@ -85,22 +85,22 @@ def _cosine(start: float, end: float, share: float) -> float:
 
 
 def half_cosine(share: float) -> float:
-    """From 1 to 0 along half a cosine (Loshchilov and Hutter, arXiv 1608.03983, without restarts)."""
+    """Fall from 1 to 0 along half a cosine (Loshchilov and Hutter, arXiv 1608.03983, without restarts)."""
     return _cosine(1.0, 0.0, share)
 
 
 def straight(share: float) -> float:
-    """From 1 to 0 linearly."""
+    """Fall from 1 to 0 linearly."""
     return 1.0 - share
 
 
 def peak_rate(config: Config, global_batch: int) -> float:
-    """--lr, scaled linearly with the global batch (Goyal et al., arXiv 1706.02677, section 2.1) unless switched off."""
+    """Return --lr, by default scaled linearly with the global batch (Goyal et al., arXiv 1706.02677, section 2.1)."""
     return config.lr * (global_batch / config.lr_reference_batch if config.lr_scaling == "linear" else 1.0)
 
 
 def make_schedule(config: Config, global_batch: int, total: int) -> Schedule:
-    """The schedule for a run of `total` optimiser steps."""
+    """Return the schedule for a run of `total` optimiser steps."""
     peak = peak_rate(config, global_batch)
     warmup = _warmup(config)
     if config.schedule == "onecycle":
@@ -112,7 +112,7 @@ def make_schedule(config: Config, global_batch: int, total: int) -> Schedule:
 
 
 def momentum_at(config: Config, step: int, total: int) -> float | None:
-    """The momentum of a step with --cycle-momentum, as torch.optim.lr_scheduler.OneCycleLR sets it, else None."""
+    """Return the momentum of a step with --cycle-momentum, as in torch.optim.lr_scheduler.OneCycleLR, else None."""
     low, high = CYCLED_MOMENTUM
     return _two_phases(step, total, _warmup(config), (high, low, high)) if config.cycle_momentum else None
 

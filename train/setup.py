@@ -1,4 +1,4 @@
-"""Everything that a run needs before its first step, the same on every rank, restored from a checkpoint if any."""
+"""Prepare a run before its first step, the same on every rank, and restore it from a checkpoint if there is one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from train.weights import read_weights
 
 
 def prepare(config: Config, world: World) -> Run:
-    """Opens the data, builds model, optimiser and schedule, and restores the checkpoint if there is one.
+    """Open the data, build model, optimiser and schedule, and restore the checkpoint if there is one.
 
     Raises:
         TrainError: invalid options, data or checkpoint on this rank.
@@ -51,9 +51,9 @@ def prepare(config: Config, world: World) -> Run:
     say = _say if world.first else _silent
     kind, amp = method(config, world), choose_precision(config, world.device).name
     world.all_ranks_or_exit(lambda: check(config, kind, amp, world.size, world.device.type))
-    store = make_store(config, world, sharded=abilities(kind).divides_weights)
+    store = make_store(config, world, sharded=abilities(kind).shards_weights)
     resumed = None if config.evaluate else store.find()
-    own = world.all_ranks_or_exit(lambda: _read_own(config, resumed, say))
+    own = world.all_ranks_or_exit(lambda: _read_local(config, resumed, say))
     weights = "" if resumed else config.evaluate or config.pretrained
     if warning := agree(config.data, own.contents, weights, own.model, own.decoder.name, world):
         say(warning)
@@ -64,8 +64,8 @@ def prepare(config: Config, world: World) -> Run:
 
 
 @dataclass(frozen=True)
-class _Own:
-    """What a rank reads from its own disk and installs, and so might differ from other ranks'."""
+class _Local:
+    """Objects read from the node's disk or packages, which may differ between ranks."""
 
     dataset: Dataset
     contents: Contents
@@ -73,24 +73,24 @@ class _Own:
     decoder: Decoder
 
 
-def _read_own(config: Config, resumed: Loaded | None, say: Callable[[str], None]) -> _Own:
+def _read_local(config: Config, resumed: Loaded | None, say: Callable[[str], None]) -> _Local:
     dataset = open_dataset(config.data, config.image_size)
     model = configured_model(config, len(dataset.classes))
     check_sides(model, config.arch, config.sides(), len(dataset.classes))
     if resumed is None:
         _load_weights(config, dataset, model, say)
-    return _Own(dataset, Contents.of(dataset), model, choose_decoder(config.decoder, say))
+    return _Local(dataset, Contents.of(dataset), model, choose_decoder(config.decoder, say))
 
 
-def _build(config: Config, world: World, own: _Own, store: Store, resumed: Loaded | None) -> Run:
-    """The run at its first step, with the weights of the checkpoint if there is one and they are not divided."""
+def _build(config: Config, world: World, own: _Local, store: Store, resumed: Loaded | None) -> Run:
+    """Build the run at its first step, with the checkpoint's weights if there are any and they are not sharded."""
     dataset, precision = own.dataset, choose_precision(config, world.device)
     epoch_steps = world.all_ranks_or_exit(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
     name, tf32 = device_name(world.device), config.tf32
     ideal = {side: ideal_seconds(own.model, side, name, precision.name, tf32) for side in config.sides()}
-    # a model that is divided may be too large for the device as a whole
-    home = torch.device("cpu") if abilities(method(config, world)).divides_weights else world.device
-    model = precision.cast(_with_syncbn(own.model, config), home)
+    # an unsharded model may be too large for the device
+    device = torch.device("cpu") if abilities(method(config, world)).shards_weights else world.device
+    model = precision.cast(_with_syncbn(own.model, config), device)
     if resumed:
         world.all_ranks_or_exit(lambda: check_same_model(resumed, config, dataset, model))
     nodes = world.gather(node_name())
@@ -115,21 +115,21 @@ def _build(config: Config, world: World, own: _Own, store: Store, resumed: Loade
         ideal_seconds=ideal,
         images=own.contents.digest("train"),
         nodes=nodes,
-        stragglers=Stragglers(nodes if world.sharded else []),  # the work of a model's stages is not alike
+        stragglers=Stragglers(nodes if world.sharded else []),  # model stages have unequal work
         ports=Ports("nccl" in world.backend and world.local_rank == 0 and world.local_size < world.size),
     )
 
 
 def _load_weights(config: Config, dataset: Dataset, model: nn.Module, say: Callable[[str], None]) -> None:
-    """Loads what --evaluate or --pretrained names."""
+    """Load the weights of --evaluate or --pretrained."""
     if not (name := config.evaluate or config.pretrained):
         return
     weights = read_weights(Path(name).expanduser())
     if config.evaluate and weights.state and weights.state["classes"] != list(dataset.classes):
-        there, here = short(weights.state["classes"]), short(list(dataset.classes))
-        raise TrainError(f"--evaluate {name} has the classes {there}, the data {here}")
+        saved, here = short(weights.state["classes"]), short(list(dataset.classes))
+        raise TrainError(f"--evaluate {name} has classes {saved}, but the data has {here}")
     fresh = weights.load(model, other_classes=not config.evaluate)
-    say(f"train: weights of {name}" + (f"; new: {', '.join(fresh)}" if fresh else ""))
+    say(f"train: loaded weights from {name}" + (f"; initialised: {', '.join(fresh)}" if fresh else ""))
 
 
 def _say(text: str) -> None:
@@ -137,7 +137,7 @@ def _say(text: str) -> None:
 
 
 def _silent(_text: str) -> None:
-    """For ranks other than 0, which would repeat rank 0's messages."""
+    """For ranks other than 0, which must not repeat rank 0's messages."""
 
 
 def _with_syncbn(model: nn.Module, config: Config) -> nn.Module:
@@ -155,7 +155,7 @@ def _epoch_steps(config: Config, world: World, images: int) -> int:
         times = f" x {config.accumulate} accumulated" if config.accumulate > 1 else ""
         raise TrainError(
             f"--batch-size {config.batch_size}{times} on {world.size} process{'es' * (world.size > 1)} "
-            f"is {batch} images per step, but there are {images} to train on; "
-            f"make it {max(1, images // (batch // config.batch_size))} or less"
+            f"is {batch} images per step, but the training set has only {images}; "
+            f"use a batch size of {max(1, images // (batch // config.batch_size))} or less"
         )
     return sampler.steps_per_epoch(images, batch, config.last_batch == "keep")

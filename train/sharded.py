@@ -1,8 +1,8 @@
-"""Sharded checkpoints of --parallel fsdp: every rank writes its part, and any number of ranks reads them.
+"""Sharded checkpoints of --parallel fsdp: every rank writes its shard; any number of ranks can read them.
 
-A checkpoint is a folder in the format of torch.distributed.checkpoint, with run.pt beside the parts: what else a
-checkpoint has, and the SHA-256 of every part. It is written under a temporary name and renamed, so it is either
-complete or absent. All ranks must see the same folder.
+A checkpoint is a folder in the format of torch.distributed.checkpoint, plus run.pt with the rest of the checkpoint and
+the SHA-256 of every shard. It is written under a temporary name and renamed, so it is either complete or absent. All
+ranks must share the folder.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ from train.parallel.world import World
 
 T = TypeVar("T")
 LAST, PREVIOUS, RUN = "last.sharded", "previous.sharded", "run.pt"
-PARTS = ("model", "optimizer")  # of a checkpoint's state: what is divided over the ranks
-PIECE = 1 << 20  # bytes that are read at once
+PARTS = ("model", "optimizer")  # parts of a checkpoint's state that are sharded
+PIECE = 1 << 20  # bytes per read
 
 
 class Shards:
-    """Every rank copies its part; while the training goes on, a thread of each writes it, in a group of their own."""
+    """Every rank copies its shard; a thread of each writes it during training, in a separate process group."""
 
     def __init__(self, config: Config, world: World) -> None:
         self._config, self._world, self._folder = config, world, config.checkpoint_folder
         self._background, self._copy = Background(), HostCopy(world.device)
         self._group: Any = None
-        self._alone: Any = None  # of rank 0
+        self._alone: Any = None  # group of rank 0 only
 
     def find(self) -> Loaded | None:
-        """The checkpoint that --resume selects, its parts verified but not yet read; None to start from scratch.
+        """Return the checkpoint that --resume selects, verified but not yet read; None to start from scratch.
 
         Raises:
-            TrainError: as `checkpoint.select`; or ranks do not share the folder, or it has checkpoints in one file.
+            TrainError: see `checkpoint.select`; or ranks do not share the folder, or it has unsharded checkpoints.
         """
         self._world.all_ranks_or_exit(lambda: check_shared(self._folder, self._world))
         return self._world.all_ranks_or_exit(self._select)
 
     def _select(self) -> Loaded | None:
         if self._config.resume != "none" and (whole := self._folder / "last.pt").exists():
-            raise TrainError(f"{whole} was made without --parallel fsdp; use another --output")
+            raise TrainError(f"{whole} was saved without --parallel fsdp; use another --output")
         return select(self._config.resume, self._folder, (LAST, PREVIOUS), lambda path: _verified(path, self._world))
 
     def open(self) -> None:
-        """The default group's collectives belong to the training, which may use NCCL."""
+        """Create the process groups. The default group is for training and may use NCCL."""
         limit = timedelta(seconds=self._config.timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit)
         self._alone = dist.new_group([0], backend="gloo", timeout=limit)
 
     @torch.no_grad()
     def save(self, state: Callable[[], State], best: bool = False, epoch: int | None = None) -> None:
-        """Starts writing last.sharded (the old one becomes previous.sharded), the epoch's folder if `keep`, best.pt.
+        """Start writing last.sharded (the old one becomes previous.sharded), the epoch's folder if `keep`, and best.pt.
 
         best.pt is one file with the weights, without the optimiser's state.
 
@@ -114,7 +114,7 @@ class Shards:
         self._together(lambda: self._finish(fresh, parts, rest, sums, best, epoch) if self._world.first else None)
 
     def _together(self, what: Callable[[], T]) -> list[T]:
-        """The results of all ranks. Raises OSError on all, if it does on one."""
+        """Call `what` and return the results of all ranks. Raises OSError on all ranks if one raises it."""
         outcome: T | OSError
         try:
             outcome = what()
@@ -130,14 +130,14 @@ class Shards:
     def _finish(
         self, fresh: Path, parts: State, rest: State, sums: Mapping[str, str], best: bool, epoch: int | None
     ) -> None:
-        """On rank 0."""
+        """Write run.pt, best.pt and the epoch's folder, and rename the checkpoint, on rank 0."""
         if best:
             write(self._folder / "best.pt", rest | {"model": self._whole(fresh, parts["model"])})
         write(fresh / RUN, rest | {"parts": sums})
         keep = self._config.keep
         if keep and epoch is not None:
             kept = self._folder / f"epoch-{epoch:04d}.sharded"
-            shutil.rmtree(kept, ignore_errors=True)  # of the epoch's first attempt
+            shutil.rmtree(kept, ignore_errors=True)  # from an earlier attempt at this epoch
             shutil.copytree(fresh, kept, copy_function=os.link)
             for old in sorted(self._folder.glob("epoch-*.sharded"))[:-keep]:
                 shutil.rmtree(old)
@@ -148,17 +148,17 @@ class Shards:
         fresh.rename(last)
 
     def _whole(self, folder: Path, model: Mapping[str, Tensor]) -> State:
-        """The weights of a checkpoint, not divided."""
+        """Return the unsharded weights of a checkpoint."""
         weights = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in model.items()}
         load({"model": weights}, checkpoint_id=folder, process_group=self._alone)
         return weights
 
 
 class Copied(DefaultSavePlanner):
-    """Plans by the tensors of the model, which the next steps change, and writes their copies."""
+    """Plans with the model's tensors, which the next steps change, and writes their copies."""
 
     def __init__(self, copies: Mapping[int, Tensor]) -> None:
-        """`copies`: by the id of the tensor; of a divided one this rank's part."""
+        """`copies`: by tensor ID; for a sharded tensor, this rank's shard."""
         super().__init__()
         self._copies = copies
 
@@ -168,7 +168,7 @@ class Copied(DefaultSavePlanner):
 
 
 def check_shared(folder: Path, world: World) -> None:
-    """Raises TrainError, on all ranks, if this rank sees another folder than rank 0."""
+    """Raise TrainError if this rank does not see the same folder as rank 0."""
     mark = folder / f".shared-{world.broadcast_object(uuid.uuid4().hex)}"
     if world.first:
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,13 +180,13 @@ def check_shared(folder: Path, world: World) -> None:
         mark.unlink()
     if not seen:
         raise TrainError(
-            f"--parallel fsdp: {folder} is not rank 0's; a sharded checkpoint needs a folder that all machines share: "
-            f"mount one, and name it with --checkpoints"
+            f"--parallel fsdp: {folder} is not the same folder as on rank 0; a sharded checkpoint needs a folder "
+            f"shared by all machines: mount one, and set --checkpoints"
         )
 
 
 def _sum(path: Path) -> str:
-    """SHA-256, in pieces: a file as a whole would be as large as this rank's copy."""
+    """Return the SHA-256 of a file, read in pieces to save memory."""
     total, piece = hashlib.sha256(), bytearray(PIECE)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
@@ -195,20 +195,20 @@ def _sum(path: Path) -> str:
 
 
 def _verified(path: Path, world: World) -> State:
-    """A checkpoint's run.pt; its parts are the same to the bit as when they were written. The same on every rank."""
+    """Return the content of run.pt, the same on every rank, after verifying all shards."""
     state, problem = world.broadcast_object(_read(path) if world.first else ({}, ""))
     if problem:
         raise TrainError(problem)
-    there = state.pop("parts")
-    mine = {name: _sum(path / name) for name in sorted(there)[world.rank :: world.size]}
-    here = {name: value for part in world.gather(mine) for name, value in part.items()}
-    if damaged := [name for name in there if there[name] != here[name]]:
+    saved = state.pop("parts")
+    mine = {name: _sum(path / name) for name in sorted(saved)[world.rank :: world.size]}
+    found = {name: value for part in world.gather(mine) for name, value in part.items()}
+    if damaged := [name for name in saved if saved[name] != found[name]]:
         raise TrainError(f"{path / damaged[0]}: damaged (its content does not match its SHA-256)")
     return state | {"optimizer": {"shards": str(path)}}
 
 
 def _read(path: Path) -> tuple[State, str]:
-    """run.pt's content and "", or why the checkpoint is not usable."""
+    """Return the content of run.pt, and "" or the reason why the checkpoint is not usable."""
     try:
         state = read(path / RUN)
     except TrainError as error:

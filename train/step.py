@@ -1,4 +1,4 @@
-"""One step, top to bottom: images are normalised and mixed, the model gives the loss, the weights are updated."""
+"""One training step: normalise and mix the images, compute the loss and gradients, update the weights."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from train.precision import LossScale, Masters, Precision
 
 @dataclass(frozen=True)
 class Mix:
-    """How two images become one: `share` of the image and the rest of its neighbour, blended or as a patch (`box`)."""
+    """Mix of two images: `share` of the image and the rest of its neighbour, blended or as a patch (`box`)."""
 
     share: float
     box: tuple[int, int, int, int] | None  # top, bottom, left, right
 
 
 def draw_mix(config: Config, seed: int, side: int) -> Mix | None:
-    """The mix of one step, drawn from that step's seed; mixup or cutmix, or a random one of them if both are on.
+    """Draw the mix of one step from the step's seed: mixup or cutmix, or one of them at random if both are enabled.
 
     Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899.
     """
@@ -54,7 +54,7 @@ def draw_mix(config: Config, seed: int, side: int) -> Mix | None:
 
 
 def apply_mix(mix: Mix, images: Tensor) -> Tensor:
-    """Mixes image i with image i - 1; (n, 3, H, W)."""
+    """Mix image i with image i - 1; (n, 3, H, W)."""
     other = images.roll(1, 0)
     if mix.box is None:
         return torch.lerp(other, images, mix.share)
@@ -65,7 +65,7 @@ def apply_mix(mix: Mix, images: Tensor) -> Tensor:
 
 
 def losses(logits: Tensor, labels: Tensor, kind: str = "ce", smoothing: float = 0.0, mix: Mix | None = None) -> Tensor:
-    """(n,) losses of --loss `kind`; a mixed image's loss is the mean over both labels, weighted by their shares.
+    """Return the (n,) losses of --loss `kind`; for mixed images the mean over both labels, weighted by share.
 
     bce: Wightman et al., arXiv 2110.00476, section 3.2.
     """
@@ -82,15 +82,15 @@ def losses(logits: Tensor, labels: Tensor, kind: str = "ce", smoothing: float = 
 
 
 class Output(NamedTuple):
-    """What `forward_loss` computes of a micro-batch. A model stage without logits has a token for `loss.backward()`."""
+    """Result of `forward_loss` for a micro-batch. A model stage without logits has a token for `loss.backward()`."""
 
-    loss: Tensor  # scalar, to be differentiated: this rank's part of the step's loss
+    loss: Tensor  # scalar: this rank's share of the step's loss
     counts: Tensor  # see `metrics.counts`
     logits: Tensor | None  # (n, classes), in at least fp32
 
 
 class Objective:
-    """What is minimised: the way from uint8 images and labels on the device to the loss, in the run's precision."""
+    """The training objective: from uint8 images and labels on the device to the loss, in the run's precision."""
 
     def __init__(self, config: Config, precision: Precision, world: World) -> None:
         mean = torch.tensor(config.mean, dtype=torch.float64) * 255
@@ -101,10 +101,10 @@ class Objective:
         self._shift = (-mean / std).view(1, 3, 1, 1).to(world.device, self._type)
         self._precision, self._world = precision, world
         self.config = config
-        self.has_logits = True  # of a model cut into stages, only the last has them
+        self.has_logits = True  # False for all pipeline stages except the last
 
     def normalise(self, images: Tensor) -> Tensor:
-        """(n, H, W, 3) uint8 to (n, 3, H, W) in the weights' type: (x/255 - mean)/std.
+        """Convert (n, H, W, 3) uint8 to (n, 3, H, W) in the weights' type: (x/255 - mean)/std.
 
         A permuted view of NHWC is channels_last NCHW, so the type conversion is the only copy.
         """
@@ -114,10 +114,10 @@ class Objective:
     def forward_loss(
         self, model: nn.Module, batch: Batch, mix: Mix | None = None, kind: str = "ce", smoothing: float = 0.0
     ) -> Output:
-        """The model's output and loss, in training and validation alike.
+        """Compute the model's output and loss, for training and validation.
 
-        A rank's loss is its sum over samples x ranks / total: DDP's mean over ranks is then the mean over all samples
-        of all ranks and micro-batches, even if the last batch of an epoch is divided unevenly.
+        A rank's loss is its sum over samples x ranks / total, so that DDP's mean over ranks is the mean over all
+        samples of all ranks and micro-batches, even if the last batch of an epoch is split unevenly.
         """
         images = self.normalise(batch.images)
         if mix:
@@ -134,22 +134,22 @@ class Objective:
 
 @dataclass(frozen=True)
 class Plan:
-    """The inputs of a step besides data; `update` is its number among the updates."""
+    """The inputs of a step besides data; `update`: the number of updates before it."""
 
     rate: float
     update: int
     mix: Mix | None = None
-    momentum: float | None = None  # None: as the optimiser was made
+    momentum: float | None = None  # None: the optimiser's own
 
 
 def _nothing() -> None:
-    """Nobody measures."""
+    """Default for `Step.computed`."""
 
 
 class Step:
-    """Updates the model, identically on every rank; gradients are reduced once, with the last micro-batch."""
+    """Updates the model identically on every rank; gradients are reduced once, with the last micro-batch."""
 
-    sharded = False  # every rank has only a part of each weight
+    sharded = False  # every rank has only a shard of each weight
     forward_waits = True  # whether the forward pass may wait for other ranks
 
     def __init__(
@@ -167,7 +167,7 @@ class Step:
         self.computed: Callable[[], None] = _nothing  # called after each forward pass
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        """Adds a micro-batch's gradients; returns its `counts` on the device."""
+        """Add a micro-batch's gradients; return its `counts` on the device."""
         local = isinstance(self.wrapped, DistributedDataParallel) and not batch.last
         if self.masters and batch.last:
             self.masters.add_back()
@@ -181,7 +181,7 @@ class Step:
         return output.counts
 
     def update(self, plan: Plan) -> bool:
-        """Updates the weights with the accumulated gradients; False if they overflowed and no rank updated."""
+        """Update the weights with the accumulated gradients; return False if they overflowed and it was skipped."""
         if self.masters:
             self.masters.take_gradients()
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -204,9 +204,9 @@ class Step:
         return self.ema.model if self.ema else self.model
 
     def before_checkpoint(self) -> None:
-        """Called on every rank: the ranks that write a checkpoint get what it has and they lack.
+        """Collective of all ranks that sends missing state to the ranks that write a checkpoint.
 
-        Here: with --replicate rank 0's running statistics; those of the others are never used, but would be written.
+        With --replicate, these are rank 0's running statistics: those of other ranks are unused, but would be saved.
         """
         if self.config.replicated and self.world.size > 1:
             averages = self.ema.averages if self.ema else {}
@@ -214,7 +214,7 @@ class Step:
             broadcast_together([value for pair in found for value in pair if value is not None])
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has of the model and its training; call after `before_checkpoint`."""
+        """Return the state of model and training for a checkpoint; call after `before_checkpoint`."""
         return {
             "model": self._model_state(),
             "optimizer": self._optimizer_state(),
@@ -230,10 +230,10 @@ class Step:
         return self.optimizer.state_dict()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` gave, but not the optimiser's settings; the model has its weights already.
+        """Restore the result of `state`, except the optimiser's settings; the weights are already loaded.
 
         Raises:
-            TrainError: the state is of another kind of step, or was made with other options; "the checkpoint ...".
+            TrainError: the state is of another kind of step, or was saved with other options.
         """
         self._load_optimizer(state["optimizer"])
         self.scale.load_state_dict(state["scale"])
@@ -241,7 +241,7 @@ class Step:
         for option, own, saved in parts:
             if (own is None) != (saved is None):
                 how = "without" if saved is None else "with"
-                raise TrainError(f"the checkpoint was made {how} {option}; use the same")
+                raise TrainError(f"the checkpoint was saved {how} {option}; use the same options")
         if self.ema:
             self.ema.load(state["ema"])
         if self.masters:
@@ -255,15 +255,15 @@ class Step:
 
 
 class EMA:
-    """Exponential moving average of the weights, which late in training is more accurate than the weights themselves.
+    """Exponential moving average of the weights, often more accurate than the weights late in training.
 
     average <- d*average + (1 - d)*weights after every update, d = min(decay, (1 + t)/(10 + t)) at update t. The warm-up
     of d is TensorFlow's (ExponentialMovingAverage, num_updates). Running statistics are averaged the same way; integers
-    are copied. Averages are in at least fp32, because 16 bits would round small changes away.
+    are copied. Averages are in at least fp32, because small changes would be lost in 16 bits.
     """
 
     def __init__(self, model: nn.Module, decay: float, weights: Sequence[Tensor]) -> None:
-        """`weights`: what the optimiser updates, the model's trainable parameters or their fp32 masters, in order."""
+        """`weights`: the tensors that the optimiser updates: trainable parameters or their fp32 masters, in order."""
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._decay = decay
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -284,7 +284,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
-        """Averages in the weights after update number `updates` (counted from 0)."""
+        """Update the averages after update number `updates` (counted from 0)."""
         decay = min(self._decay, (1 + updates) / (10 + updates))
         average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch's own
         averages, now = self._floats
@@ -294,7 +294,7 @@ class EMA:
 
     @torch.no_grad()
     def load(self, averages: Mapping[str, Tensor]) -> None:
-        """Sets some or all averages, and the model's weights to all averages."""
+        """Load some or all averages, and copy all averages to the model's weights."""
         for name, value in averages.items():
             self.averages[name].copy_(value)
         copy_(*self._rounded)

@@ -1,6 +1,6 @@
-"""Where a run keeps its checkpoints: one interface, over whole files, or over parts (`train.sharded`).
+"""Storage of a run's checkpoints, as single files or sharded (`train.sharded`).
 
-Of whole files rank 0 writes and reads them, or with --replicate a rank of every node (`train.replicas`).
+Single files are written and read by rank 0, or with --replicate by one rank of every node (`train.replicas`).
 """
 
 from __future__ import annotations
@@ -16,49 +16,49 @@ from train.parallel.world import World
 
 
 class Store(Protocol):
-    """Every rank calls the same methods in the same order."""
+    """Every rank must call the same methods in the same order."""
 
     def find(self) -> Loaded | None:
-        """The checkpoint that --resume selects, on every rank; None to start from scratch.
+        """Return the checkpoint that --resume selects, on every rank; None to start from scratch.
 
         Raises:
-            TrainError: none is usable, or one would be overwritten.
-            SystemExit: another rank raised it.
+            TrainError: no checkpoint is usable, or one would be overwritten.
+            SystemExit: another rank raised TrainError.
         """
 
     def open(self) -> None:
-        """To be called before the first `save`. Raises TrainError: the folder cannot be written."""
+        """Must be called before the first `save`. Raises TrainError if the folder is not writable."""
 
     def save(self, state: Callable[[], State], best: bool = False, epoch: int | None = None) -> None:
-        """Starts writing the last checkpoint, the best one if `best`, and the epoch's if --keep.
+        """Start writing the last checkpoint, the best one if `best`, and the epoch's if --keep.
 
-        Returns when `state` is copied. Its content may change then; the files are written in the background.
+        Returns once `state` is copied and may change; the files are written in the background.
 
         Raises:
             OSError: the previous checkpoint could not be written.
         """
 
     def wait(self) -> None:
-        """Waits until everything is on disk. Raises OSError: it could not be written."""
+        """Wait until the checkpoint is on disk. Raises OSError if it could not be written."""
 
     def close(self) -> None:
-        """Waits, and ends the thread."""
+        """Wait for the last save and stop the thread."""
 
 
-class WholeFiles:
-    """A checkpoint is one file."""
+class SingleFiles:
+    """Checkpoints in single files."""
 
     def __init__(self, config: Config, world: World) -> None:
         self._config, self._world = config, world
-        self._saver: Saver | None = None  # None where others write
+        self._saver: Saver | None = None  # None if other ranks write
 
     def find(self) -> Loaded | None:
-        def check_undivided() -> None:
-            if (divided := self._config.checkpoint_folder / "last.sharded").exists():
-                raise TrainError(f"{divided} was made with --parallel fsdp; use it again, or another --output")
+        def check_unsharded() -> None:
+            if (sharded := self._config.checkpoint_folder / "last.sharded").exists():
+                raise TrainError(f"{sharded} was saved with --parallel fsdp; use it again, or another --output")
 
         reads = replicas.reads(self._config, self._world)
-        self._world.all_ranks_or_exit(lambda: check_undivided() if reads else None)
+        self._world.all_ranks_or_exit(lambda: check_unsharded() if reads else None)
         return replicas.load(self._config, self._world)
 
     def open(self) -> None:
@@ -79,9 +79,9 @@ class WholeFiles:
 
 
 def make_store(config: Config, world: World, sharded: bool) -> Store:
-    """`sharded`: every rank has only a part of the state."""
+    """Return the store. `sharded`: every rank has only a shard of the state."""
     if sharded:
         from train.sharded import Shards  # imports torch.distributed.checkpoint, which takes a second
 
         return Shards(config, world)
-    return WholeFiles(config, world)
+    return SingleFiles(config, world)

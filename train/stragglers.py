@@ -1,8 +1,8 @@
-"""Which rank is slow: a pure decision from the seconds that each rank has spent on its own work in each interval.
+"""Detect slow ranks from the time that each rank spent on its own work in each interval.
 
-A rank is persistently slow when it was the slowest in SLOWEST of the last WINDOW intervals, and its mean over them is
-at least RATIO times the median of all ranks' means. Where intervals have a slow rank, but each time another, no rank is
-to blame: the data loader or the collective is the limit.
+A rank is persistently slow if it was the slowest in SLOWEST of the last WINDOW intervals and its mean over them is at
+least RATIO times the median of all ranks' means. If a different rank is slow in each interval, the bottleneck is the
+data loader or the collective.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-KINDS = ("data wait", "transfer", "forward")  # of own work, in the order in which a rank's figures have them
+KINDS = ("data wait", "transfer", "forward")  # kinds of own work, in the order of a rank's figures
 WINDOW, SLOWEST, RATIO = 8, 6, 1.15
-WORTH = 0.01  # of an interval: what a rank takes longer than the median by less than this delays nobody
-NAMED = 3  # ranks at the end of a run
+WORTH = 0.01  # fraction of an interval: a smaller excess over the median is ignored
+NAMED = 3  # maximum number of ranks named at the end of a run
 
 Own = Sequence[Sequence[float]]  # rank -> seconds of each of KINDS, in one interval
 
 
 @dataclass(frozen=True)
 class Slow:
-    """The rank with the most own work: `ratio` times the ranks' median, and most of the excess by `kind`."""
+    """The rank with the most own work: `ratio` times the median of all ranks, mostly due to `kind`."""
 
     rank: int
     ratio: float
-    kind: str  # of KINDS
-    excess: float  # seconds more than the median
+    kind: str  # one of KINDS
+    excess: float  # seconds above the median
 
     def matters(self, seconds: float) -> bool:
-        """Whether it is slow, in an interval of `seconds`."""
+        """Whether the rank counts as slow in an interval of `seconds`."""
         return self.ratio >= RATIO and self.excess >= WORTH * seconds
 
 
 def slowest(own: Own) -> Slow | None:
-    """None if the ranks did no work."""
+    """Return the slowest rank, None if the ranks did no work."""
     totals = [sum(parts) for parts in own]
     middle = median(totals)
     if middle <= 0:
@@ -46,7 +46,7 @@ def slowest(own: Own) -> Slow | None:
 
 
 def persistent(window: Sequence[Own], seconds: Sequence[float]) -> Slow | None:
-    """The rank that is persistently slow in these intervals, WINDOW of them at most; `seconds`: how long each was."""
+    """Return the persistently slow rank in these intervals, at most WINDOW; `seconds`: their durations."""
     if len(window) < SLOWEST:
         return None
     means = [[fmean(parts) for parts in zip(*of_rank, strict=True)] for of_rank in zip(*window, strict=True)]
@@ -58,21 +58,23 @@ def persistent(window: Sequence[Own], seconds: Sequence[float]) -> Slow | None:
 
 
 class Stragglers:
-    """The intervals of a run so far; every rank has the same, because the figures are gathered on all."""
+    """The intervals of a run so far, the same on every rank because figures are gathered on all."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
-        """`nodes`: rank -> the name of its node. With fewer than two ranks none is ever slow."""
+        """`nodes`: node name by rank. With fewer than two ranks, no rank is ever slow."""
         self._nodes = nodes
         self._window = deque[Own](maxlen=WINDOW)
         self._seconds = deque[float](maxlen=WINDOW)
-        self._intervals = -1  # the first pays for warming up: it does not count
+        self._intervals = -1  # the first interval includes warm-up and does not count
         self._uneven: list[float] = []  # the ratios of intervals with a slow rank
-        self._named: dict[int, tuple[int, Slow]] = {}  # rank -> in how many intervals it was named, and how at last
-        self.last: Slow | None = None  # the slowest rank of the last interval, by however little
+        self._named: dict[
+            int, tuple[int, Slow]
+        ] = {}  # rank -> number of intervals in which it was slow, and the last one
+        self.last: Slow | None = None  # the slowest rank of the last interval, by any margin
         self.now: Slow | None = None  # the persistently slow rank
 
     def add(self, own: Own, seconds: float) -> None:
-        """An interval of `seconds`."""
+        """Add an interval of `seconds`."""
         self._intervals += 1
         if len(self._nodes) < 2 or not self._intervals:
             return
@@ -86,11 +88,11 @@ class Stragglers:
             self._named[self.now.rank] = (times + 1, self.now)
 
     def name(self, slow: Slow) -> str:
-        """`rank 5 on gpu-c: 1.31x the median, data wait`."""
+        """Return a text such as `rank 5 on gpu-c: 1.31x the median, data wait`."""
         return f"rank {slow.rank} on {self._nodes[slow.rank]}: {slow.ratio:.2f}x the median, {slow.kind}"
 
     def conclusion(self) -> str:
-        """What the end of the run says; "" if the ranks were about as fast as one another, or there is too little."""
+        """Return the summary at the end of a run; "" if no rank was slow or there are too few intervals."""
         counted = f"of {self._intervals} intervals"
         if self._named:
             often = sorted(self._named.values(), key=lambda named: -named[0])[:NAMED]
@@ -99,5 +101,5 @@ class Stragglers:
             return ""
         return (
             f"the slowest rank takes {median(self._uneven):.2f}x the median in {len(self._uneven)} {counted}, but it "
-            f"is not always the same rank: the data loader or the collective is the limit"
+            f"is not always the same rank: the data loader or the collective is the bottleneck"
         )

@@ -1,8 +1,8 @@
 """Batch normalisation over the batches of all ranks, on any device and backend, for batches of different sizes.
 
-torch's own SyncBatchNorm works on GPUs only. One all-reduce forward and one backward, of float64 sums: with float32
-sums a mean of 100 costs three digits of the variance. Elementwise operations use the input's type, at least float32. On
-a GPU each pass over the input is one kernel of torch's own layer.
+torch's SyncBatchNorm works on GPUs only. One all-reduce forward and one backward, of float64 sums: with float32 sums, a
+mean of 100 costs three digits of the variance. Elementwise operations use the input's type, at least float32. On a GPU
+each pass over the input is one kernel of torch's SyncBatchNorm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class _Normalise(torch.autograd.Function):
     """(x - mu)/sqrt(v + eps)*weight + bias with mu and v over all ranks; also returns mu, v and the number of values.
 
-    Only x is kept for the backward pass, in its own type.
+    Only x is saved for the backward pass, in its type.
     """
 
     @staticmethod
@@ -55,19 +55,19 @@ class _Normalise(torch.autograd.Function):
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether torch has the passes over `x` as single kernels. They take no empty batch."""
+    """Whether torch has single kernels for the passes over `x`; they do not accept an empty batch."""
     return x.is_cuda and x.numel() > 0
 
 
 def _sums(x: Tensor, _eps: float) -> tuple[Tensor, Tensor]:
-    """(C,) float64 each: of this rank's values, and of their squares."""
+    """Return the sums of this rank's values and of their squares, each (C,) float64."""
     axes = [0, *range(2, x.ndim)]
     # the square of the norm, because vector_norm sums in float64 without a float64 copy of the input
     return x.sum(axes, dtype=torch.float64), torch.linalg.vector_norm(x, dim=axes, dtype=torch.float64).square()
 
 
 def _fused_sums(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The same from mean and variance, which the kernel computes by Welford's method, so in float32."""
+    """Same as `_sums`, from mean and variance, which the kernel computes by Welford's method in float32."""
     mean, scale = (value.double() for value in torch.batch_norm_stats(x, eps))
     values = x.numel() // x.shape[1]
     return mean * values, (scale.square().reciprocal() - eps + mean.square()) * values
@@ -76,7 +76,7 @@ def _fused_sums(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def _gradient(
     g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of `x`, and (2, C) float64 those of bias and weight, of this rank's values."""
+    """Return the gradient of `x`, and (2, C) float64 the gradients of bias and weight from this rank's values."""
     g = g.to(torch.promote_types(g.dtype, torch.float32))
     axes = [0, *range(2, x.ndim)]
     normal = (x - _wide(mean, x)).mul_(_wide(scale, x))
@@ -91,7 +91,7 @@ def _gradient(
 def _fused_gradient(
     g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same. The kernels' second sum is of g*(x - mu), and they multiply by the weight at the end."""
+    """Same as `_gradient`. The kernels' second sum is of g*(x - mu), and they multiply by the weight at the end."""
     g, wide = g.contiguous(memory_format=_layout(x)), _wide_type(x)
     mean, narrow_scale = mean.to(wide), scale.to(wide)
     weight = None if weight is None else weight.to(wide)
@@ -103,18 +103,18 @@ def _fused_gradient(
 
 
 def _layout(x: Tensor) -> torch.memory_format:
-    """That of `x`, as the kernels need it."""
+    """Return the memory format of `x`, as the kernels need it."""
     nhwc = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if nhwc else torch.contiguous_format
 
 
 def _wide_type(x: Tensor) -> torch.dtype:
-    """The type in which values of `x` are computed."""
+    """Return the type for computations with values of `x`."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def _wide(values: Tensor, like: Tensor) -> Tensor:
-    """(C,) as (1, C, 1, ...), in that type."""
+    """Return (C,) values as (1, C, 1, ...), in that type."""
     return values.view(1, -1, *[1] * (like.ndim - 2)).to(_wide_type(like))
 
 
@@ -125,13 +125,13 @@ def _all_sum(values: Tensor) -> Tensor:
 
 
 class SyncBatchNorm(nn.BatchNorm1d):
-    """A drop-in for nn.BatchNorm1d/2d/3d; input (n, C, ...), n may differ between ranks and may be 0.
+    """Replacement for nn.BatchNorm1d/2d/3d; input (n, C, ...), n may differ between ranks and may be 0.
 
     Evaluation uses the running statistics and does not communicate.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """Normalised, scaled and shifted, in the input's type."""
+        """Normalise, scale and shift, in the input's type."""
         if input.ndim < 2:
             raise ValueError(f"expected (n, C, ...), got {input.ndim} dimension(s)")
         if not self.training and self.running_mean is not None:
@@ -157,7 +157,7 @@ class SyncBatchNorm(nn.BatchNorm1d):
 
 
 def convert(model: nn.Module) -> nn.Module:
-    """`model` with every batch norm replaced by a synchronised one that shares its parameters and buffers."""
+    """Replace every batch norm in `model` by a synchronised one that shares its parameters and buffers."""
     if isinstance(model, BATCH_NORMS) and not isinstance(model, SyncBatchNorm):
         ours = SyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats)
         ours.weight, ours.bias = model.weight, model.bias

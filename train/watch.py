@@ -1,6 +1,6 @@
-"""The output of a run: console lines and bar, TensorBoard, metrics.jsonl. Only rank 0 writes; others are `Silent`.
+"""Output of a run: console lines, progress bar, TensorBoard and metrics.jsonl. Only rank 0 writes; others are `Silent`.
 
-Where nodes may be lost (with LAUNCHER_GENERATION_OUTPUT), the first worker of each node writes the files.
+In an elastic job (LAUNCHER_GENERATION_OUTPUT is set), the first worker of each node writes the files.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CLEAR_LINE = "\x1b[K"  # right of the cursor
 GRID = 8  # images per row
 BAR_WIDTH = 24  # characters
 BAR_INTERVAL = 0.1  # seconds between two redraws
-FLUSH_SECONDS = 2  # how far TensorBoard's files may lag behind; the launcher collects them while the run goes on
-# the columns of the HParams tab, in this order: facts about the run, and options
+FLUSH_SECONDS = 2  # maximum delay of TensorBoard's files, which the launcher collects during the run
+# columns of the HParams tab, in this order: facts about the run, and options
 FACTS = ("parallel", "world", "devices", "global_batch", "amp")
 OPTIONS = (
     *("arch", "epochs", "batch_size", "accumulate", "lr", "lr_scaling", "schedule", "warmup", "optimizer", "momentum"),
@@ -37,7 +37,7 @@ RESULTS = ("Accuracy/val", "Accuracy5/val", "Loss/val", "Accuracy/train", "Loss/
 
 @dataclass(frozen=True)
 class Interval:
-    """What happened since the last line. Rates are over all ranks."""
+    """Progress since the last line. Rates are over all ranks."""
 
     epoch: int  # counted from 1
     epochs: int
@@ -50,11 +50,11 @@ class Interval:
     lr: float
     images_per_s: float
     data_wait: float  # fraction of the time, 0 to 1, mean over ranks
-    mfu: float | None  # fraction of the operations that the GPUs can do in that time; None if that is unknown
+    mfu: float | None  # fraction of the GPUs' peak FLOP/s; None if unknown
     loss_scale: float
     skipped: int  # steps, of the run
     slowest: Slow | None = None  # the rank with the most own work
-    slow: str = ""  # who is persistently slow, and how: "rank 5 on gpu-c: 1.31x the median, data wait"
+    slow: str = ""  # the persistently slow rank: "rank 5 on gpu-c: 1.31x the median, data wait"
 
 
 @dataclass(frozen=True)
@@ -67,45 +67,45 @@ class Validated:
     train: Scores
     val: Scores
     seconds: float  # of the validation
-    memory: float  # the most so far, MB of the process or GPU that needs most
+    memory: float  # peak memory in MB, of the process or GPU that needs most
 
 
 class Silent:
     """A rank that writes nothing."""
 
     def say(self, text: str) -> None:
-        """A console line."""
+        """Print a console line."""
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
-        """The run starts, or resumes at step `purge_step`."""
+        """Called when the run starts, or resumes at step `purge_step`."""
 
     def stepped(self, epoch: int, epochs: int, step: int, steps: int) -> None:
-        """Step `step` of the run's `steps` is done."""
+        """Called after step `step` of the run's `steps`."""
 
     def progress(self, now: Interval) -> None:
-        """An interval of steps is done."""
+        """Called after an interval of steps."""
 
     def validating(self, epoch: int, batch: int, batches: int, now: Scores, so_far: Scores) -> None:
-        """Some batches of a validation are done."""
+        """Called after some batches of a validation."""
 
     def validated(self, now: Validated) -> None:
-        """An epoch has been trained and validated."""
+        """Called after an epoch is trained and validated."""
 
     def images(self, tag: str, images: Pixels, step: int) -> None:
-        """Images to show, (n, side, side, 3)."""
+        """Log images, (n, side, side, 3)."""
 
     def flush(self) -> None:
-        """Everything up to this step is in the files."""
+        """Flush the files up to this step."""
 
     def end(self, facts: dict[str, Any]) -> None:
-        """The run has ended."""
+        """Called at the end of the run."""
 
 
 class Writer(Silent):
-    """Rank 0: prints, and writes below the output folder. metrics.jsonl is only appended to, line by line."""
+    """Prints, and writes to the output folder. metrics.jsonl is only appended to, line by line."""
 
     def __init__(self, output: Path, amp: bool, published_tags: bool = False, prints: bool = True) -> None:
-        """prints: False for a worker that only writes the files."""
+        """prints: False for a worker that only writes files."""
         self._output, self._amp, self._published_tags, self._prints = output, amp, published_tags, prints
         self._board: Any = None  # stays None if tensorboard is not installed
         self._jsonl: Any = None
@@ -121,21 +121,21 @@ class Writer(Silent):
             self._bar.step(epoch, epochs, step, steps)
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
-        """Opens the files. TensorBoard drops what an interrupted run wrote from `purge_step` on."""
+        """Open the files. TensorBoard drops the points of an interrupted run from `purge_step` on."""
         self._output.mkdir(parents=True, exist_ok=True)
         self._jsonl = (self._output / "metrics.jsonl").open("a", encoding="utf-8")
         self._line("start", **facts)
         try:
             from torch.utils.tensorboard import SummaryWriter  # takes a second: only on rank 0, after its first line
         except ImportError:
-            self.say("train: tensorboard is not installed, so there are no curves; metrics.jsonl has the figures")
+            self.say("train: tensorboard is not installed: no curves are written; see metrics.jsonl")
             return
         folder = str(self._output / "tensorboard")
         self._board = SummaryWriter(folder, purge_step=purge_step, flush_secs=FLUSH_SECONDS)
         self._session = Session(facts, self._board)
 
     def progress(self, now: Interval) -> None:
-        """Writes a console line in experiment 1's format, a JSON line, and the scalars of this step."""
+        """Write a console line in experiment 1's format, a JSON line, and the scalars of this step."""
         cur, avg = now.interval, now.so_far
         self.say(
             f"Epoch: [{now.epoch}][{now.epoch_step}/{now.epoch_steps}] Loss {cur.loss:.4f} ({avg.loss:.4f}) "
@@ -176,14 +176,14 @@ class Writer(Silent):
         self._scalars(scalars, now.step)
 
     def validating(self, epoch: int, batch: int, batches: int, now: Scores, so_far: Scores) -> None:
-        """Prints a line in experiment 1's format."""
+        """Print a line in experiment 1's format."""
         self.say(
             f"Val: [{epoch}][{batch}/{batches}] Loss {now.loss:.4f} ({so_far.loss:.4f}) "
             f"Acc@1 {now.top1:.2f} ({so_far.top1:.2f}) Acc@5 {now.top5:.2f} ({so_far.top5:.2f})"
         )
 
     def validated(self, now: Validated) -> None:
-        """Writes the epoch's line, and scalars at the epoch's last step, so that both curves share an axis."""
+        """Write the epoch's line, and scalars at the epoch's last step, so that both curves share an axis."""
         val = now.val
         self.say(
             f"Epoch: [{now.epoch}] val Loss {val.loss:.4f} Acc@1 {val.top1:.2f} Acc@5 {val.top5:.2f} "
@@ -198,7 +198,7 @@ class Writer(Silent):
         self._scalars(scalars, now.step)
 
     def images(self, tag: str, images: Pixels, step: int) -> None:
-        """Writes the images as one grid to TensorBoard, GRID per row."""
+        """Write the images to TensorBoard as a grid, GRID per row."""
         if self._board is None:
             return
         rows = -(-len(images) // GRID)
@@ -209,7 +209,7 @@ class Writer(Silent):
         self._board.add_image(tag, picture, step, dataformats="HWC")
 
     def flush(self) -> None:
-        """Before a checkpoint: a run that resumes from it writes the points after it, not those before."""
+        """Called before a checkpoint: a resumed run writes only the points after it."""
         if self._board is not None:
             self._board.flush()
 
@@ -231,7 +231,7 @@ class Writer(Silent):
 
 
 class Bar:
-    """A progress bar on a terminal. The cursor stays at the line's beginning, so that output overwrites the bar."""
+    """Progress bar on a terminal. The cursor stays at the start of the line, so that output overwrites the bar."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -240,7 +240,7 @@ class Bar:
         self._begun: tuple[float, int] | None = None
 
     def step(self, epoch: int, epochs: int, step: int, steps: int) -> None:
-        """Shows that step `step` of `steps` in all is done, in epoch `epoch` (counted from 1)."""
+        """Show that step `step` of `steps` is done, in epoch `epoch` (counted from 1)."""
         if not self._shown:
             return
         now = time.monotonic()
@@ -259,13 +259,13 @@ class Bar:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Removes the bar before a line of text is printed."""
+        """Clear the bar before a line of text is printed."""
         if self._shown and self._begun:
             self._stream.write(CLEAR_LINE)
 
 
 def clock(seconds: float) -> str:
-    """0:07, 12:30, 1:02:03."""
+    """Format a duration: 0:07, 12:30, 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -275,7 +275,7 @@ class Session:
     """One run in TensorBoard's HParams tab, written at its start and at its end."""
 
     def __init__(self, facts: Mapping[str, Any], board: Any) -> None:
-        """`facts`: as `Writer.begin` gets them, options below "config". `board`: a SummaryWriter."""
+        """`facts`: the argument of `Writer.begin`, with options under "config". `board`: a SummaryWriter."""
         from torch.utils.tensorboard.summary import hparams  # slow to import, and only rank 0 needs it
 
         config = facts["config"]

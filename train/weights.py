@@ -1,4 +1,4 @@
-"""Weights from a file, for --pretrained, --evaluate and export: our checkpoints, torchvision's and timm's files."""
+"""Read weights for --pretrained, --evaluate and export from checkpoints of this trainer, torchvision or timm."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from train.errors import TrainError
 from train.files import check_regular
 from train.models import last_layer
 
-# torchvision's auxiliary heads, which this trainer leaves out, and the names of DenseNet's layers in its older files
+# torchvision's auxiliary heads, which this trainer omits, and DenseNet's layer names in older files
 AUXILIARY = re.compile(r"(AuxLogits|aux1|aux2)\.")
 OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")
-WRAPPERS = re.compile(r"(module\.|_orig_mod\.)+")  # of DDP, of an averaged model, of torch.compile
-KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")  # of timm's and torchvision's train.py, best first
-# what else those two write, in `args`; torch.load builds nothing but tensors, plain values and these
+WRAPPERS = re.compile(r"(module\.|_orig_mod\.)+")  # added by DDP, AveragedModel and torch.compile
+KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys of timm's and torchvision's train.py, best first
+# types that these scripts write in `args`; torch.load accepts only tensors, plain values and these
 HARMLESS: list[Any] = [argparse.Namespace, PosixPath]
-# names that only timm gives to layers of ViT, Swin and ConvNeXt, EfficientNet and MobileNet, RegNet, VGG
+# layer names specific to timm: ViT, Swin and ConvNeXt, EfficientNet and MobileNet, RegNet, VGG
 OF_TIMM = re.compile(r"patch_embed\.|stages\.\d|layers\.\d+\.blocks|conv_stem\.|s\d\.b\d|pre_logits\.fc")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A file's weights by name; `state` is the whole checkpoint if it is one of this trainer."""
+    """Weights of a file by name; `state`: the complete checkpoint if it is one of this trainer."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     state: checkpoint.State | None
-    arch: str = ""  # as --arch takes it, where the file says so
+    arch: str = ""  # value for --arch, if the file contains it
 
     def load(self, model: nn.Module, other_classes: bool) -> list[str]:
-        """Copies the weights to `model`; returns the names of those that keep their initial values.
+        """Copy the weights to `model`; return the names of parameters that keep their initial values.
 
-        With `other_classes` these are the last layer's, if the file has another number of classes; else none.
+        With `other_classes`, these are the last layer's if the file has another number of classes; else none.
 
         Raises:
-            TrainError: the file is of another architecture.
+            TrainError: the weights are of another architecture.
         """
         own = model.state_dict()
         fresh = [name for name in last_layer(model) if other_classes and self._differs(name, own[name])]
@@ -52,22 +52,22 @@ class Weights:
         unknown = [name for name in given if name not in own]
         if wrong or unknown:
             raise TrainError(
-                f"{self.path} does not fit --arch: {self._misfit(own, wrong, unknown)}; "
+                f"{self.path} does not match --arch: {self._misfit(own, wrong, unknown)}; "
                 f"use {self._right_arch()}" + ("" if other_classes else " and the classes of the file")
             )
         model.load_state_dict(given, strict=False)
         return fresh
 
     def _misfit(self, own: Mapping[str, Tensor], wrong: list[str], unknown: list[str]) -> str:
-        """How many tensors differ in which way, with the first of each kind."""
+        """Describe the differences between file and model, with the first tensor of each kind."""
         missing = [name for name in wrong if name not in self.tensors]
         texts = [f"it lacks {len(missing)} of the model's {len(own)} tensors (first {missing[0]})"] if missing else []
         if unknown:
             texts.append(f"{len(unknown)} of its {len(self.tensors)} are unknown to the model (first {unknown[0]})")
         if shaped := [name for name in wrong if name in self.tensors]:
-            there, here = (tuple(tensors[shaped[0]].shape) for tensors in (self.tensors, own))
+            theirs, mine = (tuple(tensors[shaped[0]].shape) for tensors in (self.tensors, own))
             texts.append(
-                f"{len(shaped)} have other shapes (first {shaped[0]}: {there} in the file, {here} in the model)"
+                f"{len(shaped)} have other shapes (first {shaped[0]}: {theirs} in the file, {mine} in the model)"
             )
         return ", ".join(texts)
 
@@ -75,23 +75,23 @@ class Weights:
         if self.arch:
             return f"--arch {self.arch}"
         timm = any(OF_TIMM.match(name) for name in self.tensors)
-        return "--arch timm:NAME, as its layers have timm's names" if timm else "the architecture of the file"
+        return "--arch timm:NAME, because its layers have timm's names" if timm else "the architecture of the file"
 
     def _differs(self, name: str, own: Tensor) -> bool:
-        if name.endswith("num_batches_tracked"):  # only counts; old files lack it
+        if name.endswith("num_batches_tracked"):  # a counter, missing in old files
             return False
         return name not in self.tensors or self.tensors[name].shape != own.shape
 
 
 def read_weights(path: Path) -> Weights:
-    """The weights in a file; of our checkpoints the averaged ones, if there are any.
+    """Read the weights in a file; from a checkpoint of this trainer the EMA weights, if there are any.
 
     Raises:
         TrainError: the file is missing or damaged, or has no weights.
     """
     if path.suffix == ".safetensors":
         raise TrainError(
-            f"{path}: convert it first: python -c 'import torch, safetensors.torch as s; "
+            f"{path}: not supported; convert the file: python -c 'import torch, safetensors.torch as s; "
             f'torch.save(s.load_file("{path.name}"), "{path.stem}.pth")\''
         )
     content = _load(path)
@@ -104,8 +104,10 @@ def read_weights(path: Path) -> Weights:
             content = content[key]
             break
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise TrainError(f"{path}: no state dict")
-    averaged = {name: value for name, value in content.items() if name != "n_averaged"}  # torch's AveragedModel counts
+        raise TrainError(f"{path}: not a state dict")
+    averaged = {
+        name: value for name, value in content.items() if name != "n_averaged"
+    }  # a counter of torch's AveragedModel
     named = {OLD_DENSENET.sub(r"\1\2.", WRAPPERS.sub("", name, 1)): value for name, value in averaged.items()}
     return Weights(path, {name: value for name, value in named.items() if not AUXILIARY.match(name)}, None, arch)
 
@@ -123,14 +125,14 @@ def _load(path: Path) -> Any:
     except Exception as error:  # a damaged zip or pickle can raise any exception
         if unsafe := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
             raise TrainError(
-                f"{path}: has a {unsafe[1]}, which might run code when it is read, beside its tensors; if you trust "
-                f"the file, write its state dict alone into another one"
+                f"{path}: contains a {unsafe[1]}, which may run code when loaded; if you trust the file, save "
+                f"only its state dict to another file"
             ) from error
-        raise TrainError(f"{path}: no file of weights ({type(error).__name__})") from error
+        raise TrainError(f"{path}: not a file of weights ({type(error).__name__})") from error
 
 
 def _arch(content: dict[str, Any]) -> str:
-    """What timm's train.py (`arch` and `args`), torchvision's (`args.model`) or another has trained; "" if unknown."""
+    """Return the architecture recorded by timm's train.py (`arch`, `args`) or torchvision's (`args.model`), else ""."""
     args, arch = content.get("args"), content.get("arch")
     if isinstance(arch, str):
         return f"timm:{arch}" if isinstance(args, argparse.Namespace) else arch

@@ -1,10 +1,10 @@
-"""Writes digits.tar: scikit-learn's 1,797 real handwritten digits as JPEGs in train/<class>/ and val/<class>/.
+"""Write digits.tar: scikit-learn's 1,797 real handwritten digits as JPEGs in train/<class>/ and val/<class>/.
 
     python jobs/data/make_digits.py jobs/data/digits.tar
 
 The same version of Pillow gives the same bytes: members are sorted, times are 0, the owner is uid 0. The 397 validation
-images are those with the smallest SHA-256 of their index, so the split depends on the index alone. 397 is prime, so
-no world size above 1 divides it.
+images are those with the smallest SHA-256 of their index, so the split depends on the index only. 397 is prime, so no
+world size above 1 divides it.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ QUALITY = 90
 
 
 def jpeg(pixels: NDArray[np.float64]) -> bytes:
-    """One 8x8 array of 0..16 as a grey 32x32 JPEG, white on black."""
+    """Encode an 8x8 array of 0..16 as a grey 32x32 JPEG, white on black."""
     small = Image.fromarray((pixels * (255 / 16)).round().astype("uint8"))
     out = io.BytesIO()
     small.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(out, "JPEG", quality=QUALITY, optimize=True)
@@ -32,7 +32,7 @@ def jpeg(pixels: NDArray[np.float64]) -> bytes:
 
 
 def members() -> dict[str, bytes]:
-    """Path in the archive -> content."""
+    """Return the content by path in the archive."""
     digits = load_digits()
     by_hash = sorted(range(len(digits.images)), key=lambda i: hashlib.sha256(str(i).encode()).digest())
     validation = set(by_hash[:VALIDATION])
@@ -43,7 +43,7 @@ def members() -> dict[str, bytes]:
 
 
 def write(path: Path) -> None:
-    """USTAR, sorted, mtime 0, uid 0: independent of the machine that writes it."""
+    """Write a reproducible archive: USTAR, sorted, mtime 0, uid 0."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in sorted(members().items()):
             info = tarfile.TarInfo(name)

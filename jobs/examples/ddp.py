@@ -1,4 +1,4 @@
-"""An ordinary torchrun script, which knows nothing of the launcher: an image classifier with DDP.
+"""An ordinary torchrun script, independent of the launcher: an image classifier with DDP.
 
 On one machine: torchrun --nproc-per-node 2 jobs/examples/ddp.py --dir /tmp/stripes
 """
@@ -17,15 +17,15 @@ from torchvision import datasets, models
 from torchvision.transforms import v2
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--dir", type=Path, required=True, help="for checkpoints and curves")
-parser.add_argument("--data", help="a folder of images in a folder for each class; default: generated images")
-parser.add_argument("--model", default="shufflenet_v2_x0_5", help="a classifier of torchvision")
+parser.add_argument("--dir", type=Path, required=True, help="output folder for checkpoints and curves")
+parser.add_argument("--data", help="image folder with a folder per class (default: generated images)")
+parser.add_argument("--model", default="shufflenet_v2_x0_5", help="torchvision classifier")
 parser.add_argument("--epochs", type=int, default=6)
-parser.add_argument("--batch-size", type=int, default=16, help="per process")
+parser.add_argument("--batch-size", type=int, default=16, help="batch size per process")
 
 
 def stripes(count: int = 512, side: int = 32) -> TensorDataset:
-    """Images of stripes under noise; the label is their direction, one of four."""
+    """Noisy images of stripes; the label is their direction, one of four."""
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % 4
     angle, phase = labels[:, None, None] * torch.pi / 4, torch.rand(count, 1, 1, generator=random) * 6.3
@@ -51,7 +51,7 @@ def main() -> None:
     model = models.get_model(args.model, num_classes=len(data.classes) if args.data else 4).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
 
-    # Rank 0 reads the checkpoint and sends it to the others: only the first machine needs it.
+    # Rank 0 reads the checkpoint and broadcasts it, so only the first machine needs it.
     last = args.dir / "checkpoints" / "last.pt"
     found = [torch.load(last, map_location="cpu") if first and last.exists() else None]
     dist.broadcast_object_list(found)
@@ -63,7 +63,7 @@ def main() -> None:
 
     for epoch in range(found[0]["epochs"] if found[0] else 0, args.epochs):
         sampler.set_epoch(epoch)
-        seen = torch.zeros(3, device=device)  # loss, right answers, images
+        seen = torch.zeros(3, device=device)  # loss, correct predictions, images
         for batch in loader:
             images, labels = (tensor.to(device) for tensor in batch)
             logits = ddp(images)
@@ -84,7 +84,7 @@ def main() -> None:
             last.parent.mkdir(parents=True, exist_ok=True)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}
             torch.save(state, last.with_suffix(".tmp"))
-            last.with_suffix(".tmp").replace(last)  # a kill while it is written leaves the one before it
+            last.with_suffix(".tmp").replace(last)  # atomic: a kill during the write keeps the previous one
     dist.destroy_process_group()
 
 

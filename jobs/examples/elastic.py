@@ -1,7 +1,7 @@
-"""For a job with min_nodes: when a node is lost, it goes on with the ranks that are left.
+"""For a job with min_nodes: when a node is lost, training continues with the remaining ranks.
 
-What it does for that: every node keeps the checkpoint; all ranks agree on the newest, where a higher generation counts
-before a later step; a generation begins by writing its own; the batch is the job's, whatever the number of ranks.
+To support this, every node stores the checkpoint; all ranks agree on the newest one, comparing generations before
+steps; each generation starts by saving a checkpoint; the global batch does not depend on the number of ranks.
 """
 
 import argparse
@@ -20,23 +20,23 @@ from torch.utils.tensorboard import SummaryWriter
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=600)
-parser.add_argument("--batch", type=int, default=48, help="of all ranks together")
+parser.add_argument("--batch", type=int, default=48, help="global batch size")
 parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
-parser.add_argument("--pause", type=float, default=0, metavar="SECONDS", help="after each step")
+parser.add_argument("--pause", type=float, default=0, metavar="SECONDS", help="pause after each step")
 
 RUN, NODE, GENERATION = (os.environ[f"LAUNCHER_{name}"] for name in ("RUN", "NODE", "GENERATION"))
 CHECKPOINTS = Path(os.environ["LAUNCHER_OUTPUT"], "checkpoints")
-CURVES = Path(os.environ["LAUNCHER_GENERATION_OUTPUT"])  # every node writes them: none is lost with a node
+CURVES = Path(os.environ["LAUNCHER_GENERATION_OUTPUT"])  # every node writes them, so that the loss of a node loses none
 FIRST_OF_NODE = os.environ["LOCAL_RANK"] == "0"
 
 
 def age(state: dict[str, Any]) -> tuple[bool, int, int]:
-    """Higher is newer. Each run counts its generations from 1, so its checkpoints come before those of --resume."""
+    """Sort key, higher is newer. Generations are counted per run, so checkpoints of --resume sort first."""
     return state["run"] == RUN, state["generation"], state["step"]
 
 
 def load_newest(**parts: Any) -> int:
-    """Loads the newest checkpoint of all nodes on every rank; returns its step."""
+    """Load the newest checkpoint of all nodes on every rank; return its step."""
     mine = max((torch.load(path, map_location="cpu") for path in CHECKPOINTS.glob("*.pt")), key=age, default=None)
     ages: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ages, age(mine) if mine else (False, 0, 0))
@@ -71,7 +71,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     begin = load_newest(model=model, optimizer=optimizer)
     save(begin, model=model, optimizer=optimizer)
-    dist.barrier()  # on the disks of all nodes, before a step is taken
+    dist.barrier()  # wait until all nodes have saved, before the first step
     if rank == 0:
         print(f"generation {GENERATION} begins after step {begin} with {world} ranks", flush=True)
 

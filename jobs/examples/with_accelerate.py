@@ -1,4 +1,4 @@
-"""A small language model of bytes with Accelerate; the model is made from a configuration, so nothing is downloaded.
+"""A small byte-level language model with Accelerate, built from a configuration, so nothing is downloaded.
 
 On one machine: LAUNCHER_OUTPUT=/tmp/bytes torchrun --nproc-per-node 2 jobs/examples/with_accelerate.py
 """
@@ -21,7 +21,7 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embed
 
 
 def text(folder: str | None) -> bytes:
-    """The text files of a folder, or sums: `12+7=19`."""
+    """Return the text files of a folder, or generated sums: `12+7=19`."""
     if folder:
         return b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.suffix in (".txt", ".md"))
     return "".join(f"{a}+{b}={a + b}\n" for a in range(50) for b in range(50)).encode()
@@ -34,14 +34,14 @@ def blocks(data: bytes, length: int = 64) -> TensorDataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", help="a folder with .txt or .md files; default: generated sums")
-    parser.add_argument("--model", default="llama", help="a type of transformers: llama, qwen2, mistral, ...")
+    parser.add_argument("--data", help="folder with .txt or .md files (default: generated sums)")
+    parser.add_argument("--model", default="llama", help="model type in transformers: llama, qwen2, mistral, ...")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=16, help="per process")
+    parser.add_argument("--batch-size", type=int, default=16, help="batch size per process")
     args = parser.parse_args()
 
     project = ProjectConfiguration(project_dir=OUTPUT, logging_dir=OUTPUT / "tensorboard")
-    # On a machine without GPUs Accelerate joins the ranks only with cpu=True; else each trains a model of its own.
+    # On a machine without GPUs Accelerate connects the ranks only with cpu=True; else each trains a separate model.
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with="tensorboard", project_config=project)
     accelerator.init_trackers("bytes")
     accelerator.print(f"{accelerator.num_processes} processes on {accelerator.device.type}", flush=True)
@@ -53,7 +53,7 @@ def main() -> None:
     steps = args.epochs * len(loader)
 
     begin = 0
-    saved = sorted((OUTPUT / "checkpoints").glob("epoch-*"))  # written completely: see below
+    saved = sorted((OUTPUT / "checkpoints").glob("epoch-*"))  # complete: see below
     if saved:
         accelerator.load_state(saved[-1])
         begin = int(saved[-1].name.removeprefix("epoch-"))

@@ -1,4 +1,4 @@
-"""A LightningModule whose Trainer finds torchrun's variables by itself; the output folder is all that it is told.
+"""A LightningModule with a Trainer that reads torchrun's environment variables; only the output folder is set.
 
 On one machine: LAUNCHER_OUTPUT=/tmp/spirals torchrun --nproc-per-node 2 jobs/examples/with_lightning.py
 """
@@ -47,7 +47,7 @@ class Classifier(pl.LightningModule):
 
 
 class Progress(pl.Callback):
-    """Lines for `launcher status`, and one an epoch for the log."""
+    """Writes lines for `launcher status`, and a log line per epoch."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, *batch: Any) -> None:
         if trainer.is_global_zero and trainer.global_step % trainer.log_every_n_steps == 0:
@@ -66,7 +66,7 @@ class Progress(pl.Callback):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=32, help="per process")
+    parser.add_argument("--batch-size", type=int, default=32, help="batch size per process")
     args = parser.parse_args()
 
     pl.seed_everything(0)

@@ -222,7 +222,7 @@ def _install(version: str, report: Report, image: str, why: str) -> Decision:
         raise ImageUnfit(f"image {image}", what, "add pip to the base, or choose another base")
     wanted = versions.numbers(version)
     if wanted is not None and wanted < (0, 3, 0):
-        pure = ("this torchvision is pure Python, without operators",)
+        pure = ("this torchvision is pure Python and has no operators",)
         return Decision(f"wheel {version}", why, version, pure)
     if versions.published(report.torch):
         variant = versions.variant(report.torch) if report.cuda else "cpu"

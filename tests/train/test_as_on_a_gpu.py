@@ -126,9 +126,9 @@ def test_the_device() -> None:
         assert torch.backends.cudnn.benchmark
         choose_device(replace(config, tf32=False), 0, 1)
         assert not torch.backends.cudnn.allow_tf32
-        with pytest.raises(TrainError, match="3 processes here but 2 GPUs"):
+        with pytest.raises(TrainError, match="3 processes on this machine, but 2 GPUs"):
             choose_device(config, 0, 3)
-    with pretend.gpu(0), pytest.raises(TrainError, match="torch sees no GPU"):
+    with pretend.gpu(0), pytest.raises(TrainError, match="torch found no GPU"):
         choose_device(replace(config, device="cuda"), 0, 1)
 
 
@@ -230,7 +230,7 @@ def test_costs_are_measured_on_a_gpu(capsys: pytest.CaptureFixture[str], monkeyp
         cli.main(options)
     found = json.loads(capsys.readouterr().out)
     assert (found["a"], found["b"]) == (pytest.approx(1 / 256), pytest.approx(1))
-    with pretend.gpu(0), pytest.raises(TrainError, match="torch sees no GPU"):
+    with pretend.gpu(0), pytest.raises(TrainError, match="torch found no GPU"):
         cli.main([*options, "--device", "cuda"])
 
 
@@ -291,7 +291,7 @@ def test_own_work_is_measured_without_waiting(monkeypatch: pytest.MonkeyPatch) -
     """By events, which are read when they have happened, the last of them when the interval is reported."""
 
     def batch(own: OwnWork, waited: float) -> None:
-        own.ask()
+        own.request()
         time.sleep(0.02)
         own.arrive(waited)
         time.sleep(0.04)

@@ -54,7 +54,7 @@ def problem(options: str, processes: int = 2, amp: str | None = None, device: st
         (1, "--dtype float64 --amp bf16", "mixed precision needs float32"),
         (1, "--nesterov --momentum 0", "--nesterov needs"),
         (1, "--nesterov --optimizer lars", "--nesterov needs"),
-        (1, "--optimizer adamw --momentum 1", "below 1"),
+        (1, "--optimizer adamw --momentum 1", "less than 1"),
     ],
 )
 def test_refused(processes: int, options: str, why: str) -> None:

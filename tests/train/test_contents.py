@@ -37,10 +37,10 @@ def changed(**fields: object) -> Contents:
     ("other", "says"),
     [
         (replace(BASE, classes=("b", "c")), "no class a"),
-        (replace(BASE, classes=("a", "b", "c")), "one more class, c"),
+        (replace(BASE, classes=("a", "b", "c")), "an additional class, c"),
         (changed(files=["train/a/1.jpg", "train/b/1.jpg"], labels=np.array([0, 1])), "no image train/a/2.jpg"),
-        (changed(files=[*FILES, "train/b/2.jpg"], labels=np.array([0, 0, 1, 1])), "one more image, train/b/2.jpg"),
-        (changed(files=FILES[::-1]), "the image train/b/1.jpg in place of train/a/1.jpg"),
+        (changed(files=[*FILES, "train/b/2.jpg"], labels=np.array([0, 0, 1, 1])), "an additional image, train/b/2.jpg"),
+        (changed(files=FILES[::-1]), "the image train/b/1.jpg instead of train/a/1.jpg"),
         (changed(labels=np.array([0, 1, 1])), "train/a/2.jpg of class 1, not 0"),
         (changed(sizes=np.array([10, 20, 31])), "train/b/1.jpg of 31 bytes, not 30"),
         (changed(files=(), sizes=None, labels=np.arange(4)), "no image train/a/1.jpg"),
@@ -118,9 +118,7 @@ def test_ranks_with_other_weights_are_refused() -> None:
     ours, theirs = nn.Linear(2, 2), nn.Linear(2, 2)
     theirs.weight = ours.weight
     tensors = {name: digest(value) for name, value in theirs.state_dict().items()}
-    with pytest.raises(
-        TrainError, match=r"^x.pt is not the same as on rank 0 \(a\), but has other values of bias; copy"
-    ):
+    with pytest.raises(TrainError, match=r"^x.pt differs from rank 0 \(a\): has other values of bias; copy"):
         agree_on_weights("x.pt", ours, Second(digest(tensors), (tensors, "a")))
     agree_on_weights("x.pt", theirs, Second(digest(tensors)))
 
@@ -143,8 +141,8 @@ def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
     ranks = start(tmp_path / "out", 2, tmp_path, *OPTIONS.split(), program=("tests/train/by_rank.py",))
     assert finish(ranks) == [2, 2]
     assert "error" not in ranks[0].text
-    assert "is not the same as on rank 0 (" in ranks[1].text
-    assert "but has no class 0; copy it from there (rank 1 on " in ranks[1].text
+    assert "differs from rank 0 (" in ranks[1].text
+    assert "has no class 0; copy it from there (rank 1 on " in ranks[1].text
 
 
 def test_a_worker_with_other_data_than_the_parameter_server_is_refused(tmp_path: Path) -> None:
@@ -155,7 +153,7 @@ def test_a_worker_with_other_data_than_the_parameter_server_is_refused(tmp_path:
     options = [*OPTIONS.split(), "--parallel", "dual_batch", "--schedule", "multistep"]
     ranks = start(tmp_path / "out", 2, tmp_path, *options, program=("tests/train/by_rank.py",))
     assert finish(ranks[1:]) == [2]  # torchrun would end the server with it
-    assert f"but has no image val/3/{file.name}; copy it from there (rank 1 on " in ranks[1].text
+    assert f"has no image val/3/{file.name}; copy it from there (rank 1 on " in ranks[1].text
     ranks[0].process.kill()
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from train.deadline import ends_after_sigterm
+from train.deadline import exit_after_sigterm
 
 
 def test_a_second_sigterm_after_the_training_has_stopped_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -14,7 +14,7 @@ def test_a_second_sigterm_after_the_training_has_stopped_says_nothing(capfd: pyt
     stopped = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
-        with ends_after_sigterm("rank 0", stopped):
+        with exit_after_sigterm("rank 0", stopped):
             [watch] = [thread for thread in threading.enumerate() if thread.name == "deadline"]
             os.kill(os.getpid(), signal.SIGTERM)
             watch.join(60)

@@ -293,6 +293,8 @@ def test_another_decoder_is_chosen_without_a_compiler_or_a_writable_cache(
     monkeypatch.setenv("PATH", str(tmp_path))
     messages: list[str] = []
     assert choose_decoder("auto", messages.append).name in ("simplejpeg", "torchvision")
-    assert messages == ["train: without the compiled decoder: no C compiler; it needs cc and libjpeg-turbo's headers"]
+    assert messages == [
+        "train: the compiled decoder is not available: no C compiler; it needs cc and the libjpeg-turbo headers"
+    ]
     with pytest.raises(TrainError, match="no C compiler"):
         choose_decoder("roi")

@@ -73,7 +73,7 @@ def test_an_invalid_plan_is_one_line_and_exit_2() -> None:
     command = ["-m", "train", "dual-batch", "plan", *options.split()]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("train: error: ratio 1.0: must be above 1")
+    assert done.stderr.startswith("train: error: ratio 1.0: must be greater than 1")
     assert done.stderr.count("\n") == 1
 
 
@@ -86,14 +86,14 @@ def test_without_small_workers_any_ratio_is_valid() -> None:
 @pytest.mark.parametrize(
     ("workers", "small", "ratio", "why"),
     [
-        (6, 1, 1.0, "must be above 1"),
-        (6, 2, 0.9, "must be above 1"),
-        (6, 1, 1.2, "small ones get none"),
-        (2, 1, 2.5, "small ones get none"),
+        (6, 1, 1.0, "must be greater than 1"),
+        (6, 2, 0.9, "must be greater than 1"),
+        (6, 1, 1.2, "large workers take all"),
+        (2, 1, 2.5, "large workers take all"),
         (6, 7, 1.05, "0 to 6"),
         (6, -1, 1.05, "0 to 6"),
         (0, 0, 1.05, "workers 0"),
-        (6, 6, 1e9, "below 1"),
+        (6, 6, 1e9, "less than 1"),
         (6, 1, float("nan"), "above 0"),
     ],
 )
@@ -124,7 +124,7 @@ def test_workers_of_any_speed_finish_a_round_together(costs: list[Cost], share: 
     try:
         plan = plan_dual_batch(len(costs), small, samples, 500, k, costs)
     except TrainError as error:
-        assert "below 1" in str(error)  # noqa: PT017
+        assert "less than 1" in str(error)  # noqa: PT017
         return
     assert abs(sum(share.samples for share in plan.shares) - samples) <= 2 * len(costs)
     for cost, part in zip(costs, plan.shares, strict=True):

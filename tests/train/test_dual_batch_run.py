@@ -80,11 +80,11 @@ def test_all_workers_lost_is_a_failure(data: Path, tmp_path: Path) -> None:
     ranks[0].wait_for("Epoch: [1]")
     ranks[1].process.kill()
     assert finish(ranks)[0] == 2
-    assert "every worker is lost: rank 1" in ranks[0].text
+    assert "all workers are lost: rank 1" in ranks[0].text
     assert (ranks[0].output / "checkpoints" / "last.pt").exists()
 
 
 def test_impossible_plans_are_refused(data: Path, tmp_path: Path) -> None:
     ranks = start(tmp_path, 2, *COMMON, "--data", data, "--batch-size", 50, "--dual-small", 1)
     assert finish(ranks) == [2, 2]
-    assert "both must be above 0" in ranks[0].text
+    assert "both must be greater than 0" in ranks[0].text

@@ -93,7 +93,7 @@ def test_what_is_not_decayed() -> None:
 def test_muon_has_the_matrices_of_hidden_layers() -> None:
     hidden = {"stem.weight", *(f"blocks.{block}.{layer}.weight" for block in (0, 1) for layer in (0, 2))}
     assert hidden_matrices(Net()) == hidden
-    with pytest.raises(TrainError, match="no linear layers but its classifier"):
+    with pytest.raises(TrainError, match="no linear layers except its classifier"):
         make_optimizer(replace(CONFIG, optimizer="muon"), SmallCNN(10))
 
 
@@ -170,7 +170,7 @@ def plain(num_classes: int) -> nn.Module:
         (2, "--parallel model --optimizer muon", "does not support --optimizer muon"),
         (2, "--parallel fsdp --optimizer muon", "does not support --optimizer muon"),
         (1, "--cycle-momentum --optimizer muon", "not onecycle with muon"),
-        (1, "--optimizer muon --muon-momentum 1", "--muon-momentum 1.0: must be below 1"),
+        (1, "--optimizer muon --muon-momentum 1", "--muon-momentum 1.0: must be less than 1"),
     ],
 )
 def test_what_a_method_cannot_do_is_refused(processes: int, options: str, why: str) -> None:

@@ -155,11 +155,11 @@ def test_only_the_classifier_of_a_model_of_timm_is_new_for_other_classes(name: s
     fresh = read_weights(tmp_path / "timm.pth").load(model, other_classes=True)
     assert {value.shape[0] for key, value in theirs.items() if key in fresh} == {7}
     assert all(torch.equal(value, theirs[key]) for key, value in model.state_dict().items() if key not in fresh)
-    with pytest.raises(TrainError, match="--arch timm:NAME, as its layers have timm's names"):
+    with pytest.raises(TrainError, match="--arch timm:NAME, because its layers have timm's names"):
         read_weights(tmp_path / "timm.pth").load(make_model("smallcnn", 7), other_classes=True)
 
 
 def test_timm_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(TrainError, match="pip install timm, or add it to the job's image"):
+    with pytest.raises(TrainError, match="run: pip install timm, or add timm to the job's image"):
         parse(["--data", "x", "--arch", "timm:resnet50"])

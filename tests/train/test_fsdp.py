@@ -78,7 +78,7 @@ def test_four_and_two_ranks_equal_ddp_and_read_the_same_bits(tmp_path: Path) -> 
     assert first["digests"] == saved["digests"]
     assert (first["read"], first["then"]) == ("last.sharded", "previous.sharded")
     assert "__1_0.distcp: damaged" in first["why"]
-    assert "a folder that all machines share" in second["refused"]
+    assert "a folder shared by all machines" in second["refused"]
     assert "refused" not in first
 
 

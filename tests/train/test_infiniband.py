@@ -10,7 +10,7 @@ import torch
 from tests.train.runs import digit_tree
 from train import infiniband, setup
 from train.config import parse
-from train.infiniband import LITTLE, Ports, flat, read, warning
+from train.infiniband import LITTLE, Ports, idle_ports, read, warning
 from train.loop import train
 from train.parallel.world import StopSignal, World
 
@@ -36,27 +36,27 @@ def test_only_active_infiniband_ports_that_count_are_read(tmp_path: Path) -> Non
     assert read(tmp_path / "none") == {}
 
 
-def test_a_port_is_flat_when_it_carried_next_to_nothing() -> None:
+def test_a_port_with_almost_no_traffic_is_idle() -> None:
     before = {"a:1": 100, "b:1": 100, "gone:1": 1, "reset:1": 10**9}
-    assert flat(before, {"a:1": 100 + LITTLE, "b:1": 99 + LITTLE, "reset:1": 0}) == 1
+    assert idle_ports(before, {"a:1": 100 + LITTLE, "b:1": 99 + LITTLE, "reset:1": 0}) == 1
 
 
-def test_ports_are_looked_at_once_after_the_first_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_are_checked_once_after_the_first_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port(tmp_path, "mlx5_0:1", 5)
     port(tmp_path, "mlx5_1:1", 5)
     watched, other = Ports(True, tmp_path), Ports(False, tmp_path)
     port(tmp_path, "mlx5_1:1", 5 + LITTLE)
-    assert watched.look() == (0.0, 0.0)
+    assert watched.check() == (0.0, 0.0)
     monkeypatch.setattr(infiniband, "AFTER", 0.0)
-    assert watched.look() == (1.0, 2.0)
-    assert watched.look() == other.look() == (0.0, 0.0)
+    assert watched.check() == (1.0, 2.0)
+    assert watched.check() == other.check() == (0.0, 0.0)
 
 
-def test_one_line_says_where() -> None:
+def test_a_single_line_names_the_nodes() -> None:
     nodes = ["gpu-a", "gpu-a", "gpu-b", "gpu-b"]
     assert warning(nodes, [(0.0, 2.0), (0.0, 0.0), (0.0, 2.0), (0.0, 0.0)]) == ""
     text = warning(nodes, [(2.0, 2.0), (0.0, 0.0), (1.0, 2.0), (0.0, 0.0)])
-    assert text.startswith("3 of 4 active InfiniBand ports carried nothing in the first minute (on gpu-a, gpu-b); ")
+    assert text.startswith("3 of 4 active InfiniBand ports had no traffic in the first minute (on gpu-a, gpu-b); ")
 
 
 def test_a_run_says_it_once(
@@ -71,4 +71,4 @@ def test_a_run_says_it_once(
     options = f"--data {data} --arch smallcnn --image-size 8 --batch-size 10 --epochs 1 --log-every 1 --device cpu"
     world = World(0, 1, 0, 1, torch.device("cpu"), "none")
     train(parse([*options.split(), "--workers", "1", "--output", str(tmp_path)]), world, StopSignal(world))
-    assert capsys.readouterr().out.count("1 of 1 active InfiniBand ports carried nothing in the first minute") == 1
+    assert capsys.readouterr().out.count("1 of 1 active InfiniBand ports had no traffic in the first minute") == 1

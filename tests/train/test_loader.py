@@ -132,7 +132,7 @@ class Lost(Numbered):
 def test_a_read_that_does_not_return_is_named_and_then_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("POLL", "NAMED", "GIVE_UP"):
+    for name in ("POLL", "REPORT_AFTER", "GIVE_UP"):
         monkeypatch.setattr(loading, name, 0.02)
     source = Lost()
     loader = Loader(replace(CONFIG, timeout=0.2), source, Pillow(), BATCH, 1, Transfer(CPU))

@@ -166,9 +166,9 @@ def test_stages_in_sequence_equal_the_model(arch: str) -> None:
 
 
 def test_a_model_that_is_not_a_chain_is_refused() -> None:
-    with pytest.raises(TrainError, match="cannot be cut into stages"):
+    with pytest.raises(TrainError, match="cannot be split into stages"):
         stages(make_model("googlenet", 10), "googlenet", 2)
-    with pytest.raises(TrainError, match="cannot make 99 stages"):
+    with pytest.raises(TrainError, match="into 99 stages"):
         stages(make_model("smallcnn", 10), "smallcnn", 99)
 
 

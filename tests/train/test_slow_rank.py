@@ -76,7 +76,7 @@ def check_named(first: Rank, rank: int, kind: str) -> None:
 
 def check_nobody_named(first: Rank) -> None:
     assert not [step for step in first.metrics("step") if "slow" in step], first.text
-    assert "the data loader or the collective is the limit" in first.text
+    assert "the data loader or the collective is the bottleneck" in first.text
     assert first.metrics("end")[-1]["slow"].startswith("the slowest rank takes ")
 
 

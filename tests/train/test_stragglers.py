@@ -67,7 +67,7 @@ def test_slowness_that_wanders_is_nobodys() -> None:
     assert seen.now is None
     assert seen.conclusion() == (
         "the slowest rank takes 1.40x the median in 20 of 20 intervals, but it is not always the same rank: "
-        "the data loader or the collective is the limit"
+        "the data loader or the collective is the bottleneck"
     )
 
 
@@ -119,7 +119,7 @@ def test_the_rule(window: list[list[tuple[float, float, float]]]) -> None:
 def test_the_order_of_ranks_does_not_matter(own: list[tuple[float, float, float]], random: object) -> None:
     order = list(range(len(own)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    ours, theirs = slowest(own), slowest([own[place] for place in order])
+    ours, theirs = slowest(own), slowest([own[index] for index in order])
     assert ours is not None
     assert theirs is not None
     assert theirs.ratio == pytest.approx(ours.ratio)

@@ -113,26 +113,26 @@ def test_files_of_torchvision_and_timm_fit(tmp_path: Path, wrap: Any, arch: str)
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     torch.save(make_model("resnet18", 5).state_dict(), tmp_path / "weights.pth")
     says = (
-        r"does not fit --arch: it lacks \d+ of the model's 320 tensors \(first layer1.0.conv3.weight\), \d+ have other "
-        r"shapes \(first layer1.0.conv1.weight: \(64, 64, 3, 3\) in the file, \(64, 64, 1, 1\) in the model\); "
+        r"does not match --arch: it lacks \d+ of the model's 320 tensors \(first layer1.0.conv3.weight\), \d+ have "
+        r"other shapes \(first layer1.0.conv1.weight: \(64, 64, 3, 3\) in the file, \(64, 64, 1, 1\) in the model\); "
         r"use the architecture of the file$"
     )
     with pytest.raises(TrainError, match=says):
         read_weights(tmp_path / "weights.pth").load(make_model("resnet50", 5), other_classes=True)
     (tmp_path / "other.pth").write_bytes(b"no weights")
-    with pytest.raises(TrainError, match="no file of weights"):
+    with pytest.raises(TrainError, match="not a file of weights"):
         read_weights(tmp_path / "other.pth")
     with pytest.raises(TrainError, match="no such file on this machine"):
         read_weights(tmp_path / "third.pth")
     torch.save({"epoch": 3}, tmp_path / "fourth.pth")
-    with pytest.raises(TrainError, match="no state dict"):
+    with pytest.raises(TrainError, match="not a state dict"):
         read_weights(tmp_path / "fourth.pth")
 
 
 @pytest.mark.parametrize(
     ("content", "use"),
     [
-        ({"patch_embed.proj.weight": torch.zeros(1)}, "--arch timm:NAME, as its layers have timm's names"),
+        ({"patch_embed.proj.weight": torch.zeros(1)}, "--arch timm:NAME, because its layers have timm's names"),
         ({"arch": "vit_t", "state_dict": {"x": torch.zeros(1)}, "args": Namespace()}, "--arch timm:vit_t"),
         ({"arch": "resnet50", "state_dict": {"x": torch.zeros(1)}}, "--arch resnet50"),
         ({"model": {"x": torch.zeros(1)}, "args": Namespace(model="vit_b_16")}, "--arch vit_b_16"),
@@ -153,7 +153,7 @@ class Code:
 
 def test_a_file_that_might_run_code_is_not_read(tmp_path: Path) -> None:
     torch.save({"state_dict": {}, "args": Code()}, tmp_path / "weights.pth")
-    with pytest.raises(TrainError, match="which might run code when it is read"):
+    with pytest.raises(TrainError, match="which may run code when loaded"):
         read_weights(tmp_path / "weights.pth")
 
 

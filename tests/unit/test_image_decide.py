@@ -55,10 +55,7 @@ def test_a_minor_difference_alone_is_a_note_not_a_fault():
 def test_vgg_without_adaptive_pool_is_named_and_repaired_with_the_pair_of_this_torch():
     old = report(torchvision="0.2.1", nms={"ok": True, "absent": True}, vgg16=bad(SHAPES))
     [fault] = find_faults(old)
-    assert (
-        str(fault)
-        == "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2 supports 224x224 images only"
-    )
+    assert str(fault) == "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2 supports 224x224 images only"
     assert fault.error == SHAPES
     assert decide("auto", old, "x").step == "wheel 0.29.1 cu130"
 

@@ -15,7 +15,7 @@ from tests.unit.published import DIFFERENT, MAIN_JOB, OURS, PUBLISHED
 from tests.unit.test_jobs_train import JOBS, REPOSITORY
 from train.config import Config, parse
 from train.data.sampler import steps_per_epoch, validation_share
-from train.dual_batch.options import device_place, plan_of
+from train.dual_batch.options import device_index, plan_of
 from train.schedule import make_schedule, momentum_at, peak_rate
 
 IMAGENET, CIFAR = 1_281_167, 50_000
@@ -113,8 +113,8 @@ def test_experiment_2(job: str, workers: int) -> None:
 
 def test_the_server_shares_a_workers_gpu() -> None:
     """6 GPUs are enough for 6 workers: the server is beside the first; a second machine has workers only."""
-    assert [device_place(rank, rank, 7) for rank in range(7)] == [(gpu, 6) for gpu in (0, 0, 1, 2, 3, 4, 5)]
-    assert [device_place(4 + rank, rank, 4) for rank in range(4)] == [(gpu, 4) for gpu in range(4)]
+    assert [device_index(rank, rank, 7) for rank in range(7)] == [(gpu, 6) for gpu in (0, 0, 1, 2, 3, 4, 5)]
+    assert [device_index(4 + rank, rank, 4) for rank in range(4)] == [(gpu, 4) for gpu in range(4)]
 
 
 def test_experiment_3() -> None:

@@ -1,1 +1,1 @@
-"""From files to batches: data set formats (open), sample order (sampler), augmentation (augment), decoding (loader)."""
+"""Data loading: data set formats (open), sample order (sampler), augmentation (augment), decoding (loader)."""

@@ -1,4 +1,4 @@
-"""Augmentation: which box of an image is used, shifted and flipped, from the image's size and its random numbers."""
+"""Augmentation: crop box, shift and flip of an image, from its size and random numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from train.config import Config
 
 TRIES = 10
-FLIP, SEED = 4 * TRIES, 4 * TRIES + 1  # random numbers per image: four per attempt at a crop, the flip, `policy`'s seed
+FLIP, SEED = 4 * TRIES, 4 * TRIES + 1  # random numbers per image: four per crop attempt, the flip, the seed of `policy`
 NUMBERS = SEED + 1
 
 
@@ -22,19 +22,19 @@ class View:
     flip: bool = False
 
     def reduction(self, side: int) -> float:
-        """Source pixels per result pixel along the axis with fewer; `side` is that of the result."""
+        """Return the smaller ratio of source pixels to result pixels of the two axes; `side`: the result's."""
         return min(self.box[2], self.box[3]) / side
 
 
 def validation_view(config: Config, width: int, height: int) -> View:
-    """The centre crop: the shorter side resized to `val_resize`, then cropped to `image_size`, in one resampling."""
+    """Return the centre crop: resize the shorter side to `val_resize`, crop to `image_size`, in one resampling."""
     resize = config.val_resize or round(config.image_size * 256 / 224)
     side = min(width, height) * min(config.image_size / resize, 1.0)
     return View(((width - side) / 2, (height - side) / 2, side, side))
 
 
 def training_view(config: Config, width: int, height: int, numbers: Sequence[float], side: int) -> View:
-    """The augmented view of one image; `numbers` are NUMBERS uniforms in [0, 1), `side` is that of the result."""
+    """Return the augmented view of one image; `numbers`: NUMBERS uniforms in [0, 1); `side`: the result's."""
     flip = numbers[FLIP] < config.flip
     if config.augment == "crop":
         return View(random_box(width, height, config.crop_scale, numbers), flip=flip)
@@ -47,7 +47,7 @@ def training_view(config: Config, width: int, height: int, numbers: Sequence[flo
 
 
 def random_box(width: int, height: int, scale: float, numbers: Sequence[float]) -> tuple[float, float, float, float]:
-    """Szegedy et al., arXiv 1409.4842, section 6: area in [scale, 1], log-uniform ratio in [3/4, 4/3].
+    """Return a random box, area in [scale, 1], log-uniform ratio in [3/4, 4/3] (Szegedy et al., arXiv 1409.4842).
 
     Ten attempts, as in torchvision's RandomResizedCrop, then the largest centred box with an allowed ratio.
     """

@@ -1,7 +1,7 @@
-"""A batch, and its way to the device: none on a CPU; on a GPU a copy on a stream of its own, while the GPU computes.
+"""Batches and their transfer to the device: on a GPU a copy on a separate stream while the GPU computes.
 
-A queued copy reads its source later. So code that overwrites the source waits for the copy first, and the stream that
-computes with the result waits for it too.
+A queued copy reads its source later, so code that overwrites the source must wait for the copy, as must the compute
+stream.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from train.data import sampler
 
 @dataclass(frozen=True)
 class Request:
-    """The samples of one batch; the last `filler` of them are padding with weight 0."""
+    """The samples of one batch; the last `filler` samples are padding with weight 0."""
 
     indices: sampler.Indices
     total: int
@@ -28,17 +28,17 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What one rank processes at once, on its device. On a CPU valid only until the next batch is requested."""
+    """A batch of one rank, on its device. On a CPU, valid only until the next batch is requested."""
 
     images: Tensor  # (n, side, side, 3) uint8
     labels: Tensor  # (n,) int64
     weights: Tensor  # (n,) float32: 0 for an unreadable image or a filler
-    total: int  # images of the whole step, all ranks together
+    total: int  # images of the step on all ranks
     last: bool  # the step's last micro-batch
 
 
 def micro_batches(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Those of the next step."""
+    """Yield the micro-batches of the next step."""
     for batch in batches:
         yield batch
         if batch.last:
@@ -46,29 +46,29 @@ def micro_batches(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 class Event(Protocol):
-    """A point in a stream, as torch.cuda.Event."""
+    """A point in a stream, like torch.cuda.Event."""
 
     def wait(self, stream: Any = None) -> None:
-        """Makes what is queued in the stream from now on wait for it."""
+        """Make later work in the stream wait for the event."""
 
     def synchronize(self) -> None:
-        """Returns when it has happened."""
+        """Wait until the event has occurred."""
 
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A batch on the device, once `done` has happened; without that event nothing is copied."""
+    """A batch on the device once `done` has occurred; None if no copy is needed."""
 
     batch: Batch
     done: Event | None = None
 
     def take(self) -> Batch:
-        """The batch, for the current stream: what is queued there from now on runs after the copy."""
+        """Return the batch for use in the current stream: later work there runs after the copy."""
         if self.done:
             stream = torch.cuda.current_stream(self.batch.images.device)
             self.done.wait(stream)
             for tensor in (self.batch.images, self.batch.labels, self.batch.weights):
-                tensor.record_stream(stream)  # the allocator must not reuse it before that stream has read it
+                tensor.record_stream(stream)  # the allocator must not reuse the memory before the stream has read it
         return self.batch
 
 
@@ -82,11 +82,11 @@ class Transfer:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's stub
 
     def start(self, batch: Batch) -> Copy:
-        """Queues the copy; the source must not change before it is done."""
+        """Queue the copy; the source must not change before it is done."""
         if self._stream is None:
             return Copy(batch)
         with torch.cuda.stream(self._stream):
-            # the images last: only they are in pinned memory, the others' copies would wait for theirs
+            # images last: only they are in pinned memory, and the other copies would wait for theirs
             labels, weights, images = (
                 tensor.to(self.device, non_blocking=True) for tensor in (batch.labels, batch.weights, batch.images)
             )

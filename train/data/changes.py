@@ -1,8 +1,8 @@
-"""Which changes a training image gets after its crop and flip, drawn from the image's own seed.
+"""Changes of a training image after crop and flip, drawn from the image's seed.
 
 TrivialAugment (Mueller and Hutter, arXiv 2103.10158, wide), RandAugment (Cubuk et al., arXiv 1909.13719), colour jitter
-and random erasing (Zhong et al., arXiv 1708.04896), as torchvision's classes, which draw from one generator for all
-threads, so that a resumed run would see other images. `policy` and `on_device` compute the changes.
+and random erasing (Zhong et al., arXiv 1708.04896), as in torchvision's classes, which are not used because they draw
+from one generator for all threads, so a resumed run would get other images. `policy` and `on_device` compute changes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 from train.config import Config
 
-BINS = 31  # strengths, from none to the strongest
-# name: strongest RandAugment and TrivialAugment (wide); those with a sign go either way
+BINS = 31  # number of strengths
+# name: maximum in RandAugment and in TrivialAugment (wide); signed values may be negated
 SIGNED = {
     "shear_x": (0.3, 0.99),
     "shear_y": (0.3, 0.99),
-    "translate_x": (150 / 331, 32.0),  # RandAugment: of the side; TrivialAugment: pixels
+    "translate_x": (150 / 331, 32.0),  # RandAugment: fraction of the side; TrivialAugment: pixels
     "translate_y": (150 / 331, 32.0),
     "rotate": (30.0, 135.0),
     "brightness": (0.9, 0.99),
@@ -36,7 +36,7 @@ ERASED_AREA, ERASED_RATIO, TRIES = (0.02, 0.33), (0.3, 3.3), 10
 
 @dataclass(frozen=True)
 class Operation:
-    """`value` is what torchvision's function of that name gets.
+    """An operation. `value`: the argument of torchvision's function of that name.
 
     A factor for brightness, contrast, saturation and sharpness, a shift for hue, degrees for shears and the rotation,
     pixels for translations, bits for posterize, a threshold for solarize.
@@ -55,19 +55,19 @@ class Changes:
 
 
 class Coin(Protocol):
-    """What decides on a sign."""
+    """A random source for signs."""
 
     def random(self) -> float:
-        """A uniform number in [0, 1)."""
+        """Return a uniform number in [0, 1)."""
 
 
-def asked(config: Config) -> bool:
-    """Whether the options ask for any change."""
+def enabled(config: Config) -> bool:
+    """Whether the options enable any change."""
     return config.auto_augment != "none" or any(config.color_jitter) or config.random_erase > 0
 
 
 def draw(config: Config, seed: float, side: int) -> Changes:
-    """The changes of an image of `side` pixels, by random numbers from `seed` in [0, 1)."""
+    """Draw the changes of an image of `side` pixels with random numbers from `seed` in [0, 1)."""
     numbers = np.random.Generator(np.random.Philox(int(seed * 2**53)))
     operations: list[Operation] = []
     if config.auto_augment == "trivial":
@@ -84,7 +84,7 @@ def draw(config: Config, seed: float, side: int) -> Changes:
 
 
 def operation(name: str, strength: int, wide: bool, side: int, coin: Coin) -> Operation:
-    """One operation at a strength of 0 to BINS - 1; `wide`: TrivialAugment's, else RandAugment's."""
+    """Return an operation with a strength of 0 to BINS - 1; `wide`: TrivialAugment, else RandAugment."""
     value = 0.0
     if strongest := SIGNED.get(name) or UNSIGNED.get(name):
         value = strongest[wide] * strength / (BINS - 1)
@@ -104,18 +104,18 @@ def operation(name: str, strength: int, wide: bool, side: int, coin: Coin) -> Op
 
 
 def _jitter(config: Config, numbers: np.random.Generator) -> list[Operation]:
-    """Brightness, contrast and saturation by factors in 1 +- x, hue by a shift in +- x, in random order."""
+    """Draw brightness, contrast and saturation factors in 1 +- x and a hue shift in +- x, in random order."""
     found = []
     for index in numbers.permutation(len(JITTER)):
         if reach := config.color_jitter[index]:
             name = JITTER[index]
-            least, middle = (0.0, 1.0) if name != "hue" else (-0.5, 0.0)
-            found.append(Operation(name, numbers.uniform(max(middle - reach, least), middle + reach)))
+            low, middle = (0.0, 1.0) if name != "hue" else (-0.5, 0.0)
+            found.append(Operation(name, numbers.uniform(max(middle - reach, low), middle + reach)))
     return found
 
 
 def _box(side: int, numbers: np.random.Generator) -> tuple[int, int, int, int] | None:
-    """Of 2 to 33 % of the area."""
+    """Draw a box with 2 to 33 % of the area."""
     for _ in range(TRIES):
         area = numbers.uniform(*ERASED_AREA) * side**2
         ratio = math.exp(numbers.uniform(math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1])))
@@ -127,6 +127,6 @@ def _box(side: int, numbers: np.random.Generator) -> tuple[int, int, int, int] |
 
 
 def erased_colour(config: Config) -> tuple[int, int, int]:
-    """The mean colour, which is 0 once normalised."""
+    """Return the mean colour, which is 0 after normalisation."""
     red, green, blue = (round(255 * mean) for mean in config.mean)
     return red, green, blue

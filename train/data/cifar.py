@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as published: a folder with the unpacked `python` or `binary` version, read into memory.
+"""CIFAR-10 and CIFAR-100 as published: a folder with the extracted `python` or `binary` version, read into memory.
 
 https://www.cs.toronto.edu/~kriz/cifar.html describes both. Pickles are read by an unpickler that accepts only arrays.
 """
@@ -39,7 +39,7 @@ class ArraySource:
     sizes = None
 
     def name(self, index: int) -> str:
-        """The file and the image's index."""
+        """Return the file and the image's index."""
         return f"{self.where}#{index}"
 
     def read(self, index: int) -> Pixels:
@@ -48,7 +48,7 @@ class ArraySource:
 
 
 def find_cifar(folder: Path) -> str | None:
-    """Which of the published formats the folder contains, or None."""
+    """Return the published format in the folder, or None."""
     for form, (train, _, meta) in FILES.items():
         if (folder / train[0]).is_file() and (folder / meta).is_file():
             return form
@@ -56,7 +56,7 @@ def find_cifar(folder: Path) -> str | None:
 
 
 def open_cifar(folder: Path, form: str) -> Dataset:
-    """The data set in that format, with the published test images as the validation set.
+    """Open the data set, with the published test images as the validation set.
 
     Raises:
         TrainError: a file is missing or invalid.
@@ -66,7 +66,7 @@ def open_cifar(folder: Path, form: str) -> Dataset:
         classes = _classes(folder / meta, form)
         sources = [_source(folder, names, form) for names in (train, test)]
     except FileNotFoundError as error:
-        raise TrainError(f"--data {folder}: {error.filename} is missing; unpack the whole archive") from None
+        raise TrainError(f"--data {folder}: {error.filename} is missing; extract the complete archive") from None
     except (KeyError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise TrainError(f"--data {folder}: not the published {form} files ({error})") from error
     return Dataset(classes, sources[0], sources[1])
@@ -87,7 +87,7 @@ def _source(folder: Path, names: list[str], form: str) -> ArraySource:
 
 
 def _batch(path: Path, form: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pixels (n, 3072) plane by plane, and labels (n,)."""
+    """Return planar pixels (n, 3072) and labels (n,)."""
     ten = "cifar10 " in form
     if form.endswith("python"):
         content = _unpickle(path)
@@ -103,7 +103,7 @@ class _ArraysOnly(pickle.Unpickler):
         known = {"_reconstruct", "ndarray", "dtype", "encode", "scalar"}
         if name in known and module.split(".")[0] in ("numpy", "_codecs"):
             return super().find_class(module.replace("numpy.core", "numpy._core") if _RENAMED else module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a CIFAR file")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a CIFAR file")
 
 
 _RENAMED = hasattr(np, "_core")  # numpy 2 warns about the old name, which the published files use

@@ -1,4 +1,4 @@
-"""Which images a data set has, without reading them: whether two ranks, or a run and its checkpoint, have the same."""
+"""Contents of a data set, to compare two ranks, or a run and its checkpoint, without reading images."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from train.data.source import Dataset, Source
 class Listed:
     """One split of a data set."""
 
-    files: Sequence[str]  # empty where images have only numbers
+    files: Sequence[str]  # empty if images have only numbers
     labels: NDArray[np.int64]
-    sizes: NDArray[np.int64] | None  # bytes, where the index has them
+    sizes: NDArray[np.int64] | None  # bytes, if the index has them
 
     def name(self, index: int) -> str:
         return self.files[index] if self.files else f"image {index}"
@@ -26,7 +26,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Digest:
-    """SHA-256 of names, order and labels, and of sizes; "" without sizes, which then differ from no others."""
+    """SHA-256 of names, order and labels, and of sizes; "" if sizes are unknown, which matches any sizes."""
 
     names: str
     sizes: str
@@ -37,7 +37,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class Contents:
-    """Classes and splits, as they can be sent to another rank."""
+    """Classes and splits, in a form that can be sent to another rank."""
 
     classes: Sequence[str]
     splits: dict[str, Listed]
@@ -47,7 +47,7 @@ class Contents:
         return Contents(tuple(dataset.classes), {"train": _listed(dataset.train), "val": _listed(dataset.val)})
 
     def digest(self, *splits: str) -> Digest:
-        """Of these splits and the classes."""
+        """Return the digest of these splits and the classes."""
         names, sizes, sized = hashlib.sha256(), hashlib.sha256(), True
         names.update("\0".join(self.classes).encode(errors="surrogateescape"))
         for split in splits:
@@ -62,7 +62,7 @@ class Contents:
         return Digest(names.hexdigest(), sizes.hexdigest() if sized else "")
 
     def difference(self, other: Contents) -> str | None:
-        """How this one differs from the other, with the first name that does."""
+        """Describe the first difference from `other`, or return None."""
         return next(self._differences(other), None)
 
     def _differences(self, other: Contents) -> Iterator[str]:
@@ -87,14 +87,14 @@ def _listed(source: Source) -> Listed:
 
 
 def _moved(what: str, mine: Sequence[str], theirs: Sequence[str]) -> str | None:
-    """The first name by which two lists differ."""
-    place = next((n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
-    if place == len(mine) == len(theirs):
+    """Describe the first difference between two lists of names."""
+    index = next((n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
+    if index == len(mine) == len(theirs):
         return None
-    if place < len(theirs) and theirs[place] not in mine:
-        return f"no {what} {theirs[place]}"
-    if place < len(mine) and mine[place] not in theirs:
-        return f"one more {what}, {mine[place]}"
-    if place < min(len(mine), len(theirs)):
-        return f"the {what} {mine[place]} in place of {theirs[place]}"
-    return f"{len(mine)} times a {what}, not {len(theirs)}"
+    if index < len(theirs) and theirs[index] not in mine:
+        return f"no {what} {theirs[index]}"
+    if index < len(mine) and mine[index] not in theirs:
+        return f"an additional {what}, {mine[index]}"
+    if index < min(len(mine), len(theirs)):
+        return f"the {what} {mine[index]} instead of {theirs[index]}"
+    return f"{len(mine)} {what} names, not {len(theirs)}"

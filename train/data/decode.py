@@ -1,4 +1,4 @@
-"""From encoded bytes to the RGB pixels of a view, by a decoder that is chosen at start-up and named in the log.
+"""Decode images to the RGB pixels of a view, with a decoder that is selected at startup and logged.
 
 Validation images, and all files other than plain upright JPEGs, always use Pillow: full decode, antialiased.
 """
@@ -20,8 +20,8 @@ from train.data.source import Pixels
 from train.errors import TrainError
 
 Choose = Callable[[int, int], View]
-SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM", b"II*\0", b"MM\0*")  # of JPEG, PNG, WebP, BMP, TIFF
-# what a decoder raises that does not work here
+SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM", b"II*\0", b"MM\0*")  # JPEG, PNG, WebP, BMP, TIFF
+# exceptions of decoders that do not work on this machine
 UNUSABLE = (roi.BuildError, ImportError, OSError, RuntimeError, AttributeError)
 
 
@@ -34,16 +34,16 @@ class NotAnImageError(Exception):
 
 
 class Decoder(Protocol):
-    """Decodes images; called from several threads at once."""
+    """Decodes images; called from several threads concurrently."""
 
     @property
     def name(self) -> str:
-        """Its name as a value of `--decoder`."""
+        """The decoder's name for `--decoder`."""
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
-        """Writes the view that `choose` selects from the image into `out` (side, side, 3).
+        """Write the view that `choose` selects from the image to `out` (side, side, 3).
 
-        `choose` gets the width and height after the file's EXIF rotation.
+        `choose` is called with the width and height after the EXIF rotation.
 
         Raises:
             NotAnImageError: not an image format known to Pillow.
@@ -51,7 +51,7 @@ class Decoder(Protocol):
         """
 
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
-        """The same for already decoded pixels (height, width, 3)."""
+        """Like `decode`, for decoded pixels (height, width, 3)."""
 
 
 class Pillow:
@@ -103,7 +103,7 @@ class SimpleJpeg:
         import cv2
         import simplejpeg
 
-        cv2.setNumThreads(0)  # the loader has threads already
+        cv2.setNumThreads(0)  # the loader already uses threads
         self._jpeg, self._cv = simplejpeg, cv2
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
@@ -112,7 +112,7 @@ class SimpleJpeg:
             return
         try:
             pixels = self._jpeg.decode_jpeg(data, "RGB")
-        except ValueError:  # truncated, or just a stray byte: Pillow can tell them apart
+        except ValueError:  # truncated, or a stray byte: Pillow distinguishes them
             Pillow().decode(data, choose, out)
             return
         self.resize(pixels, choose, out)
@@ -126,13 +126,13 @@ class SimpleJpeg:
 class TorchVision:
     """torchvision's decoder (libjpeg-turbo, whole image) and torch's antialiased bilinear; Pillow for all other files.
 
-    The trainer requires both anyway: the fastest decoder if nothing can be compiled or installed.
+    The trainer requires both anyway, so this is the fastest decoder if nothing can be compiled or installed.
     """
 
     name = "torchvision"
 
     def __init__(self) -> None:
-        """Decodes one pixel as a test, because torchvision may be built without its image library.
+        """Decode one pixel as a test, because torchvision may be built without its image library.
 
         Raises:
             ImportError, OSError, RuntimeError, AttributeError: this torchvision has no image library.
@@ -163,14 +163,14 @@ class TorchVision:
 
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
         view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
-        # copied by numpy: torch would start its own threads for this in each of the loader's threads
+        # copied by numpy: torch would start its own threads in each loader thread
         crop = self._torch.from_numpy(pixels[_cut(view)].copy()).permute(2, 0, 1)[None]
         resized = self._torch.nn.functional.interpolate(crop, (side, side), mode="bilinear", antialias=True)
         finish(resized[0].permute(1, 2, 0).numpy(), view, out)
 
 
 def choose_decoder(wanted: str, say: Callable[[str], None] = lambda _: None) -> Decoder:
-    """The decoder for training images: the fastest that works on this machine, or the requested one.
+    """Return the decoder for training images: the fastest that works on this machine, or the requested one.
 
     `say` is called with the reason if `auto` cannot use the compiled decoder.
 
@@ -195,12 +195,12 @@ def choose_decoder(wanted: str, say: Callable[[str], None] = lambda _: None) -> 
             return make()
         except UNUSABLE as error:
             if name == "roi":
-                say(f"train: without the compiled decoder: {error}; it needs cc and libjpeg-turbo's headers")
+                say(f"train: the compiled decoder is not available: {error}; it needs cc and the libjpeg-turbo headers")
     raise AssertionError("Pillow always works")
 
 
 def upright(data: bytes) -> Image.Image:
-    """The whole image, RGB, with its EXIF rotation applied.
+    """Decode the complete image to RGB, with its EXIF rotation applied.
 
     Raises:
         NotAnImageError, DecodeError: see `Decoder`.
@@ -214,8 +214,13 @@ def upright(data: bytes) -> Image.Image:
     except UnidentifiedImageError as error:
         if data.startswith(SIGNATURES):
             raise DecodeError("its header is damaged") from error
-        raise NotAnImageError(f"not an image: it begins with {data[:16]!r}") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # raised by Pillow on bad files
+        raise NotAnImageError(f"not an image: it starts with {data[:16]!r}") from error
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        Image.DecompressionBombError,
+    ) as error:  # raised by Pillow for invalid files
         raise DecodeError(str(error)) from error
 
 
@@ -230,7 +235,7 @@ def _resample(image: Image.Image, choose: Choose, out: Pixels) -> None:
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith(("I", "F")):  # 16 bits or more: Pillow would clip to white instead of scaling
+    if image.mode.startswith(("I", "F")):  # 16 bits or more, which Pillow would clip to white instead of scaling
         deep = np.asarray(image, np.float64)
         image = Image.fromarray((deep / (65535 if deep.max() > 255 else 255) * 255).astype(np.uint8))
     if "exif" in image.info and image.getexif().get(ORIENTATION, 1) != 1:
@@ -239,13 +244,13 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def _cut(view: View) -> tuple[slice, slice]:
-    """Rows and columns of the view's box, in whole pixels."""
+    """Return rows and columns of the view's box, in whole pixels."""
     left, top, width, height = view.box
     return slice(int(top), round(top + height)), slice(int(left), round(left + width))
 
 
 def finish(pixels: Pixels, view: View, out: Pixels) -> None:
-    """Applies the view's flip and shift while writing into `out` (side, side, 3); a shift uncovers black pixels."""
+    """Write pixels to `out` (side, side, 3) with the view's flip and shift; a shift fills with black."""
     if view.flip:
         pixels = pixels[:, ::-1]
     dx, dy = view.shift

@@ -1,6 +1,6 @@
 """Images in class folders, train/<class>/*.jpg and val/<class>/*.jpg, in a directory or in an uncompressed tar archive.
 
-An archive is indexed once and read in place, by offset. Nothing is unpacked, so path traversal is impossible.
+An archive is indexed once and read in place, by offset. Nothing is extracted, so path traversal is impossible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAYOUT = "expected train/<class>/*.jpg and val/<class>/*.jpg"
 
 @dataclass(frozen=True)
 class FileSource:
-    """Image files below one folder."""
+    """Image files in a folder."""
 
     root: Path
     files: Sequence[str]
@@ -34,14 +34,14 @@ class FileSource:
     sizes = None
 
     def name(self, index: int) -> str:
-        """The file's path."""
+        """Return the file's path."""
         return str(self.root / self.files[index])
 
     def read(self, index: int) -> bytes:
-        """The file's content.
+        """Read the file.
 
         Raises:
-            OSError: it cannot be read, or is no regular file.
+            OSError: the file cannot be read, or is not a regular file.
         """
         return read_regular(f"{self.root}/{self.files[index]}")  # a Path object per image costs more than the call
 
@@ -60,20 +60,20 @@ class TarSource:
         return np.array([size for *_, size in self.extents], np.int64)
 
     def name(self, index: int) -> str:
-        """The archive and the member."""
+        """Return the archive and the member."""
         return f"{self.path}:{self.files[index]}"
 
     def read(self, index: int) -> bytes:
-        """The member's content."""
+        """Read the member."""
         descriptor, offset, size = self.extents[index]
         return os.pread(descriptor, size, offset)
 
 
 def open_folder(path: Path) -> Dataset:
-    """The data set in a directory.
+    """Open the data set in a directory.
 
     Raises:
-        TrainError: the layout is wrong; the message says what is missing.
+        TrainError: the layout is invalid.
     """
     listing = {split: _walk(path / split) for split in SPLITS}
     classes = _classes(str(path), listing)
@@ -85,23 +85,25 @@ def open_folder(path: Path) -> Dataset:
 
 
 def open_tar(path: Path) -> Dataset:
-    """The data set in an uncompressed tar archive; train/ and val/ may be inside one top-level folder.
+    """Open the data set in an uncompressed tar archive; train/ and val/ may be in one top-level folder.
 
     Raises:
-        TrainError: not an uncompressed tar archive, or the layout is wrong.
+        TrainError: not an uncompressed tar archive, or the layout is invalid.
     """
     extents: dict[str, tuple[int, int]] = {}
     listing: dict[str, dict[str, list[str]]] = {split: {} for split in SPLITS}
     try:
         for name, offset, size in members(path):
-            if found := _place(PurePosixPath(name).parts):
+            if found := _parse_path(PurePosixPath(name).parts):
                 split, label, rest = found
-                place = f"{split}/{label}/{rest}"
-                if place not in extents:
-                    listing[split].setdefault(label, []).append(place)
-                extents[place] = (offset, size)  # of a repeated member the last counts, as when unpacking
+                file = f"{split}/{label}/{rest}"
+                if file not in extents:
+                    listing[split].setdefault(label, []).append(file)
+                extents[file] = (offset, size)  # of a repeated member, the last one counts, as in extraction
     except tarfile.TarError as error:
-        raise TrainError(f"--data {path}: not a plain tar archive ({error}); for .tar.gz, gunzip it first") from error
+        raise TrainError(
+            f"--data {path}: not an uncompressed tar archive ({error}); for .tar.gz, run gunzip first"
+        ) from error
     if not extents:
         raise TrainError(f"--data {path}: no images in the archive; {LAYOUT}")
     classes = _classes(str(path), listing)
@@ -113,8 +115,8 @@ def open_tar(path: Path) -> Dataset:
     return _dataset(classes, listing, source)
 
 
-def _place(parts: tuple[str, ...]) -> tuple[str, str, str] | None:
-    """(split, class, rest) of a member's path, or None if it is not an image of the data set."""
+def _parse_path(parts: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """Split a member's path into (split, class, rest); return None if it is not an image of the data set."""
     if ".." in parts:
         return None
     for start in (0, 1):
@@ -130,7 +132,7 @@ def _is_image(name: str) -> bool:
 
 
 def _walk(root: Path) -> dict[str, list[str]]:
-    """Class -> image paths, such as train/class/x.jpg. An empty class folder maps to an empty list."""
+    """Return image paths, such as train/class/x.jpg, by class; an empty list for an empty class folder."""
     if not root.is_dir():
         return {}
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
@@ -138,10 +140,10 @@ def _walk(root: Path) -> dict[str, list[str]]:
 
 
 def _images(folder: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
-    """`above`: device and inode of the folders that contain this one."""
+    """Yield image paths. `above`: device and inode of the parent folders."""
     status = os.stat(folder)  # noqa: PTH116 - a string, not a Path
     if (own := (status.st_dev, status.st_ino)) in above:
-        raise TrainError(f"--data {folder}: a link to a folder that contains it; remove it")
+        raise TrainError(f"--data {folder}: a link to one of its parent folders; remove the link")
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
@@ -159,9 +161,9 @@ def _classes(where: str, listing: dict[str, dict[str, list[str]]]) -> list[str]:
         raise TrainError(f"--data {where}: only one class ({classes[0]}) in train/; a classifier needs two or more")
     for split in SPLITS:
         if empty := [name for name, files in listing[split].items() if not files]:
-            raise TrainError(f"--data {where}: no images in {split}/{empty[0]}; put some there or remove the folder")
+            raise TrainError(f"--data {where}: no images in {split}/{empty[0]}; add images or remove the folder")
     if unknown := sorted(set(listing["val"]) - set(classes)):
-        raise TrainError(f"--data {where}: val/{unknown[0]} is not a class in train/; remove it or add it there")
+        raise TrainError(f"--data {where}: val/{unknown[0]} is not a class in train/; remove it, or add it to train/")
     return classes
 
 

@@ -1,4 +1,4 @@
-"""Prefetching of batches: a thread pool decodes into preallocated slots, from which they are copied to the device.
+"""Prefetch batches: a thread pool decodes into preallocated slots, which are copied to the device.
 
 Threads, not processes: the decoders release the GIL, nothing is pickled, and /dev/shm is not used.
 """
@@ -24,14 +24,14 @@ from train.data.policy import make_policy
 from train.data.source import Pixels, Source
 from train.errors import TrainError
 
-# seconds: between two looks at what is being read; until a read is named; until a read that is not needed is left alone
-POLL, NAMED, GIVE_UP = 1.0, 30.0, 5.0
-CHUNK = 8  # images per task: few enough to spread a batch over the threads, enough to amortise the task's overhead
+# seconds: between checks of reads; until a slow read is reported; until an unneeded read is abandoned
+POLL, REPORT_AFTER, GIVE_UP = 1.0, 30.0, 5.0
+CHUNK = 8  # images per task: small enough to spread a batch over threads, large enough to amortise the overhead
 
 
 @dataclass
 class Slot:
-    """Memory for one batch; the copy to the device that reads it has ended when `read` has happened."""
+    """Memory for one batch; `read`: the event after which the copy to the device has read it."""
 
     memory: Tensor
     read: Event | None = None
@@ -45,14 +45,14 @@ class Pending:
     batch: Batch
     filler: int
     tasks: list[Future[None]]
-    changes: list[Changes]  # of each image; those that the device computes
+    changes: list[Changes]  # by image, computed on the device
     copy: Copy | None = None
 
     def ready(self) -> bool:
         return all(task.done() for task in self.tasks)
 
     def send(self, transfer: Transfer, stalls: Stalls) -> Copy:
-        """Waits until it is decoded and starts its copy to the device, if that was not done before."""
+        """Wait until the batch is decoded and start its copy to the device, if not done before."""
         if self.copy is None:
             done, waiting = wait(self.tasks, POLL, FIRST_EXCEPTION)
             while waiting and not any(task.exception() for task in done):
@@ -66,7 +66,7 @@ class Pending:
         return self.copy
 
     def cancel(self) -> None:
-        """Returns when no task writes to the slot any more; one that does not end keeps the old memory."""
+        """Wait until no task writes to the slot; a task that does not finish keeps the old memory."""
         running = [task for task in self.tasks if not task.cancel()]
         if wait(running, GIVE_UP).not_done:
             self.slot.memory = torch.empty_like(self.slot.memory)
@@ -74,33 +74,33 @@ class Pending:
 
 @dataclass
 class Stalls:
-    """Reads that take too long: named on the console, and an error after `limit` seconds."""
+    """Detects slow reads: reported on the console, and an error after `limit` seconds."""
 
     limit: float
-    named: str = ""
+    reported: str = ""
 
     def check(self) -> None:
-        """Raises TrainError if a read has taken longer than the limit."""
+        """Raise TrainError if a read has taken longer than the limit."""
         name, seconds = reading.longest() or ("", 0.0)
         if seconds > self.limit:
             raise TrainError(
                 f"{name}: not read within {self.limit:g} s (--timeout) on {socket.gethostname()}; "
                 f"check the disk or the network file system"
             )
-        if seconds > NAMED and name != self.named:
-            self.named = name
+        if seconds > REPORT_AFTER and name != self.reported:
+            self.reported = name
             print(f"train: {name}: not read within {seconds:.0f} s on {socket.gethostname()}; waiting", flush=True)
 
 
 @dataclass
 class Damaged:
-    """Images that could not be read, each reported once; more than the limit ends the run."""
+    """Unreadable images, each reported once; more than `limit` stop the run."""
 
     limit: int
     names: dict[str, str]
 
     def add(self, name: str, reason: str) -> None:
-        """Records one.
+        """Record an image.
 
         Raises:
             TrainError: there are more than `limit`.
@@ -110,8 +110,8 @@ class Damaged:
             print(f"train: skipped {name}: {reason}", flush=True)
         if len(self.names) > self.limit:
             raise TrainError(
-                f"{len(self.names)} images cannot be read, the last one {name}: {reason}; "
-                f"repair or remove them, or allow more with --max-damaged"
+                f"{len(self.names)} images cannot be read, the last is {name}: {reason}; "
+                f"repair or remove them, or increase --max-damaged"
             )
 
 
@@ -127,9 +127,9 @@ class Loader:
         core_sharers: int,
         transfer: Transfer,
     ) -> None:
-        """With a `decoder`: for training, augmented; without: for validation, always with Pillow.
+        """With a `decoder`, for training with augmentation; without, for validation with Pillow.
 
-        `core_sharers`: processes that run on the same cores as this one.
+        `core_sharers`: processes on the same cores as this one.
         """
         self._config, self.source, self.batch_size = config, source, batch
         self._training = decoder is not None
@@ -140,13 +140,13 @@ class Loader:
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // core_sharers)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
         depth = config.prefetch + 1 if workers else 1
-        images = max(batch, 2)  # a batch of one is padded where batch norm needs two
+        images = max(batch, 2)  # a batch of one is padded if batch norm needs two
         size = images * max(self.side(epoch) for epoch in range(config.epochs)) ** 2 * 3
         pin = transfer.device.type == "cuda"
         self._slots = [Slot(torch.empty(size, dtype=torch.uint8, pin_memory=pin)) for _ in range(depth)]
 
     def batches(self, requests: Iterable[Request], epoch: int, side: int | None = None) -> Iterator[Batch]:
-        """One batch per request, in order, on the device; the copy of the next one is started if it is decoded.
+        """Yield one batch per request, in order, on the device; start the copy of the next one if it is decoded.
 
         Raises:
             TrainError: too many images cannot be read.
@@ -183,18 +183,18 @@ class Loader:
         if slot.read:
             slot.read.synchronize()
         count, images_in_all = len(request.indices), len(self.source.labels)
-        places = request.indices % images_in_all  # an index beyond is a further copy of an image: `sampler.order`
+        rows = request.indices % images_in_all  # larger indices are copies of an image: see `sampler.order`
         images, weights = slot.memory[: count * side**2 * 3].view(count, side, side, 3), torch.ones(count)
-        labels = torch.from_numpy(self.source.labels[places])
+        labels = torch.from_numpy(self.source.labels[rows])
         numbers = sampler.uniforms(self._config.seed, epoch, request.indices, augment.NUMBERS)
         out, valid = images.numpy(), weights.numpy()
         changes = [Changes()] * count
 
         def chunk(start: int) -> None:
-            for place in range(start, min(start + CHUNK, count)):
-                valid[place] = self._decode(int(places[place]), numbers[place].tolist(), out[place])
-                if self._on_device and valid[place]:
-                    changes[place] = draw(self._config, float(numbers[place, augment.SEED]), side)
+            for index in range(start, min(start + CHUNK, count)):
+                valid[index] = self._decode(int(rows[index]), numbers[index].tolist(), out[index])
+                if self._on_device and valid[index]:
+                    changes[index] = draw(self._config, float(numbers[index, augment.SEED]), side)
 
         batch, tasks = Batch(images, labels, weights, request.total, request.last), []
         for start in range(0, count, CHUNK):

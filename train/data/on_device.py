@@ -1,7 +1,7 @@
 """Changes of a batch of training images on its device (`--augment-on device`).
 
-Each operation is computed once for all images that drew it, with a value for each of them, as torchvision's functions
-compute it for one tensor. The draws are those of the CPU, so only roundings differ from its images.
+Each operation is computed once for all its images, with a value per image, like torchvision's functions for a single
+tensor. The random numbers are the same as on the CPU, so that images differ only in rounding.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from torch import Tensor
 from torch.nn import functional
 
 from train.config import Config
-from train.data.changes import Changes, asked, erased_colour
+from train.data.changes import Changes, enabled, erased_colour
 
 WHITE = 255.0
-# red, green and blue in each sixth of the hue's circle, as places in (value, p, q, t)
+# red, green and blue in each sextant of the hue circle, as indices into (value, p, q, t)
 SEXTANTS = (0, 2, 1, 1, 3, 0), (3, 0, 0, 2, 1, 1), (1, 1, 3, 0, 0, 2)
 
 
 @dataclass(frozen=True)
 class DevicePolicy:
-    """Computes changes that were drawn elsewhere."""
+    """Computes changes that are drawn by the loader."""
 
     config: Config
     functions: Any  # torchvision.transforms.v2.functional
 
     def __call__(self, images: Tensor, changes: Sequence[Changes]) -> Tensor:
-        """New images, (n, side, side, 3) uint8 like `images`; nothing waits for the device."""
+        """Return new images, (n, side, side, 3) uint8 like `images`, without waiting for the device."""
         planes = images.permute(0, 3, 1, 2).contiguous()
-        for place in range(max((len(each.operations) for each in changes), default=0)):
+        for step in range(max((len(each.operations) for each in changes), default=0)):
             chosen: dict[str, list[tuple[int, float]]] = {}
             for index, each in enumerate(changes):
-                if place < len(each.operations) and (operation := each.operations[place]).name != "identity":
+                if step < len(each.operations) and (operation := each.operations[step]).name != "identity":
                     chosen.setdefault(operation.name, []).append((index, operation.value))
             for name, pairs in chosen.items():
                 where = _on(planes, [index for index, _ in pairs], torch.int64)
@@ -45,13 +45,13 @@ class DevicePolicy:
         return planes.permute(0, 2, 3, 1).contiguous()
 
     def apply(self, images: Tensor, name: str, values: Sequence[float]) -> Tensor:
-        """(n, 3, side, side) uint8: the operation `name` on each image, with a value for each as in `Operation`."""
+        """Apply the operation `name` to images (n, 3, side, side) uint8, with a value per image as in `Operation`."""
         if name in ("autocontrast", "equalize"):
             changed: Tensor = getattr(self.functions, name)(images)
             return changed
         if name == "rotate" or name.startswith(("shear", "translate")):
             return _warped(images, [_inverse(name, value, images.shape[-1]) for value in values])
-        if name == "posterize":  # value: the bits that are kept
+        if name == "posterize":  # value: number of bits to keep
             return images & _on(images, [256 - (1 << (8 - int(value))) for value in values], torch.uint8)
         each = _on(images, values, torch.float32)
         if name == "solarize":
@@ -82,16 +82,16 @@ class DevicePolicy:
 
 
 def _on(like: Tensor, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-    """(n,) of indices in int64, else (n, 1, 1, 1), on the device of `like`.
+    """Return the values on the device of `like`: (n,) for int64 indices, else (n, 1, 1, 1).
 
     Not in pinned memory: CUDA copies up to 64 KiB without waiting for the device ("API synchronization behavior").
     """
-    there = torch.tensor(values, dtype=dtype).to(like.device, non_blocking=True)
-    return there if dtype is torch.int64 else there.view(-1, 1, 1, 1)
+    copied = torch.tensor(values, dtype=dtype).to(like.device, non_blocking=True)
+    return copied if dtype is torch.int64 else copied.view(-1, 1, 1, 1)
 
 
 def _sharper(images: Tensor, rest: Tensor) -> Tensor:
-    """Away from, or towards, the mean of the neighbours, of which the pixel itself counts 5 times; not at the edge."""
+    """Blend with a 3x3 mean in which the centre counts 5 times; edge pixels are unchanged."""
     if images.shape[-1] <= 2:
         return images
     a, b = 1.0 / 13.0, 5.0 / 13.0
@@ -104,7 +104,7 @@ def _sharper(images: Tensor, rest: Tensor) -> Tensor:
 
 
 def _hue(images: Tensor, shift: Tensor) -> Tensor:
-    """The hue of the HSV model, shifted; a share of the circle."""
+    """Shift the hue in the HSV model by a fraction of the circle."""
     scaled = images.to(torch.float32).mul_(1.0 / WHITE)
     r, g, b = scaled.unbind(1)
     low, high = torch.aminmax(scaled, dim=1)
@@ -120,13 +120,13 @@ def _hue(images: Tensor, shift: Tensor) -> Tensor:
     toward = saturation * (sixth - part)
     pale = 1.0 - saturation
     p, q, t = ((each * high).clamp_(0.0, 1.0) for each in (pale, 1.0 - toward, toward + pale))
-    sextants = _on(images, [place for row in SEXTANTS for place in row], torch.int64).view(3, 6)
+    sextants = _on(images, [index for row in SEXTANTS for index in row], torch.int64).view(3, 6)
     chosen = sextants[:, part.to(torch.int64).remainder_(6)].transpose(0, 1)
     return torch.stack((high, p, q, t), 1).gather(1, chosen).mul_(WHITE + 1.0 - 1e-3).to(torch.uint8)
 
 
 def _inverse(name: str, value: float, side: int) -> tuple[float, ...]:
-    """Where the pixel at (x, y), from the centre, comes from: ax + by + c and dx + ey + f; shears keep the corner."""
+    """Return the inverse affine map, relative to the centre: ax + by + c and dx + ey + f; shears keep the corner."""
     slope = math.tan(math.radians(value))
     cosine, sine = math.cos(math.radians(value)), math.sin(math.radians(value))
     return {
@@ -139,7 +139,7 @@ def _inverse(name: str, value: float, side: int) -> tuple[float, ...]:
 
 
 def _warped(images: Tensor, matrices: Sequence[tuple[float, ...]]) -> Tensor:
-    """Bilinear, black outside."""
+    """Apply inverse affine maps, with bilinear interpolation and black outside."""
     count, _, _, side = images.shape
     numbers = [number for matrix in matrices for number in matrix]
     matrix = _on(images, numbers, torch.float32).view(count, 2, 3).transpose(1, 2) / (0.5 * side)
@@ -152,8 +152,8 @@ def _warped(images: Tensor, matrices: Sequence[tuple[float, ...]]) -> Tensor:
 
 
 def make_device_policy(config: Config) -> DevicePolicy | None:
-    """The policy, or None if no option asks for a change on the device."""
-    if config.augment_on == "cpu" or not asked(config):
+    """Return the policy, or None if no option enables a change on the device."""
+    if config.augment_on == "cpu" or not enabled(config):
         return None
     from torchvision.transforms.v2 import functional as functions  # imported here: it takes two seconds
 

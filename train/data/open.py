@@ -1,4 +1,4 @@
-"""Opens the data set that `--data` names, in whichever format it is."""
+"""Open the data set of `--data` in any supported format."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ IMAGENET = 1_281_167  # images: the default size of `synthetic`
 
 
 def is_synthetic(data: str) -> bool:
-    """Whether `--data` asks for noise instead of a data set."""
+    """Whether `--data` selects synthetic images."""
     return SYNTHETIC.fullmatch(data) is not None
 
 
 def open_dataset(data: str, side: int = 224) -> Dataset:
-    """The data set that `--data` names; `side` is that of synthetic images.
+    """Open the data set of `--data`; `side`: the side of synthetic images.
 
     Raises:
-        TrainError: the path does not exist, is not a data set or cannot be read; the message says what was expected.
+        TrainError: the path does not exist, is not a data set or cannot be read.
     """
     if found := SYNTHETIC.fullmatch(data):
         return synthetic(max(2, int(found[2] or IMAGENET)), side)

@@ -1,4 +1,4 @@
-"""`python -m train pack`: packs any data set into one file, with images re-encoded to a maximum side or stored raw."""
+"""Pack a data set into one file, with images resized to a maximum side or stored as raw pixels."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ from train.data.packed import PackWriter
 from train.data.source import Pixels, Source
 from train.errors import TrainError
 
-AHEAD = 64  # images in flight: enough for any number of threads, at little memory
+AHEAD = 64  # images in flight: enough for any number of threads, with little memory
 
 
 def main(argv: list[str]) -> int:
-    """Parses the command's options, packs, and prints the resulting size.
+    """Run the command `python -m train pack` and print the resulting size.
 
     Raises:
         TrainError: the data set cannot be read.
     """
     parser = argparse.ArgumentParser(prog="python -m train pack", description=__doc__)
-    parser.add_argument("data", help="what --data of the trainer takes")
-    parser.add_argument("out", type=Path, help="the packed file")
-    parser.add_argument("--max-side", type=int, default=400, help="longest side of a JPEG in pixels (default 400)")
-    parser.add_argument("--quality", type=int, default=90, help="of JPEGs that are resized (default 90)")
-    parser.add_argument("--raw", type=int, metavar="SIDE", help="store raw pixels instead, with shorter side SIDE")
+    parser.add_argument("data", help="data set, as for --data of the trainer")
+    parser.add_argument("out", type=Path, help="output file")
+    parser.add_argument(
+        "--max-side", type=int, default=400, help="maximum side of JPEG images in pixels (default: 400)"
+    )
+    parser.add_argument("--quality", type=int, default=90, help="JPEG quality of resized images (default: 90)")
+    parser.add_argument(
+        "--raw", type=int, metavar="SIDE", help="store raw pixels instead of JPEG, with shorter side SIDE"
+    )
     options = parser.parse_args(argv)
     dataset = open_dataset(options.data)
     recode = Recode(options.max_side, options.quality, options.raw)
@@ -56,7 +60,7 @@ class Recode:
         self._max_side, self._quality, self._raw = max_side, quality, raw
 
     def __call__(self, data: bytes | Pixels) -> bytes | Pixels:
-        """A JPEG, or raw pixels (height, width, 3). A JPEG that is small enough is kept byte for byte."""
+        """Return a JPEG, or raw pixels (height, width, 3). A JPEG that is small enough is kept unchanged."""
         image = Image.fromarray(data) if isinstance(data, np.ndarray) else upright(data)
         if self._raw:
             return np.asarray(_scaled(image, self._raw / min(image.size)))

@@ -46,25 +46,25 @@ class PackedSource:
     shapes: NDArray[np.int32]  # (n, 2): height and width of raw pixels, 0 for a file
     checksums: NDArray[np.uint32] | None  # (n,)
     files: Sequence[str]
-    verified: NDArray[np.bool_]  # (n,): read before, and as it was written
+    verified: NDArray[np.bool_]  # (n,): checksum verified before
 
     @property
     def sizes(self) -> NDArray[np.int64]:
         return np.diff(self.offsets)
 
     def name(self, index: int) -> str:
-        """The file, and the image's name in the original data set."""
+        """Return the file, and the image's name in the original data set."""
         return f"{self.path}:{self.files[index]}"
 
     def read(self, index: int) -> bytes | Pixels:
-        """The record; raw pixels are a view of the mapped file.
+        """Read the record; raw pixels are a view of the mapped file.
 
         Raises:
-            OSError: it is not what was written.
+            OSError: the checksum does not match.
         """
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         height, width = self.shapes[index]
-        # A file that is not in memory makes a copy out of the mapping wait for the disk with the interpreter locked.
+        # pread releases the GIL while it waits for the disk; copying from the mapping would not.
         data = memoryview(self.memory)[start:end] if height else os.pread(self.file.fileno(), end - start, start)
         if self.checksums is not None and not self.verified[index]:
             if zlib.crc32(data) != self.checksums[index]:
@@ -76,33 +76,33 @@ class PackedSource:
 
 
 def is_packed(path: Path) -> bool:
-    """Whether the file begins with the packed format's magic number."""
+    """Whether the file starts with the packed format's magic number."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) in (MAGIC, WITHOUT_CHECKSUMS)
 
 
 def open_packed(path: Path) -> Dataset:
-    """The data set in a packed file.
+    """Open the data set in a packed file.
 
     Raises:
         TrainError: the file is truncated or damaged.
     """
-    file = path.open("rb")  # stays open, as long as the data set
+    file = path.open("rb")  # open as long as the data set is used
     memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     magic, start, length, digest = HEADER.unpack(memory[: HEADER.size].ljust(HEADER.size, b"\0"))
     index = memory[start : start + length]
     if not start or hashlib.sha256(index).digest() != digest:
-        raise TrainError(f"--data {path}: the packed file is damaged or was not finished; pack it again")
+        raise TrainError(f"--data {path}: the packed file is damaged or incomplete; pack it again")
     head, _, body = index.partition(b"\n")
     meta: dict[str, Any] = json.loads(head)
     total = sum(meta["splits"].values())
     offsets = np.frombuffer(body, np.int64, total + 1)
     labels, heights, widths = np.frombuffer(body, np.int32, 3 * total, offsets.nbytes).reshape(3, total)
-    place, checksums = offsets.nbytes + 12 * total, None
+    position, checksums = offsets.nbytes + 12 * total, None
     if magic == MAGIC:
-        checksums = np.frombuffer(body, np.uint32, total, place)
-        place += checksums.nbytes
-    names = body[place:].decode(errors="surrogateescape").split("\0")
+        checksums = np.frombuffer(body, np.uint32, total, position)
+        position += checksums.nbytes
+    names = body[position:].decode(errors="surrogateescape").split("\0")
     shapes = np.stack([heights, widths], axis=1)
     sources, first = {}, 0
     for split, count in meta["splits"].items():
@@ -141,7 +141,7 @@ class PackWriter:
         return self
 
     def add(self, split: str, records: Iterable[tuple[str, int, bytes | Pixels]]) -> None:
-        """Writes the records (name, label, JPEG file or pixels) of one split."""
+        """Write the records (name, label, JPEG file or pixels) of one split."""
         before = len(self._rows)
         for name, label, record in records:
             height, width = record.shape[:2] if isinstance(record, np.ndarray) else (0, 0)

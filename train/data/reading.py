@@ -1,4 +1,4 @@
-"""Reads that are under way in this process, so that one that does not return, as on a lost network disk, is named."""
+"""Reads in progress in this process, to report one that does not return, for example on a lost network file system."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 
 from train.data.source import Pixels, Source
 
-_begun: dict[int, tuple[float, Source, int]] = {}  # thread -> since when, and what
+_begun: dict[int, tuple[float, Source, int]] = {}  # thread -> start time, source, index
 
 
 def read(source: Source, index: int) -> bytes | Pixels:
-    """The item. Raises OSError, as its source does."""
+    """Read an item. Raises OSError like its source."""
     thread = threading.get_ident()
     _begun[thread] = (time.monotonic(), source, index)
     try:
@@ -21,7 +21,7 @@ def read(source: Source, index: int) -> bytes | Pixels:
 
 
 def longest() -> tuple[str, float] | None:
-    """The item that has been read for the longest time, and the seconds; None if nothing is being read."""
+    """Return the item with the longest read in progress, and its seconds; None if there is none."""
     if not (begun := list(_begun.values())):
         return None
     since, source, index = min(begun, key=lambda entry: entry[0])

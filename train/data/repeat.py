@@ -1,4 +1,4 @@
-"""The same batch over and over, from the device: the speed of training if data loading were free (`--headspace`)."""
+"""Repeat one batch on the device, to measure the training speed without data loading (`--headspace`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Repeated:
         self._kept: Batch | None = None
 
     def batches(self, requests: Iterable[Request], epoch: int) -> Iterator[Batch]:
-        """One batch per request, of the requested size and the epoch's side."""
+        """Yield one batch per request, of the requested size and the epoch's side."""
         side = self._loader.side(epoch)
         for request in requests:
             kept, n = self._kept, len(request.indices)
@@ -51,16 +51,16 @@ class NoiseSource:
     sizes = None
 
     def name(self, index: int) -> str:
-        """A name that shows that the image is synthetic."""
+        """Return a name that marks the image as synthetic."""
         return f"synthetic#{index}"
 
     def read(self, index: int) -> Pixels:
-        """Random pixels, with the index as the seed."""
+        """Return random pixels, with the index as the seed."""
         return np.random.default_rng(index).integers(0, 256, (self.side, self.side, 3), np.uint8)
 
 
 def synthetic(images: int, side: int) -> Dataset:
-    """`images` for training, of a thousand classes (fewer if there are fewer images)."""
+    """Return a data set with `images` training images of at most a thousand classes."""
     classes = min(SYNTHETIC_CLASSES, images)
     train, val = (np.arange(count, dtype=np.int64) % classes for count in (images, min(images, SYNTHETIC_VALIDATION)))
     return Dataset([str(number) for number in range(classes)], NoiseSource(side, train), NoiseSource(side, val))

@@ -22,14 +22,14 @@ OK, ERROR, UNSUPPORTED = 0, 1, 2
 
 
 class BuildError(Exception):
-    """No compiler, or no libjpeg-turbo to build against; the message says which."""
+    """The library cannot be built: no compiler, or no libjpeg-turbo."""
 
 
 def build() -> Path:
-    """The shared library, built unless the cache has it for this source, compiler and machine.
+    """Return the shared library, built unless it is cached for this source, compiler and machine.
 
     Raises:
-        BuildError: the library cannot be built here.
+        BuildError: the library cannot be built on this machine.
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
@@ -88,20 +88,20 @@ class Library:
         ]
 
     def size(self, data: bytes) -> tuple[int, int] | None:
-        """Width and height of a JPEG, or None if only Pillow can read it (CMYK, damaged header)."""
+        """Return width and height of a JPEG, or None if only Pillow can read it (CMYK, damaged header)."""
         size, message = (ctypes.c_int * 2)(), ctypes.create_string_buffer(MESSAGE_BYTES)
         if self._size(data, len(data), ctypes.byref(size), message) != OK:
             return None
         return size[0], size[1]
 
     def decode(self, data: bytes, view: View, flip: bool, out: Pixels) -> str | None:
-        """Writes the view's box to `out`, (side, side, 3) and contiguous; returns an error message, or None."""
+        """Write the view's box to `out`, (side, side, 3) and contiguous; return an error message, or None."""
         box, message = (ctypes.c_double * 4)(*view.box), ctypes.create_string_buffer(MESSAGE_BYTES)
         code = self._decode(data, len(data), ctypes.byref(box), len(out), int(flip), out.ctypes.data, message)
         return None if code == OK else message.value.decode(errors="replace")
 
     def resample(self, pixels: Pixels, view: View, out: Pixels) -> None:
-        """Writes the view's box of (height, width, 3) pixels to `out`; both contiguous."""
+        """Write the view's box of (height, width, 3) pixels to `out`; both contiguous."""
         height, width, _ = pixels.shape
         box = (ctypes.c_double * 4)(*view.box)
         if self._resample(
@@ -111,5 +111,5 @@ class Library:
 
 
 def contiguous(side: int) -> Pixels:
-    """An uninitialised buffer for one decoded image."""
+    """Return an uninitialised buffer for one decoded image."""
     return np.empty((side, side, 3), np.uint8)

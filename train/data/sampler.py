@@ -1,7 +1,7 @@
-"""The order of samples and the random numbers of each: pure functions of seed, epoch and global sample index.
+"""Sample order and random numbers per sample, as pure functions of seed, epoch and global sample index.
 
-Nothing here has state, so a resumed run, even on another number of ranks, sees the same samples with the same
-augmentation. The order is an argsort of 64-bit hashes, so it does not depend on library versions.
+Without state, a resumed run gets the same samples with the same augmentation, even with another number of ranks.
+The order is an argsort of 64-bit hashes, so it does not depend on library versions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def fold(*parts: int) -> int:
-    """Hashes several numbers, order-dependent, into one 64-bit number: a seed from (seed, epoch, step, rank), say."""
+    """Hash several numbers, in order, into one 64-bit number, such as a seed from (seed, epoch, step, rank)."""
     state = np.zeros(1, np.uint64)
     for part in parts:
         state = _mix((state + _GOLDEN) ^ _mix(np.array([part & 0xFFFFFFFFFFFFFFFF], np.uint64) + _GOLDEN))
@@ -30,21 +30,21 @@ def fold(*parts: int) -> int:
 
 
 def order(seed: int, epoch: int, count: int, repeats: int = 1, batch: int = 1) -> Indices:
-    """The permutation of `count` samples for one epoch.
+    """Return the permutation of `count` samples for one epoch.
 
     Repeated augmentation (Hoffer et al., arXiv 1901.09335): the first 1/repeats of it, each sample `repeats` times in
-    one batch. Copy c of a sample has its number + c x `count`, hence random numbers of its own. The copies are spread
-    over the batch, so they are on different ranks, and mixup does not mix an image with itself.
+    one batch. Copy c of a sample has its index + c x `count`, and so separate random numbers. The copies are spread
+    over the batch, so that they are on different ranks and mixup does not mix an image with itself.
     """
     keys = _mix(np.arange(count, dtype=np.uint64) * _GOLDEN + np.uint64(fold(seed, epoch)))
     permutation = np.argsort(keys, kind="stable").astype(np.int64)
-    place = np.arange(count)
-    copied: Indices = permutation[place // repeats] + place % repeats * count
-    return copied[np.lexsort((place % repeats, place // batch))] if repeats > 1 else permutation
+    position = np.arange(count)
+    copied: Indices = permutation[position // repeats] + position % repeats * count
+    return copied[np.lexsort((position % repeats, position // batch))] if repeats > 1 else permutation
 
 
 def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> NDArray[np.float64]:
-    """(len(indices), count) numbers in [0, 1), one row per sample."""
+    """Return (len(indices), count) numbers in [0, 1), one row per sample."""
     rows = _mix(indices.astype(np.uint64) * _GOLDEN + np.uint64(fold(seed, epoch, 1)))
     table = _mix(rows[:, None] + np.arange(1, count + 1, dtype=np.uint64)[None, :] * _GOLDEN)
     numbers: NDArray[np.float64] = (table >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -52,24 +52,24 @@ def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> NDArray[np.
 
 
 def steps_per_epoch(count: int, global_batch: int, keep_last: bool) -> int:
-    """Batches of one epoch, including the last, smaller one if it is kept."""
+    """Return the number of batches per epoch, including the last, smaller one if it is kept."""
     return -(-count // global_batch) if keep_last else count // global_batch
 
 
 def split(count: int, rank: int, world: int) -> slice:
-    """The rank's contiguous piece of `count` items; sizes differ by at most one and may be 0."""
+    """Return the rank's contiguous piece of `count` items; sizes differ by at most one and may be 0."""
     base, extra = divmod(count, world)
     start = rank * base + min(rank, extra)
     return slice(start, start + base + (rank < extra))
 
 
 def training_batch(permutation: Indices, step: int, global_batch: int, rank: int, world: int) -> tuple[Indices, int]:
-    """The rank's samples in one step of an epoch, and the number of samples of all ranks together."""
+    """Return the rank's samples in one step of an epoch, and the number of samples on all ranks."""
     batch = permutation[step * global_batch : (step + 1) * global_batch]
     return batch[split(len(batch), rank, world)], len(batch)
 
 
 def validation_share(count: int, rank: int, world: int) -> Indices:
-    """The rank's validation samples: shards of ceil(count / world), unpadded and disjoint; the last may be empty."""
+    """Return the rank's validation samples: disjoint shards of ceil(count / world), unpadded; the last may be empty."""
     shard = -(-count // world)
     return np.arange(min(rank * shard, count), min((rank + 1) * shard, count), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Tar shards: a folder with train*.tar and val*.tar, indexed once, read in place; random access, so a true shuffle.
+"""Tar shards: a folder with train*.tar and val*.tar, indexed once and read in place, with random access for shuffling.
 
-An image's class is its folder in the archive (`n01440764/x.JPEG`), or the content of `x.cls` beside it, as in
-webdataset.
+An image's class is its folder in the archive (`n01440764/x.JPEG`), or the content of `x.cls` next to it, as in
+WebDataset.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def find_shards(folder: Path) -> bool:
 
 
 def open_shards(folder: Path) -> Dataset:
-    """The data set in the shards.
+    """Open the data set in the shards.
 
     Raises:
         TrainError: a shard is not a tar archive, an image has no class, or the splits' classes do not match.
@@ -50,12 +50,12 @@ def open_shards(folder: Path) -> Dataset:
 
 
 def _natural(label: str) -> tuple[int, str]:
-    """A sort key: webdataset's class numbers in numeric order, names in alphabetical order."""
+    """Sort key: WebDataset's class numbers in numeric order, names in alphabetical order."""
     return (int(label), "") if label.isdigit() else (1 << 62, label)
 
 
 def _index(path: Path) -> Iterator[Entry]:
-    """The images of one shard, sorted by name."""
+    """Yield the images of one shard, sorted by name."""
     descriptor = open_regular(path)
     images: dict[str, tuple[str, tuple[int, int, int]]] = {}
     labels: dict[str, str] = {}
@@ -69,7 +69,7 @@ def _index(path: Path) -> Iterator[Entry]:
             elif suffix == ".cls":
                 labels[stem] = os.pread(descriptor, size, offset).decode().strip()
     except tarfile.TarError as error:
-        raise TrainError(f"--data {path}: not a plain tar archive ({error})") from error
+        raise TrainError(f"--data {path}: not an uncompressed tar archive ({error})") from error
     for stem, (name, extent) in sorted(images.items()):
         label = labels.get(stem) or PurePosixPath(name).parent.name
         if not label:

@@ -13,7 +13,7 @@ Pixels = NDArray[np.uint8]
 
 
 class Source(Protocol):
-    """Items 0..n-1. `read` is called from several threads at once."""
+    """Items 0..n-1. `read` is called from several threads concurrently."""
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -21,17 +21,17 @@ class Source(Protocol):
 
     @property
     def files(self) -> Sequence[str]:
-        """(n,) names, relative to the data set; empty where items have only numbers."""
+        """(n,) names, relative to the data set; empty if items have only numbers."""
 
     @property
     def sizes(self) -> NDArray[np.int64] | None:
-        """(n,) bytes, where the index of the data set has them."""
+        """(n,) bytes, if the index of the data set has them."""
 
     def name(self, index: int) -> str:
-        """The item's origin, for messages."""
+        """Return the item's origin, for messages."""
 
     def read(self, index: int) -> bytes | Pixels:
-        """An encoded image, or decoded pixels (H, W, 3)."""
+        """Read an encoded image, or decoded pixels (H, W, 3)."""
 
 
 @dataclass(frozen=True)

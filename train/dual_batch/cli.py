@@ -1,4 +1,4 @@
-"""`python -m train dual-batch plan` and `fit`."""
+"""Commands `python -m train dual-batch plan` and `fit`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from train.errors import TrainError
 
 
 def main(argv: list[str]) -> None:
-    """Runs one of the two commands.
+    """Run one of the two commands.
 
     Raises:
-        TrainError: there is no such plan, or the measurement failed; the message says why.
+        TrainError: there is no valid plan, or the measurement failed.
     """
     options = _parser().parse_args(argv)
     result = _plan(options) if options.verb == "plan" else _fit(options)
@@ -28,26 +28,40 @@ def main(argv: list[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
-        prog="python -m train dual-batch", description="Dual batch size learning: plan the sizes, measure the costs."
+        prog="python -m train dual-batch", description="Dual batch size learning: plan batch sizes, measure costs."
     )
     verbs = root.add_subparsers(dest="verb", required=True)
-    plan = verbs.add_parser("plan", help="batch sizes, data split and update factor", allow_abbrev=False)
+    plan = verbs.add_parser("plan", help="plan batch sizes, data split and update factor", allow_abbrev=False)
     plan.add_argument("--workers", type=int, required=True, metavar="G", help="number of workers")
     plan.add_argument("--small", type=int, required=True, metavar="S", help="number of workers with a small batch")
-    plan.add_argument("--samples", type=int, required=True, metavar="N", help="training samples")
-    plan.add_argument("--base-batch", type=int, required=True, metavar="B", help="the large batch")
-    plan.add_argument("--ratio", type=float, required=True, metavar="K", help="a round's time relative to all-large")
-    plan.add_argument("--a", type=float, required=True, nargs="+", metavar="A", help="seconds per sample; one, or G")
-    plan.add_argument("--b", type=float, required=True, nargs="+", metavar="B", help="seconds per batch; one, or G")
+    plan.add_argument("--samples", type=int, required=True, metavar="N", help="number of training samples")
+    plan.add_argument("--base-batch", type=int, required=True, metavar="B", help="large batch size")
     plan.add_argument(
-        "--variant", choices=tuple(WHOLE), default="published", help="follow_up rounds instead of truncating"
+        "--ratio", type=float, required=True, metavar="K", help="duration of a round relative to large batches only"
+    )
+    plan.add_argument(
+        "--a",
+        type=float,
+        required=True,
+        nargs="+",
+        metavar="A",
+        help="seconds per sample: one value, or one per worker",
+    )
+    plan.add_argument(
+        "--b", type=float, required=True, nargs="+", metavar="B", help="seconds per batch: one value, or one per worker"
+    )
+    plan.add_argument(
+        "--variant",
+        choices=tuple(WHOLE),
+        default="published",
+        help="published: truncated sizes; follow_up: rounded sizes",
     )
     fit = verbs.add_parser("fit", help="measure a and b on this machine", allow_abbrev=False)
-    fit.add_argument("--arch", default="cifar_resnet18", help="the model to train")
-    fit.add_argument("--classes", type=int, default=100, metavar="N", help="its number of classes")
-    fit.add_argument("--image-size", type=int, default=32, metavar="N", help="side of an image in pixels")
-    fit.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64, 128], metavar="N", help="sizes to time")
-    fit.add_argument("--repeats", type=int, default=5, metavar="N", help="steps per size; the median is used")
+    fit.add_argument("--arch", default="cifar_resnet18", help="model architecture")
+    fit.add_argument("--classes", type=int, default=100, metavar="N", help="number of classes")
+    fit.add_argument("--image-size", type=int, default=32, metavar="N", help="image size in pixels")
+    fit.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64, 128], metavar="N", help="batch sizes")
+    fit.add_argument("--repeats", type=int, default=5, metavar="N", help="steps per batch size; the median is used")
     fit.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     for verb in (plan, fit):
         verb.add_argument("--json", action="store_true", help="print JSON")
@@ -73,10 +87,10 @@ def _fit(options: argparse.Namespace) -> dict[str, object]:
     from train.dual_batch.fit import fit, measure
 
     if min(options.batches) < 2 or options.repeats < 1:
-        raise TrainError("--batches: 2 or more samples each, since batch norm rejects one; --repeats: at least 1")
+        raise TrainError("--batches: must be at least 2, because of batch norm; --repeats: must be at least 1")
     found = torch.cuda.device_count() if options.device != "cpu" else 0
     if options.device == "cuda" and not found:
-        raise TrainError("--device cuda: torch sees no GPU")
+        raise TrainError("--device cuda: torch found no GPU")
     device = torch.device("cuda" if found else "cpu")
     timings = measure(options.arch, options.classes, options.image_size, options.batches, options.repeats, device)
     return asdict(fit(timings)) | {"timings": [asdict(timing) for timing in timings]}

@@ -1,4 +1,4 @@
-"""The cost of a batch on this machine: a*B + b seconds, fitted to measured batch times by least squares."""
+"""Measure the cost of a batch on this machine: a*B + b seconds, fitted by least squares."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from train.models import make_model
 
 @dataclass(frozen=True)
 class Timing:
-    """One batch size and the median time of its batches."""
+    """A batch size and its median batch time."""
 
     batch: int
     seconds: float
 
 
 def fit(timings: Sequence[Timing]) -> Cost:
-    """The line through the points.
+    """Fit a line through the points.
 
     Raises:
-        TrainError: fewer than two batch sizes, or a or b is not positive: the times are too noisy to plan with.
+        TrainError: fewer than two batch sizes, or a or b is not positive, because the times are too noisy.
     """
     if len({timing.batch for timing in timings}) < 2:
-        raise TrainError("--batches: a line needs two batch sizes or more")
+        raise TrainError("--batches: at least two batch sizes are needed")
     sizes = np.array([[timing.batch, 1.0] for timing in timings])
     (a, b), *_ = np.linalg.lstsq(sizes, np.array([timing.seconds for timing in timings]), rcond=None)
     if not (a > 0 and b > 0):
         raise TrainError(
-            f"the times give {a:.3g} s per sample and {b:.3g} s per batch: both must be above 0; measure with more "
-            f"--repeats, with smaller batches too, and with nothing else running"
+            f"the times give {a:.3g} s per sample and {b:.3g} s per batch: both must be greater than 0; use more "
+            f"--repeats, add smaller batches, and stop other programs"
         )
     return Cost(float(a), float(b))
 
@@ -44,7 +44,7 @@ def fit(timings: Sequence[Timing]) -> Cost:
 def measure(
     arch: str, classes: int, side: int, batches: Sequence[int], repeats: int, device: torch.device
 ) -> list[Timing]:
-    """Times training steps of `arch`; batch sizes alternate, so that a slow phase of the machine affects all."""
+    """Measure training steps of `arch`; batch sizes alternate, so that a slow phase of the machine affects all."""
     model = make_model(arch, classes).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     images = torch.randn(max(batches), 3, side, side, device=device)

@@ -1,8 +1,8 @@
-"""A guard process for a worker: the process that torchrun started waits, and a child process does the work.
+"""A guard process for a worker: the process started by torchrun waits for a child process that does the work.
 
-torchrun ends all processes of a node when one of them dies. A worker that is killed (if memory runs out, the kernel
-kills the largest process, which is the child) must not end the node's other workers: its guard reports the loss and
-exits with 0. torch is imported only when there is a loss to report.
+torchrun stops all processes of a node when one of them dies. If a worker is killed (when memory runs out, the kernel
+kills the largest process, which is the child), the node's other workers must continue: its guard reports the loss and
+exits with 0. torch is imported only to report a loss.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from train.errors import TrainError
 
-GUARDED = "TRAIN_GUARDED_BY"  # the guard's pid, in the working process's environment
+GUARDED = "TRAIN_GUARDED_BY"  # PID of the guard, in the worker's environment
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -27,10 +27,10 @@ def needed(parallel: str) -> bool:
 
 
 def guard(argv: Sequence[str]) -> int:
-    """Starts `python -m train ARGV`, waits for it and returns the exit code.
+    """Start `python -m train ARGV`, wait for it and return the exit code.
 
-    If a signal kills it after all ranks have joined, the loss is reported and the exit code is 0: the run continues
-    without this worker.
+    If it is killed by a signal after all ranks have joined, the loss is reported and the exit code is 0: the run
+    continues without this worker.
     """
     env = os.environ | {GUARDED: str(os.getpid())}
     worker = subprocess.Popen([sys.executable, "-m", "train", *argv], env=env)
@@ -42,20 +42,20 @@ def guard(argv: Sequence[str]) -> int:
     name = signal.Signals(-code).name
     why = f"killed by {name} on {socket.gethostname()}"
     if -code == signal.SIGKILL:
-        why += "; out of memory? see the kernel's log (dmesg)"
+        why += "; possibly out of memory; check the kernel log (dmesg)"
     rank = int(os.environ["RANK"])
     print(f"train: worker {rank - 1} (rank {rank}) was {why}", file=sys.stderr, flush=True)
     from train.dual_batch.network import report_lost
 
     try:
         return 0 if report_lost(rank, why) else 128 - code
-    except TrainError as error:  # the store is gone, and the run with it
+    except TrainError as error:  # the store, and so the run, is lost
         print(f"train: error: {error}", file=sys.stderr, flush=True)
         return 128 - code
 
 
 def die_with_guard() -> None:
-    """Called in the guarded process: it is killed when its guard dies."""
+    """Make the kernel kill this guarded process when its guard dies."""
     if guard_pid := os.environ.get(GUARDED):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(guard_pid):  # the guard died before the call

@@ -1,4 +1,4 @@
-"""Merging of workers' weights into the server's: named tensors; integers, such as counters, stay the server's."""
+"""Merge workers' weights into the server's; integers, such as counters, keep the server's values."""
 
 from __future__ import annotations
 

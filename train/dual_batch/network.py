@@ -1,6 +1,6 @@
 """The parameter server over torch RPC: rank 0 serves, ranks 1 to G call it. Worker w is rank w + 1.
 
-RPC calls functions by name, so this module must hold the server that they use.
+RPC calls functions by name, so the served objects are module globals.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from train.errors import TrainError
 
 T = TypeVar("T")
 HEARTBEAT_INTERVAL = 1.0  # seconds
-JOIN_TIMEOUT = 300.0  # seconds until all have joined: the slowest machine may still be loading torch
+JOIN_TIMEOUT = 300.0  # seconds until all have joined; a slow machine may still be loading torch
 STORE_TIMEOUT = 10.0  # seconds to reach the store
 _JOINED, _LOST = "dual_batch/joined", "dual_batch/lost/{}"  # keys in the store
 _served: list[ParameterServer] = []
-_data: list[Contents] = []  # of the served run's data set
+_data: list[Contents] = []  # data set of the served run
 
 
 def join(rank: int, size: int, serve: ParameterServer | None = None, data: Contents | None = None) -> None:
-    """Joins the other processes at MASTER_ADDR:MASTER_PORT.
+    """Join the other processes at MASTER_ADDR:MASTER_PORT.
 
-    `serve`: the server that handles calls to this rank; `data`: what the workers must have, too.
+    `serve`: the server that handles calls to this rank; `data`: the data set that all workers must have.
     """
     if serve is not None and data is not None:
         _served.append(serve)
@@ -46,23 +46,23 @@ def join(rank: int, size: int, serve: ParameterServer | None = None, data: Conte
 
 
 def store() -> TCPStore:
-    """The rendezvous store at MASTER_ADDR:MASTER_PORT, which processes outside RPC can reach too.
+    """Connect to the rendezvous store at MASTER_ADDR:MASTER_PORT, which processes outside RPC can also reach.
 
     Raises:
-        TrainError: the store does not answer.
+        TrainError: the store does not respond.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT), wait_for_workers=False)
     except RuntimeError as error:
-        raise TrainError(f"the rendezvous at {host}:{port} does not answer; see rank 0's log") from error
+        raise TrainError(f"the rendezvous store at {host}:{port} does not respond; see the log of rank 0") from error
 
 
 def report_lost(rank: int, why: str) -> bool:
-    """Records in the store that this rank is dead; False if not all ranks had joined, so no server would read it.
+    """Record in the store that this rank is dead; return False if not all ranks had joined, so no server would read it.
 
     Raises:
-        TrainError: the store does not answer.
+        TrainError: the store does not respond.
     """
     found = store()
     if not found.check([_JOINED]):
@@ -72,13 +72,13 @@ def report_lost(rank: int, why: str) -> bool:
 
 
 def reported_lost(found: TCPStore, rank: int) -> str | None:
-    """Why the rank is dead, as `report_lost` recorded it, or None."""
+    """Return the reason recorded by `report_lost` for this rank, or None."""
     key = _LOST.format(rank)
     return found.get(key).decode() if found.check([key]) else None
 
 
 def disconnect() -> None:
-    """Leaves RPC without waiting for other processes, since some may be dead."""
+    """Leave RPC without waiting for other processes, because some may be dead."""
     rpc.shutdown(graceful=False)
     _served.clear()
     _data.clear()
@@ -118,18 +118,18 @@ def _leave(worker: int) -> None:
 
 @dataclass
 class Remote:
-    """A worker's proxy of the server."""
+    """A worker's proxy for the server."""
 
     worker: int
     timeout: float  # seconds per call
     _over: threading.Event = field(default_factory=threading.Event)
 
     def agree_on_data(self, name: str, contents: Contents) -> None:
-        """Raises TrainError if this worker's data set is not the server's."""
+        """Raise TrainError if this worker's data set differs from the server's."""
         if contents.digest(*contents.splits).same(self._call(_digest)):
             return
         raise TrainError(
-            f"--data {name} is not the same as on rank 0, but has {self._call(_difference, contents)}; copy it from "
+            f"--data {name} differs from rank 0: has {self._call(_difference, contents)}; copy it from "
             f"there (rank {self.worker + 1} on {socket.gethostname()})"
         )
 
@@ -140,17 +140,17 @@ class Remote:
         self._call(_push, self.worker, weights, sums)
 
     def lose(self, why: str) -> None:
-        """Reports that this worker cannot continue."""
+        """Report that this worker cannot continue."""
         self._call(_lose, self.worker, why)
 
     def leave(self) -> None:
-        """Reports that this worker has finished."""
+        """Report that this worker has finished."""
         self._over.set()
-        with contextlib.suppress(TrainError):  # after the last worker the server ends, maybe before it has answered
+        with contextlib.suppress(TrainError):  # the server may exit before it responds to the last worker
             self._call(_leave, self.worker)
 
     def start_heartbeats(self) -> None:
-        """Sends heartbeats from a thread until this worker leaves."""
+        """Send heartbeats from a thread until this worker leaves."""
         threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
 
     def _send_heartbeats(self) -> None:
@@ -158,7 +158,7 @@ class Remote:
             try:
                 self._call(_heartbeat, self.worker)
             except TrainError:
-                continue  # if the server is gone, the main thread's next call fails too, and reports it
+                continue  # if the server is lost, the main thread's next call reports it
 
     def _call(self, what: Callable[..., T], *values: object) -> T:
         try:
@@ -168,6 +168,6 @@ class Remote:
             reason = str(error).splitlines()[0]
             raise TrainError(
                 f"worker {self.worker} (rank {self.worker + 1}): the parameter server (rank 0, {where}) does not "
-                f"answer: {reason}; see rank 0's log, and check for a firewall between the nodes"
+                f"respond: {reason}; see the log of rank 0, and check for a firewall between the nodes"
             ) from error
         return result

@@ -19,10 +19,10 @@ from train.data.contents import Contents
 from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
-from train.deadline import ends_after_sigterm
+from train.deadline import exit_after_sigterm
 from train.dual_batch.guard import die_with_guard
 from train.dual_batch.network import Remote, disconnect, join, reported_lost, store
-from train.dual_batch.options import device_place, plan_of
+from train.dual_batch.options import device_index, plan_of
 from train.dual_batch.plan import DualBatchPlan
 from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
@@ -39,15 +39,15 @@ from train.step import Objective
 from train.store import make_store
 from train.watch import Interval, Writer
 
-HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat until a worker counts as lost; --timeout if that is less
-POLL = 1.0  # seconds between two checks for lost workers
+HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat until a worker counts as lost; at most --timeout
+POLL = 1.0  # seconds between checks for lost workers
 
 
 def run(config: Config) -> None:
-    """One process of the run, started by torchrun or with its environment variables.
+    """Run one process, started by torchrun or with its environment variables.
 
     Raises:
-        TrainError: invalid options, data or checkpoint, or every worker is lost.
+        TrainError: invalid options, data or checkpoint, or all workers are lost.
         Stopped: SIGTERM arrived; the checkpoint is on disk.
     """
     die_with_guard()
@@ -55,7 +55,7 @@ def run(config: Config) -> None:
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = choose_device(config, *device_place(rank, local_rank, local_size))
+    device = choose_device(config, *device_index(rank, local_rank, local_size))
     world = World(0, 1, local_rank, local_size, device, "none", core_sharers=local_size)
     check(config, "dual_batch", choose_precision(config, world.device).name, size, world.device.type)
     dataset = open_dataset(config.data)
@@ -63,17 +63,17 @@ def run(config: Config) -> None:
     stop = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        who = f"rank {rank} on {socket.gethostname()}"
+        process = f"rank {rank} on {socket.gethostname()}"
         if rank == 0:
             server = Server(config, world, dataset, plan, stop)
-            with ends_after_sigterm(who, server.stopping):
+            with exit_after_sigterm(process, server.stopping):
                 server.run(size)
             return
         join(rank, size)
         remote = Remote(rank - 1, config.timeout)
         remote.agree_on_data(config.data, Contents.of(dataset))
         remote.start_heartbeats()
-        with ends_after_sigterm(who, threading.Event()):
+        with exit_after_sigterm(process, threading.Event()):
             work(config, world, plan.shares[rank - 1], remote, stop)
         disconnect()
     finally:
@@ -81,13 +81,13 @@ def run(config: Config) -> None:
 
 
 class Server:
-    """Rank 0: has the weights, writes the files and prints. A round is as many local epochs as there are workers."""
+    """Rank 0: holds the weights, writes the files and prints. A round has as many local epochs as there are workers."""
 
     def __init__(
         self, config: Config, world: World, dataset: Dataset, plan: DualBatchPlan, stop: threading.Event
     ) -> None:
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
-        self.stopping = threading.Event()  # set when it stops as asked
+        self.stopping = threading.Event()  # set when it stops on request
         self._precision: Precision = choose_precision(config, world.device)
         self._model = configured_model(config, len(dataset.classes))
         check_sides(self._model, config.arch, config.sides(), len(dataset.classes))
@@ -118,22 +118,22 @@ class Server:
         self._val_loader = Loader(config, dataset.val, None, size, world.core_sharers, Transfer(world.device))
         self._rates = rates
         self._reported: set[int] = set()
-        self._since = 0.0  # when the sums of local epochs were last read
+        self._since = 0.0  # time of the last read of the sums of local epochs
         self._watch = Writer(Path(config.output), amp=False)
         self._checkpoints.open()
 
     def run(self, size: int) -> None:
-        """Serves until all local epochs are finished.
+        """Serve until all local epochs are finished.
 
         Raises:
-            TrainError: every worker is lost.
+            TrainError: all workers are lost.
             Stopped: SIGTERM arrived; the finished local epochs are saved.
         """
         self._announce()
         join(0, size, self._server, Contents.of(self._dataset))
         self._store = store()
         self._server.all_joined()
-        self._since = started = time.perf_counter()  # the workers begin now, while this process opens its files
+        self._since = started = time.perf_counter()  # the workers start now, while this process opens its files
         self._watch.begin(self._facts(size), self._steps(self._first) + 1 if self._found else None)
         scores = Scores(0.0, 0.0, 0.0, 0)
         try:
@@ -151,7 +151,7 @@ class Server:
             self._watch.say(f"train: stopped after {self._server.finished} local epochs; the checkpoint is saved")
             self._watch.end({"stopped": True, "step": self._steps(self._server.finished)})
             raise
-        except TrainError:  # every worker is lost, or the training has diverged
+        except TrainError:  # all workers are lost, or the training diverged
             self._server.close()
             self._wait_until_workers_left()
             disconnect()
@@ -194,7 +194,7 @@ class Server:
         }
 
     def _await(self, goal: int) -> None:
-        """Waits until `goal` local epochs are finished; meanwhile checks for lost workers."""
+        """Wait until `goal` local epochs are finished, and check for lost workers."""
         limit = min(HEARTBEAT_TIMEOUT, self._config.timeout)
         while not self._server.wait_for(goal, POLL):
             self._check_workers(limit)
@@ -203,7 +203,7 @@ class Server:
         self._check_workers(limit)
         if self._server.finished < goal:
             why = "; ".join(f"rank {worker + 1}: {why}" for worker, why in self._server.lost.items())
-            raise TrainError(f"every worker is lost: {why or 'they left'}; the last checkpoint is in {self._folder}")
+            raise TrainError(f"all workers are lost: {why or 'they left'}; the last checkpoint is in {self._folder}")
 
     def _check_workers(self, limit: float) -> None:
         for worker in range(len(self._plan.shares)):
@@ -214,17 +214,17 @@ class Server:
         for worker, why in self._server.lost.items():
             if worker not in self._reported:
                 self._reported.add(worker)
-                self._watch.say(f"train: rank {worker + 1} is lost ({why}); the others do its share")
+                self._watch.say(f"train: rank {worker + 1} is lost ({why}); the other workers take over its share")
 
     def _wait_until_workers_left(self) -> None:
-        """Waits until every worker has learnt that the run is over, or is lost."""
+        """Wait until every worker has left or is lost."""
         limit = min(HEARTBEAT_TIMEOUT, self._config.timeout)
         while not self._server.wait_empty(POLL):
             self._check_workers(limit)
-        self._check_workers(limit)  # reports workers that were lost at the very end
+        self._check_workers(limit)  # report workers lost at the very end
 
     def _finish_round(self) -> tuple[int, Scores]:
-        """Validates, reports and saves the current state, which may be past the round's end: workers do not wait."""
+        """Validate, report and save the current state, which may be past the round's end: workers do not wait."""
         finished, weights, sums = self._server.state()
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
@@ -263,7 +263,7 @@ class Server:
         )
 
     def _steps(self, local_epochs: int) -> int:
-        """Steps for TensorBoard's axis: a round counts as the mean number of steps of a worker."""
+        """Return steps for TensorBoard: a round counts as the mean number of steps of a worker."""
         each = [-(-share.samples // share.batch) for share in self._plan.shares]
         return local_epochs // len(each) * max(1, sum(each) // len(each))
 

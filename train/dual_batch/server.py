@@ -1,6 +1,6 @@
-"""The parameter server: grants local epochs, merges weights, keeps track of lost workers. Independent of the network.
+"""The parameter server: grants local epochs, merges weights and tracks lost workers. Independent of the network.
 
-Every method may be called from several threads and returns soon; methods that wait have a time limit.
+All methods are thread-safe and return quickly; methods that wait have a time limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from train.dual_batch.merge import Weights, merge_all, merge_one
 from train.dual_batch.plan import Share
 
-MAX_WAIT = 2.0  # seconds that a call waits at most; the caller then asks again
+MAX_WAIT = 2.0  # maximum seconds that a call waits; the caller then retries
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Rates:
 class ParameterServer:
     """Grants local epochs until exactly `total` are finished, even if workers die.
 
-    merge: asp, each push at once; bsp, when every worker has pushed; ssp, asp until a worker is more than `staleness`
-    pushes ahead of another, then one bsp round.
+    merge: asp, each push immediately; bsp, when every worker has pushed; ssp, asp until a worker is more than
+    `staleness` pushes ahead of another, then one bsp round.
     """
 
     def __init__(
@@ -63,22 +63,20 @@ class ParameterServer:
         self._shares, self._total, self._rates = shares, total, rates
         self._merge, self._staleness, self._variant = merge, staleness, variant
         self._changed = threading.Condition()
-        self._alive = dict.fromkeys(
-            range(len(shares)), time.monotonic()
-        )  # worker -> time of its last heartbeat or call
+        self._alive = dict.fromkeys(range(len(shares)), time.monotonic())  # worker -> time of last heartbeat or call
         self._working: dict[int, int] = {}  # worker -> number of its grant
-        self._returned: list[int] = []  # numbers of grants whose worker was lost
-        self._gathered: dict[int, Weights] = {}  # worker -> weights that wait for the synchronous merge
+        self._returned: list[int] = []  # grants of lost workers, to be granted again
+        self._gathered: dict[int, Weights] = {}  # worker -> weights for the next synchronous merge
         self._gather = merge == "bsp"
         self._pushes = [0] * len(shares)  # since the last synchronous merge
         self._sums = torch.zeros(4, dtype=torch.float64)
         self._closed = False
-        self.granted = done  # local epochs that were granted and not lost
+        self.granted = done  # local epochs granted and not lost
         self.finished = done
-        self.lost: dict[int, str] = {}  # worker -> why, in the order of their loss
+        self.lost: dict[int, str] = {}  # worker -> reason, in order of loss
 
     def pull(self, worker: int) -> Grant | str:
-        """A grant, or "wait": ask again, or "done": the run is over."""
+        """Return a grant, "wait" (call again) or "done" (the run is over)."""
         with self._changed:
             self._seen(worker)
             self._changed.wait_for(lambda: self._ready(worker), MAX_WAIT)
@@ -93,7 +91,7 @@ class ParameterServer:
             return Grant(number, number // len(self._shares), self._rates(number), weights)
 
     def push(self, worker: int, weights: Weights, sums: Tensor) -> None:
-        """Takes a local epoch's weights and its `counts`. Pushes of workers that count as lost are ignored."""
+        """Accept a local epoch's weights and `counts`. Pushes of lost workers are ignored."""
         with self._changed:
             self._seen(worker)
             if worker not in self._alive or worker not in self._working:
@@ -112,17 +110,17 @@ class ParameterServer:
             self._changed.notify_all()
 
     def heartbeat(self, worker: int) -> None:
-        """Records that the worker is alive."""
+        """Record that the worker is alive."""
         with self._changed:
             self._seen(worker)
 
     def all_joined(self) -> None:
-        """All workers have joined: heartbeats are expected from now on."""
+        """Record that all workers have joined: heartbeats are expected from now on."""
         with self._changed:
             self._alive = dict.fromkeys(self._alive, time.monotonic())
 
     def lose(self, worker: int, why: str) -> None:
-        """Removes a lost worker; another worker gets its grant."""
+        """Remove a lost worker; another worker gets its grant."""
         with self._changed:
             if worker in self._alive:
                 del self._alive[worker]
@@ -132,35 +130,35 @@ class ParameterServer:
                 self._changed.notify_all()
 
     def leave(self, worker: int) -> None:
-        """Removes a worker that has finished."""
+        """Remove a worker that has finished."""
         with self._changed:
             self._alive.pop(worker, None)
             self._return(worker)
             self._changed.notify_all()
 
     def silent(self, seconds: float) -> list[int]:
-        """Workers from which nothing was heard for so many seconds."""
+        """Return the workers without a heartbeat or call for `seconds`."""
         with self._changed:
             return [worker for worker, seen in self._alive.items() if time.monotonic() - seen > seconds]
 
     def close(self) -> None:
-        """Grants no more local epochs: the run is being stopped."""
+        """Stop granting local epochs: the run is being stopped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def wait_for(self, finished: int, seconds: float) -> bool:
-        """Waits until so many local epochs are finished, or no worker is left; False after `seconds`."""
+        """Wait until `finished` local epochs are finished or no worker is left; return False after `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: self.finished >= finished or not self._alive, seconds)
 
     def wait_empty(self, seconds: float) -> bool:
-        """Waits until every worker has left or is lost; False after `seconds`."""
+        """Wait until every worker has left or is lost; return False after `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._alive, seconds)
 
     def state(self) -> tuple[int, Weights, Tensor]:
-        """The number of finished local epochs, the weights, and the summed `counts` since the last call."""
+        """Return the number of finished local epochs, the weights, and the summed `counts` since the last call."""
         with self._changed:
             sums, self._sums = self._sums, torch.zeros(4, dtype=torch.float64)
             return self.finished, {name: value.clone() for name, value in self._weights.items()}, sums
@@ -184,7 +182,7 @@ class ParameterServer:
         return self.granted < self._total and worker not in self._gathered
 
     def _merge_gathered(self) -> None:
-        """Does the synchronous merge once all live workers have pushed, or no more pushes are due."""
+        """Do the synchronous merge once all live workers have pushed, or no more pushes are due."""
         everyone = self._alive.keys() <= self._gathered.keys()
         if not self._gathered or self._working.keys() & self._alive.keys():
             return

@@ -26,10 +26,10 @@ from train.step import Plan, Step
 
 
 def work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:
-    """Trains local epochs until the server grants no more.
+    """Train local epochs until the server grants no more.
 
     Raises:
-        TrainError: the server is gone.
+        TrainError: the server is lost.
         Stopped: SIGTERM arrived.
     """
     try:
@@ -41,15 +41,15 @@ def work(config: Config, world: World, share: Share, server: Remote, stop: threa
         kind = "out of memory" if _out_of_memory(error) else type(error).__name__
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         server.lose(f"{kind} on {socket.gethostname()}: {reason}")
-        print(f"train: worker {server.worker} (rank {server.worker + 1}) gave up: {kind}: {error}", flush=True)
+        print(f"train: worker {server.worker} (rank {server.worker + 1}) stopped: {kind}: {error}", flush=True)
     finally:
         server.leave()
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """On the CPU torch and oneDNN have no exception class for this; the phrases are theirs."""
-    words = ("can't allocate memory", "could not create a primitive")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
+    """Whether it is an out-of-memory error. On CPU, torch and oneDNN have only messages for it, no exception class."""
+    texts = ("can't allocate memory", "could not create a primitive")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in texts)
 
 
 def _work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:
@@ -77,7 +77,7 @@ def _work(config: Config, world: World, share: Share, server: Remote, stop: thre
 def train_epoch(
     loader: Loader, share: Share, step: Step, grant: Grant, worker: int, fewest: int, stop: threading.Event
 ) -> torch.Tensor:
-    """Trains on the share's samples, in a different order for every grant; returns their `counts`."""
+    """Train on the share's samples, in a different order for every grant; return their `counts`."""
     step.model.train()
     config, images = step.config, len(loader.source.labels)
     order = sampler.order(sampler.fold(config.seed, worker), grant.number, images)
@@ -95,7 +95,7 @@ def train_epoch(
 
 
 def _requests(indices: sampler.Indices, batch: int, fewest: int) -> Iterator[Request]:
-    """The batches of a share, the last one possibly smaller, with fillers of weight 0 if batch norm needs them."""
+    """Yield the batches of a share; the last may be smaller, with fillers of weight 0 if batch norm needs them."""
     for start in range(0, len(indices), batch):
         piece = indices[start : start + batch]
         filler = max(0, fewest - len(piece))

@@ -1,4 +1,4 @@
-"""What a parallel method can do: its module declares it, and `train.combinations` refuses the rest."""
+"""Capabilities of a parallel method: declared by its module, checked by `train.combinations`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from train.config import Config
 
 
 def no_problems(_config: Config, _processes: int) -> Iterator[str]:
-    """Any options and number of processes."""
+    """Accept any options and number of processes."""
     yield from ()
 
 
@@ -17,9 +17,9 @@ def no_problems(_config: Config, _processes: int) -> Iterator[str]:
 class Abilities:
     """`cannot`: names of options that the method does not support, as in `combinations.used`.
 
-    `problems` gives the further reasons to refuse options on a number of processes.
+    `problems`: yields further reasons to reject options or the number of processes.
     """
 
     cannot: frozenset[str] = frozenset()
     problems: Callable[[Config, int], Iterator[str]] = no_problems
-    divides_weights: bool = False  # every rank has only a part of each
+    shards_weights: bool = False  # every rank has only a shard of each weight

@@ -1,4 +1,4 @@
-"""What all ranks must have alike before the first step: every node reads its own folder and has its own packages."""
+"""Check before the first step that all ranks have the same data and weights: every node reads its own copy."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ T = TypeVar("T")
 
 
 def agree(data: str, contents: Contents, weights: str, model: nn.Module, decoder: str, world: World) -> str | None:
-    """The one point where ranks compare what they have: images, and the weights of file `weights`, if not "".
-
-    Returns a warning if they have other software.
+    """Compare images and, if `weights` is a file, loaded weights between ranks; return a warning about software.
 
     Raises:
-        TrainError: this rank has something else than rank 0.
-        SystemExit: another one has.
+        TrainError: this rank differs from rank 0.
+        SystemExit: another rank differs.
     """
     agree_on_data(data, contents, world)
     if weights:
@@ -33,7 +31,7 @@ def agree(data: str, contents: Contents, weights: str, model: nn.Module, decoder
 
 
 def agree_on_data(data: str, contents: Contents, world: World) -> None:
-    """Raises TrainError on a rank whose data set is not rank 0's, SystemExit on the others."""
+    """Raise TrainError on a rank with a data set that differs from rank 0's, SystemExit on the others."""
     if world.size == 1:
         return
     digests = world.gather(contents.digest(*contents.splits))
@@ -42,7 +40,7 @@ def agree_on_data(data: str, contents: Contents, world: World) -> None:
 
 
 def agree_on_weights(file: str, model: nn.Module, world: World) -> None:
-    """Raises TrainError on a rank that has loaded other weights than rank 0, SystemExit on the others."""
+    """Raise TrainError on a rank with weights that differ from rank 0's, SystemExit on the others."""
     if world.size == 1:
         return
     tensors = {name: digest(value) for name, value in model.state_dict().items()}
@@ -59,15 +57,15 @@ def _refuse(what: str, mine: T, difference: Callable[[T, T], str | None], world:
 
     def compare() -> None:
         if found := difference(mine, theirs):
-            raise TrainError(f"{what} is not the same as on rank 0 ({host}), but has {found}; copy it from there")
+            raise TrainError(f"{what} differs from rank 0 ({host}): has {found}; copy it from there")
 
     world.all_ranks_or_exit(compare)
 
 
 def mixed_software(decoder: str, world: World) -> str | None:
-    """A warning if decoders or versions of torch differ between ranks, so that a result depends on who computes it."""
+    """Return a warning if decoders or versions of torch differ between ranks, which may change results."""
     used = world.gather((f"decoder {decoder}, torch {torch.__version__}", socket.gethostname()))
     if len({kind for kind, _ in used}) == 1:
         return None
     first = {kind: f"{kind} (rank {rank} on {host})" for rank, (kind, host) in reversed(list(enumerate(used)))}
-    return f"train: warning: the ranks differ, so results may too: {'; '.join(sorted(first.values()))}"
+    return f"train: warning: software differs between ranks, so results may differ: {'; '.join(sorted(first.values()))}"

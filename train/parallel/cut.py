@@ -1,4 +1,4 @@
-"""A model as a chain of layers, cut into one stage per rank."""
+"""Split a model, as a chain of layers, into one stage per rank."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from train.errors import TrainError
 from train.models import SmallCNN
 
-# (architecture, ranks) -> the first layer of every stage but the first; the published cut of experiment 4
+# (architecture, ranks) -> the first layer of every stage except stage 0; the published split of experiment 4
 PUBLISHED = {("cifar_mobilenet_v2", 4): (2, 8, 15), ("cifar_mobilenet_v2_nobn", 4): (2, 8, 15)}
 
 
 class _Mean(nn.Module):
-    """SmallCNN's pooling, as a layer."""
+    """SmallCNN's pooling as a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C)."""
@@ -23,7 +23,7 @@ class _Mean(nn.Module):
 
 
 def layers(model: Any, arch: str) -> list[nn.Module]:
-    """The model's own layers (not copies), in the order in which they form a chain.
+    """Return the model's layers (not copies) as a chain.
 
     Raises:
         TrainError: the model is not a known chain.
@@ -40,13 +40,12 @@ def layers(model: Any, arch: str) -> list[nn.Module]:
     if kind == "torchvision.models.vgg":
         return [*model.features, model.avgpool, nn.Flatten(), *model.classifier]
     raise TrainError(
-        f"--arch {arch}: cannot be cut into stages; resnet*, vgg*, smallcnn and the cifar_* models can, "
-        f"others run with --parallel ddp"
+        f"--arch {arch}: cannot be split into stages; use resnet*, vgg*, smallcnn or a cifar_* model, or --parallel ddp"
     )
 
 
 def stages(model: nn.Module, arch: str, ranks: int) -> list[nn.Sequential]:
-    """One stage per rank: the published cut if there is one, else the same number of layers each.
+    """Return one stage per rank: the published split if there is one, else equal numbers of layers.
 
     Raises:
         TrainError: the model is not a chain, or has fewer layers than ranks.
@@ -54,7 +53,7 @@ def stages(model: nn.Module, arch: str, ranks: int) -> list[nn.Sequential]:
     chain = layers(model, arch)
     if len(chain) < ranks:
         raise TrainError(
-            f"--arch {arch}: {len(chain)} layers cannot make {ranks} stages; use {len(chain)} processes or fewer"
+            f"--arch {arch}: cannot split {len(chain)} layers into {ranks} stages; use {len(chain)} processes or fewer"
         )
     inner = PUBLISHED.get((arch, ranks)) or [len(chain) * rank // ranks for rank in range(1, ranks)]
     bounds = [0, *inner, len(chain)]

@@ -1,4 +1,4 @@
-"""Gradient averaging over ranks: DistributedDataParallel, also on CPU over gloo."""
+"""DistributedDataParallel: gradients are averaged over ranks, on CPU over gloo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from train.syncbn import BATCH_NORMS, SyncBatchNorm
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:
-    """Why these options are refused on so many processes."""
+    """Yield reasons to reject these options with this number of processes."""
     if config.parallel == "single" and processes > 1:
         yield f"--parallel single runs one process, not {processes}; use ddp, or set processes to 1"
 
@@ -30,7 +30,7 @@ ABILITIES = Abilities(problems=problems)
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
-    """A step of one process, or of several that average their gradients."""
+    """Return the step of a single process, or of several that average their gradients."""
     step = Step(config, world, precision, model, wrap(compiled(model, config), world, config))
     synchronised = any(isinstance(part, SyncBatchNorm | nn.SyncBatchNorm) for part in model.modules())
     step.forward_waits = synchronised or _needed_in_training(model)
@@ -38,25 +38,25 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
 
 
 def compiled(model: nn.Module, config: Config) -> nn.Module:
-    """What is called in place of the model: with --compile a graph per batch size.
+    """Compile the model if --compile is set, with a graph per batch size.
 
-    torch's default, after the smaller last batch of an epoch, would be one graph for any size.
+    torch's default would create a dynamic graph after the smaller last batch of an epoch.
     """
     return cast(nn.Module, torch.compile(model, dynamic=False)) if config.compile else model
 
 
 def wrap(model: nn.Module, world: World, config: Config) -> nn.Module:
-    """`model` with gradients averaged over all ranks, if there are several."""
+    """Wrap `model` in DDP if there are several ranks."""
     return model if world.size == 1 else distributed(model, world, config)
 
 
 def distributed(model: nn.Module, world: World, config: Config) -> DistributedDataParallel:
-    """DDP with the run's options; all ranks start from rank 0's weights.
+    """Wrap `model` in DDP with the run's options; all ranks start from rank 0's weights.
 
     Gradients are views of the communication buckets (gradient_as_bucket_view), which saves a copy of all gradients.
     """
     devices = [world.device.index] if world.device.type == "cuda" else None
-    # torch 2.14 renamed it and warns of the old name
+    # torch 2.14 renamed the argument and warns about the old name
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     buffers: dict[str, Any] = {name: _needed_in_training(model)}
@@ -74,9 +74,9 @@ def distributed(model: nn.Module, world: World, config: Config) -> DistributedDa
 
 
 def _needed_in_training(model: nn.Module) -> bool:
-    """Whether a training step reads buffers, such as spectral norm's, so that all ranks need those of rank 0.
+    """Whether a training step reads buffers, such as spectral norm's, so that all ranks need rank 0's buffers.
 
-    Batch norm does not read its running statistics; `evaluate` sends out those of rank 0, which are saved too. The
+    Batch norm does not read its running statistics; `evaluate` broadcasts those of rank 0, which are also saved. The
     filters of BlurPool never change.
     """
     same = (*BATCH_NORMS, BlurredConv)

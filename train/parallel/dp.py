@@ -1,8 +1,8 @@
-"""DataParallel: one process with threads and one replica per device. On CPU the same algorithm, for comparisons.
+"""DataParallel: one process with threads and one replica per device. On CPU, the same algorithm for comparison.
 
 The batch is split by `chunk` (5 over 3 devices is 2, 2, 1), each replica computes its piece on its own thread, the
-logits are concatenated, and the replicas' gradients are summed in the weights. Batch norm sees only the replica's
-piece; the first replica's running statistics are kept.
+logits are concatenated, and the replicas' gradients are summed in the weights. Batch norm uses only the replica's
+piece; the running statistics of the first replica are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from train.step import Step
 
 
 def problems(_config: Config, processes: int) -> Iterator[str]:
-    """Why these options are refused on so many processes."""
+    """Yield reasons to reject these options with this number of processes."""
     if processes > 1:
         yield f"--parallel dp runs one process with all devices, not {processes}; set processes to 1, or use ddp"
 
@@ -34,7 +34,7 @@ ABILITIES = Abilities(frozenset({"syncbn", "compile"}), problems)
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
-    """A step of one process that uses all devices."""
+    """Return the step of one process that uses all devices."""
     callee = InContext(model, precision, world.device)
     return Step(config, world, precision, model, wrap(callee, world, config))
 
@@ -45,7 +45,7 @@ class Replicas(nn.Module):
     def __init__(self, module: nn.Module, count: int) -> None:
         super().__init__()
         self.module = module
-        # in a tuple, so that they are not submodules; their own weights are never used, see `_state`
+        # in a tuple, so that they are not submodules; their weights are never used, see `_state`
         self._copies = tuple(copy.deepcopy(module) for _ in range(count - 1))
         self._pool = ThreadPoolExecutor(count, "replica")
 
@@ -68,13 +68,13 @@ class Replicas(nn.Module):
         return torch.cat(list(self._pool.map(run, range(len(pieces)), pieces)))
 
     def _state(self) -> dict[str, Tensor]:
-        """Views of the weights, through which gradients flow back, and copies of the running statistics."""
+        """Return views of the weights, for the backward pass, and copies of the running statistics."""
         views = {name: parameter.view_as(parameter) for name, parameter in self.module.named_parameters()}
         return {**views, **{name: buffer.clone() for name, buffer in self.module.named_buffers()}}
 
 
 def devices(config: Config, world: World) -> int:
-    """The number of replicas.
+    """Return the number of replicas.
 
     Raises:
         TrainError: more replicas than GPUs.
@@ -88,7 +88,7 @@ def devices(config: Config, world: World) -> int:
 
 
 def wrap(model: nn.Module, world: World, config: Config) -> nn.Module:
-    """`model` with replicas; the state stays in `model`."""
+    """Wrap `model` in replicas; the state stays in `model`."""
     count = devices(config, world)
     if world.device.type == "cpu":
         return Replicas(model, count)

@@ -1,7 +1,7 @@
-"""--parallel fsdp: weights, gradients and optimiser state divided over all ranks (torch's fully_shard, FSDP2).
+"""--parallel fsdp: weights, gradients and optimiser state sharded over all ranks (torch's fully_shard, FSDP2).
 
 For models that do not fit on one device. A block's weights are gathered while it computes; its gradients are averaged
-and divided again. The result is DDP's.
+and sharded again. The result is the same as with DDP.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from train.step import Plan, Step
 
 
 def problems(_config: Config, processes: int) -> Iterator[str]:
-    """Why these options are refused on so many processes."""
+    """Yield reasons to reject these options with this number of processes."""
     if processes == 1:
-        yield "--parallel fsdp divides the weights over processes; start two or more (processes: 2)"
+        yield "--parallel fsdp shards the weights over processes; start two or more (processes: 2)"
 
 
 ABILITIES = Abilities(
-    # an overflow in one part would have to be known to all; averages, LARS's and Muon's updates are of whole tensors
+    # an overflow in one shard would have to be known to all; EMA, LARS and Muon need whole tensors
     frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph", "replicate"}),
     problems,
-    divides_weights=True,
+    shards_weights=True,
 )
-SMALL = 1e-3  # share of all weights below which a block is not worth collectives of its own
+SMALL = 1e-3  # fraction of all weights below which a block gets no separate collectives
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules that are gathered one at a time: elements of containers, at any depth; not those with few weights."""
-    least = SMALL * sum(parameter.numel() for parameter in model.parameters())
-    return [block for block in _elements(model) if sum(p.numel() for p in block.parameters()) >= least]
+    """Return the modules to shard separately: elements of containers, at any depth, except those with few weights."""
+    minimum = SMALL * sum(parameter.numel() for parameter in model.parameters())
+    return [block for block in _elements(model) if sum(p.numel() for p in block.parameters()) >= minimum]
 
 
 def _elements(module: nn.Module) -> Iterator[nn.Module]:
@@ -54,21 +54,21 @@ def _elements(module: nn.Module) -> Iterator[nn.Module]:
         elif isinstance(module, nn.Sequential | nn.ModuleList):
             yield child
         else:
-            yield from _elements(child)  # a part of the model that has containers, such as a transformer's encoder
+            yield from _elements(child)  # a module with containers, such as a transformer's encoder
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
-    """A step with divided weights."""
+    """Return a step with sharded weights."""
     return ShardedStep(config, world, precision, model)
 
 
 class ShardedStep(Step):
-    """A step of a model whose weights are DTensors."""
+    """A step of a model with DTensor weights."""
 
     sharded = True
 
     def __init__(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
-        """`model` may still be on the CPU: its blocks are moved to the device and divided one by one.
+        """`model` may be on the CPU: its blocks are moved to the device and sharded one by one.
 
         Raises:
             TrainError: this torch has no fully_shard.
@@ -82,7 +82,7 @@ class ShardedStep(Step):
             ) from None
         mesh = init_device_mesh(world.device.type, (world.size,))
         for block in (*blocks(model), model):
-            # 16-bit weights are gathered where autocast would round them anyway; batch norm needs them in fp32
+            # gather weights in 16 bits if autocast would round them anyway; batch norm needs them in fp32
             wire = None if has_batch_norm(block) else precision.autocast
             policy = MixedPrecisionPolicy(param_dtype=wire, reduce_dtype=torch.float32 if wire else None)
             fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -90,21 +90,21 @@ class ShardedStep(Step):
         super().__init__(config, world, precision, model, model)
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        """Adds a micro-batch's gradients; they are reduced and divided with the last one."""
+        """Add a micro-batch's gradients; they are reduced and sharded with the last one."""
         self._sharded.set_requires_gradient_sync(batch.last)
         return super().accumulate(batch, plan)
 
     def before_checkpoint(self) -> None:
-        """No rank lacks anything; but a forward pass without a backward leaves some weights gathered, in 16 bits."""
+        """Reshard: a forward pass without a backward pass leaves some weights gathered, in 16 bits."""
         self._sharded.reshard()
 
     def _model_state(self) -> dict[str, Any]:
-        return self.model.state_dict(keep_vars=True)  # to detach divided tensors takes as long as to copy them
+        return self.model.state_dict(keep_vars=True)  # detaching sharded tensors takes as long as copying them
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """This rank's part, by the weights' names, as torch's get_optimizer_state_dict gives it, but soon.
+        """Return this rank's shard by parameter name, like torch's get_optimizer_state_dict, but faster.
 
-        Before the first update there is none yet; torch's function makes it.
+        Before the first update the state is empty; torch's function creates it.
         """
         state: dict[str, Any]
         if not self.optimizer.state:
@@ -116,10 +116,10 @@ class ShardedStep(Step):
         return {"state": state, "param_groups": groups}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Reads this rank's part of the weights and of the optimiser's state, saved by any number of ranks.
+        """Read this rank's shard of weights and optimiser state, saved by any number of ranks.
 
         Raises:
-            TrainError: the checkpoint lacks something that this run has.
+            TrainError: the checkpoint does not match this run.
         """
         model, optimizer = get_state_dict(self.model, self.optimizer)
         parts = {"model": model, "optimizer": {"state": optimizer["state"]}}
@@ -127,5 +127,5 @@ class ShardedStep(Step):
             load(parts, checkpoint_id=state["optimizer"]["shards"])
         except CheckpointException as error:
             why = str(next(iter(error.failures.values()))[0]).splitlines()[0]
-            raise TrainError(f"the checkpoint does not fit this run: {why}") from error
+            raise TrainError(f"the checkpoint does not match this run: {why}") from error
         set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)

@@ -14,7 +14,7 @@ from train.parallel.world import World
 from train.precision import Precision
 from train.step import Step
 
-# imported when chosen: some import parts of torch that take a second
+# imported when selected: some import parts of torch that take a second
 MODULES = {
     "single": "train.parallel.ddp",
     "ddp": "train.parallel.ddp",
@@ -22,33 +22,33 @@ MODULES = {
     "fsdp": "train.parallel.fsdp",
     "model": "train.parallel.model",
     "pipeline": "train.parallel.pipeline",
-    "dual_batch": "train.dual_batch.options",  # with ABILITIES alone: its workers make their own steps
+    "dual_batch": "train.dual_batch.options",  # only ABILITIES: its workers create their own steps
 }
 
 
 def method(config: Config, world: World) -> str:
-    """The parallel method; auto is ddp on several processes, else single."""
+    """Return the parallel method; auto is ddp with several processes, else single."""
     if config.parallel != "auto":
         return config.parallel
     return "ddp" if world.size > 1 else "single"
 
 
 def abilities(kind: str) -> Abilities:
-    """Of a method, never auto."""
+    """Return the abilities of a method, which must not be auto."""
     found: Abilities = _module(kind).ABILITIES
     return found
 
 
 def device_count(config: Config, world: World) -> int:
-    """The number of devices that share the work, which may differ from the number of processes."""
+    """Return the number of devices in use, which may differ from the number of processes."""
     return dp.devices(config, world) if method(config, world) == "dp" else world.size
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
-    """The step for the method.
+    """Return the step for the method.
 
     Raises:
-        TrainError: the model cannot be cut into stages, or there are too few devices.
+        TrainError: the model cannot be split into stages, or there are too few devices.
     """
     step: Step = _module(method(config, world)).make_step(config, world, precision, model)
     return step

@@ -1,7 +1,7 @@
 """Hand-written model parallelism: one stage of the model per rank, activations sent forward and gradients back.
 
 Only one batch is in flight. In the forward pass a rank waits only for its predecessor, in the backward pass only for
-its successor, so there is no deadlock. If a rank dies, its neighbours get an error, at the latest after --timeout.
+its successor, so there is no deadlock. If a rank dies, its neighbours get an error after --timeout at the latest.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from train.step import Plan, Step
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:
-    """Why these options are refused on so many processes."""
+    """Yield reasons to reject these options with this number of processes."""
     if processes == 1:
         yield f"--parallel {config.parallel} splits the model over processes; start two or more (processes: 2)"
 
 
 ABILITIES = Abilities(
-    # all stages would have to know of an overflow in one, or of the norm of all gradients; a stage has names of its own
+    # stages do not share overflows or the norm of all gradients; parameter names differ between stages
     frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "replicate", "layer_decay", "no_decay"}),
     problems,
 )
@@ -46,7 +46,7 @@ def _send(tensor: Tensor, to: int) -> None:
 
 
 def _receive(source: int, device: torch.device) -> Tensor:
-    """Receives a tensor of any shape, preceded by a header, because the last batch of an epoch is smaller."""
+    """Receive a tensor, with its shape in a header because the last batch of an epoch is smaller."""
     header = torch.zeros(HEADER, dtype=torch.int64)
     dist.recv(header, source)
     dimensions, kind, *sizes = header.tolist()
@@ -66,14 +66,14 @@ class _Send(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        del gradients  # the token's, which has no meaning
+        del gradients  # of the token, unused
         gradient = torch.empty(ctx.shape, dtype=ctx.dtype, device=ctx.device)
         dist.recv(gradient, ctx.to)
         return gradient, None
 
 
 class _Receive(torch.autograd.Function):
-    """Receives activations; sends their gradient back. `hook` exists only so that autograd calls `backward`."""
+    """Receives activations and sends their gradient back. `hook` only makes autograd call `backward`."""
 
     @staticmethod
     def forward(ctx: Any, hook: Tensor, source: int) -> Tensor:
@@ -87,7 +87,7 @@ class _Receive(torch.autograd.Function):
 
 
 class Stage(nn.Module):
-    """This rank's layers and their communication: returns logits on the last rank, elsewhere a token for backward()."""
+    """This rank's layers and their communication; returns logits on the last rank, elsewhere a token for backward()."""
 
     def __init__(self, layers: nn.Module, world: World) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Stage(nn.Module):
         self._hook = torch.zeros((), device=world.device, requires_grad=True)
 
     def forward(self, images: Tensor) -> Tensor:
-        """`images` are used only on the first rank."""
+        """`images` are used on the first rank only."""
         x: Tensor = _Receive.apply(self._hook, self._rank - 1) if self._rank else images
         x = self.layers(x)
         token: Tensor = x if self._last else _Send.apply(x, self._rank + 1)
@@ -104,12 +104,12 @@ class Stage(nn.Module):
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
-    """A step of this rank's stage."""
+    """Return the step of this rank's stage."""
     return StageStep(config, world, precision, model)
 
 
 class StageStep(Step):
-    """A step of one stage. Every rank reads the same batch; the last one has the logits and computes the counts."""
+    """A step of one stage. Every rank reads the same batch; the last rank has the logits and computes the counts."""
 
     def __init__(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
         self.whole = model
@@ -128,12 +128,12 @@ class StageStep(Step):
         return True
 
     def before_checkpoint(self) -> None:
-        """Gathers all stages' weights in rank 0's whole model, and their optimisers' states beside it."""
+        """Gather the weights of all stages in rank 0's complete model, and the states of their optimisers."""
         own = self.whole.state_dict(keep_vars=True)
         mine = {id(value) for value in self.model.state_dict(keep_vars=True).values()}
         part = {name: value.detach().cpu() for name, value in own.items() if id(value) in mine}
         parts: list[Any] | None = [None] * self.world.size if self.world.first else None
-        # on the CPU: unpickled tensors of another process's GPU would land on the GPU of that number, if there is one
+        # on the CPU: tensors unpickled from another process would be placed on the GPU with the same index
         dist.gather_object((part, snapshot(self.optimizer.state_dict())), parts)
         if parts:
             for weights, _ in parts:
@@ -144,11 +144,11 @@ class StageStep(Step):
         return self.whole.state_dict()
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """The states of all stages, as gathered by `before_checkpoint`."""
+        """Return the states of all stages gathered by `before_checkpoint`."""
         return {"stages": self._optimizers}
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
-        """Restores this stage's part."""
+        """Restore the state of this stage."""
         found = len(state.get("stages", []))
         if found != self.world.size:
             raise TrainError(

@@ -1,4 +1,4 @@
-"""The loss of another process: reported as a single line instead of a library's traceback."""
+"""Report the loss of another process as a single line instead of a library's traceback."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from train.errors import TrainError
 from train.parallel.world import World
 
-# how gloo, the store and NCCL report it
-_GONE = re.compile(
+# errors of gloo, the store and NCCL
+_LOST = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Socket closed|Connection refused|recvValue failed|failed to recv"
     r"|Timed out waiting .*ms for (recv|send)|remote process exited|ncclRemoteError|store.*may have died",
     re.IGNORECASE,
@@ -20,17 +20,17 @@ _GONE = re.compile(
 
 
 @contextmanager
-def name_lost_peers(world: World) -> Iterator[None]:
-    """Turns a collective's error about a peer that is gone or did not answer in time into a TrainError."""
+def report_lost_peers(world: World) -> Iterator[None]:
+    """Convert a collective's error about a lost or unresponsive peer into a TrainError."""
     try:
         yield
     except RuntimeError as error:
-        if not _GONE.search(str(error)):
+        if not _LOST.search(str(error)):
             raise
-        with suppress(ImportError):  # the launcher's workers have it: what each rank waits for is written down
+        with suppress(ImportError):  # available in the launcher's workers; records the pending collective of each rank
             importlib.import_module("launcher_flight_recorder").record()
-        why = next(line for line in str(error).splitlines() if _GONE.search(line)).strip()
+        why = next(line for line in str(error).splitlines() if _LOST.search(line)).strip()
         raise TrainError(
-            f"rank {world.rank} of {world.size} on {socket.gethostname()} lost another process: {why}; the cause is in "
-            f"the log of the first rank to fail (`launcher status` names it)"
+            f"rank {world.rank} of {world.size} on {socket.gethostname()} lost another process: {why}; for the cause, "
+            f"see the log of the first rank that failed (shown by `launcher status`)"
         ) from error

@@ -19,13 +19,13 @@ from train.step import Plan, Step, losses
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:
-    """Why these options are refused on so many processes."""
+    """Yield reasons to reject these options with this number of processes."""
     yield from model.problems(config, processes)
     pieces = config.micro_batches or processes
     if config.batch_size % pieces:
         yield f"--batch-size {config.batch_size}: not a multiple of the {pieces} micro-batches of a step"
     if pieces < processes:
-        yield f"--micro-batches {pieces}: must be at least the number of stages ({processes}), to keep them all busy"
+        yield f"--micro-batches {pieces}: must be at least the number of stages ({processes})"
     if config.last_batch != "drop":
         yield "--parallel pipeline needs --last-batch drop: its schedules have a fixed batch size"
     if config.memory_format == "channels_last":
@@ -33,7 +33,7 @@ def problems(config: Config, processes: int) -> Iterator[str]:
 
 
 ABILITIES = Abilities(
-    # mixing would be within a micro-batch, and its schedules have a fixed image size
+    # images would be mixed within a micro-batch only; schedules have a fixed image size
     model.ABILITIES.cannot | {"mixup", "cutmix", "phases"},
     problems,
 )
@@ -41,12 +41,12 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 def make_step(config: Config, world: World, precision: Precision, whole: nn.Module) -> Step:
-    """A step of this rank's stage."""
+    """Return the step of this rank's stage."""
     return PipelineStep(config, world, precision, whole)
 
 
 class PipelineStep(model.StageStep):
-    """A step of one stage over --micro-batches pieces; batch norm sees single pieces, as with accumulation.
+    """A step of one stage over --micro-batches pieces; batch norm uses single pieces, as with accumulation.
 
     GPipe: Huang et al., arXiv 1811.06965. 1F1B: Narayanan et al., arXiv 1806.03377 (flushed every step).
     """
@@ -57,11 +57,11 @@ class PipelineStep(model.StageStep):
         layers = InContext(self.wrapped.layers, precision, world.device)  # type: ignore[arg-type]  # a Stage
         stage = PipelineStage(layers, world.rank, world.size, world.device)
         self._total = 1
-        # gradients are already sums over the pieces: no division by their number
+        # gradients are already sums over the pieces: do not divide by their number
         self._schedule = SCHEDULES[config.pipeline_schedule](stage, pieces, loss_fn=self._loss, scale_grads=False)
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        del plan  # its mix is None: mixup and cutmix are not supported
+        del plan  # the mix is None: mixup and cutmix are not supported
         self._total = batch.total
         if self.world.first:
             self._schedule.step(self.objective.normalise(batch.images))
@@ -70,13 +70,13 @@ class PipelineStep(model.StageStep):
         if not self.objective.has_logits:
             return torch.zeros(4, dtype=torch.float64, device=self.world.device)
         target = torch.stack([batch.labels.double(), batch.weights.double()], 1)
-        # counted from all logits, not in the loss function: the schedule calls that once more to learn the shapes
+        # not computed in the loss function, which the schedule calls once more to determine shapes
         logits = self._schedule.step(target=target).detach()
         loss = self._losses(logits, target)
         return counts(logits, target[:, 0].long(), loss, target[:, 1])
 
     def _loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """A piece's share of the batch's mean loss. `target`: (n, 2), label and weight."""
+        """Return a piece's share of the batch's mean loss. `target`: (n, 2), label and weight."""
         return (self._losses(logits, target) * target[:, 1].to(logits.dtype)).sum() * (1 / self._total)
 
     def _losses(self, logits: Tensor, target: Tensor) -> Tensor:

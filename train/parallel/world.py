@@ -1,6 +1,6 @@
-"""The processes of a run: this process's rank and device, and the few collectives that the trainer needs.
+"""The processes of a run: this process's rank and device, and the collectives that the trainer needs.
 
-Everything is a no-op for a single process, which needs no process group.
+Collectives are no-ops for a single process, which needs no process group.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-# Imported before any group exists: default arguments of its functions hold the group that exists at import time. DDP
-# would import it later; the group and its threads would then live until the interpreter shuts down, and abort it.
+# Imported before any group exists, because default arguments of its functions keep the group that exists at import.
+# If DDP imports it later, the group's threads live until the interpreter shuts down, which aborts the process.
 import torch.distributed.nn
 from torch import Tensor
 
@@ -39,10 +39,12 @@ class World:
     local_size: int
     device: torch.device
     backend: str  # "none" for a single process
-    core_sharers: int = 1  # processes that run on the same cores as this one
-    sharded: bool = True  # each rank reads its own samples; False: all ranks are stages of one model and read the same
-    generation: int = 0  # of a world that was formed anew after the loss of a node; higher is newer
-    full_size: int = 0  # of the world that the job is made for, where this one may lack nodes
+    core_sharers: int = 1  # processes on the same cores as this one
+    sharded: bool = (
+        True  # each rank reads its own samples; False: ranks are stages of one model and read the same samples
+    )
+    generation: int = 0  # increases when the world is re-formed after the loss of a node
+    full_size: int = 0  # size of the job's full world, if this one may lack nodes
 
     @property
     def first(self) -> bool:
@@ -56,24 +58,24 @@ class World:
 
     @property
     def data_shards(self) -> int:
-        """The number of pieces into which the samples are split."""
+        """The number of shards of the samples."""
         return self.size if self.sharded else 1
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks of a CPU tensor, on every rank."""
+        """Return the sum of a CPU tensor over all ranks, on every rank."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def max(self, value: float) -> float:
-        """The highest value of all ranks, on every rank."""
+        """Return the maximum over all ranks, on every rank."""
         highest = torch.tensor([value], dtype=torch.float64)
         if self.size > 1:
             dist.all_reduce(highest, dist.ReduceOp.MAX)
         return float(highest)
 
     def broadcast_object(self, value: T, source: int = 0) -> T:
-        """That rank's value, on every rank."""
+        """Return the value of rank `source`, on every rank."""
         if self.size == 1:
             return value
         box = [value]
@@ -81,7 +83,7 @@ class World:
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, on every rank."""
+        """Return the values of all ranks, on every rank."""
         if self.size == 1:
             return [value]
         values: list[T] = [value] * self.size
@@ -89,10 +91,10 @@ class World:
         return values
 
     def all_ranks_or_exit(self, what: Callable[[], T]) -> T:
-        """Calls `what` on every rank; if it fails on one, all ranks end now instead of waiting for that rank forever.
+        """Call `what` on every rank; if one rank fails, all exit instead of waiting for it forever.
 
         Raises:
-            TrainError: on the first rank that failed; it names rank and machine unless all failed the same way.
+            TrainError: on the first rank that failed, with rank and machine unless all failed the same way.
             SystemExit: 2, on the other ranks.
         """
         try:
@@ -116,14 +118,14 @@ class World:
 
 
 def start(config: Config) -> World:
-    """Joins the process group that torchrun's environment describes, if any.
+    """Join the process group described by torchrun's environment variables, if set.
 
     Raises:
         TrainError: the requested device is not available.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    instance = bool(os.environ.get("LAUNCHER_MIG"))  # this process sees one instance of a GPU (MIG), as device 0
+    instance = bool(os.environ.get("LAUNCHER_MIG"))  # this process has one GPU instance (MIG), as device 0
     device = choose_device(config, 0, 1) if instance else choose_device(config, local_rank, local_size)
     sharers = local_size
     if device.type == "cuda" and config.bind_cores:
@@ -132,8 +134,10 @@ def start(config: Config) -> World:
         torch.set_num_threads(config.threads)
     backend = "none"
     if size > 1:
-        # gloo in addition to NCCL: stop flags and metrics are CPU tensors and must not wait for the GPU's queue
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not instance else "gloo"  # NCCL refuses instances
+        # gloo in addition to NCCL: stop flags and metrics are CPU tensors and must not wait for queued GPU work
+        backend = (
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" and not instance else "gloo"
+        )  # NCCL does not support MIG
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
     sharded = config.parallel not in ("model", "pipeline")
     generation = int(os.environ.get("LAUNCHER_GENERATION", "0"))
@@ -142,7 +146,7 @@ def start(config: Config) -> World:
 
 
 def choose_device(config: Config, local_rank: int, local_size: int) -> torch.device:
-    """This process's device; also sets how torch computes: deterministically, in TF32, with cuDNN's benchmark mode.
+    """Return this process's device; also configure deterministic mode, TF32 and cuDNN's benchmark mode.
 
     Raises:
         TrainError: the requested device is not available.
@@ -152,11 +156,13 @@ def choose_device(config: Config, local_rank: int, local_size: int) -> torch.dev
         torch.use_deterministic_algorithms(True)
     found = torch.cuda.device_count() if config.device != "cpu" else 0
     if config.device == "cuda" and found == 0:
-        raise TrainError("--device cuda: torch sees no GPU; check the driver, CUDA_VISIBLE_DEVICES and torch's build")
+        raise TrainError("--device cuda: torch found no GPU; check the driver, CUDA_VISIBLE_DEVICES and torch's build")
     if found == 0:
         return torch.device("cpu")
     if local_size > found:
-        raise TrainError(f"{local_size} processes here but {found} GPUs; start one process per GPU, or --device cpu")
+        raise TrainError(
+            f"{local_size} processes on this machine, but {found} GPUs; start one process per GPU, or use --device cpu"
+        )
     torch.cuda.set_device(local_rank)
     torch.backends.cuda.matmul.allow_tf32 = config.tf32
     torch.backends.cudnn.allow_tf32 = config.tf32
@@ -165,7 +171,7 @@ def choose_device(config: Config, local_rank: int, local_size: int) -> torch.dev
 
 
 def broadcast_together(tensors: Sequence[Tensor]) -> None:
-    """Rank 0's values on every rank, in one collective per type of number."""
+    """Broadcast rank 0's tensors in place, with one collective per data type."""
     alike: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         alike.setdefault(tensor.dtype, []).append(tensor)
@@ -180,17 +186,17 @@ def broadcast_together(tensors: Sequence[Tensor]) -> None:
 
 
 class Agreed(NamedTuple):
-    """What all ranks do before the next step."""
+    """Decision of all ranks before the next step."""
 
     stop: bool
     save: bool
 
 
 class StopSignal:
-    """Makes all ranks stop, or save, at the same step after a SIGTERM on any rank, without delaying any step.
+    """Makes all ranks stop or save at the same step after a SIGTERM on any rank, without delaying a step.
 
-    Each step starts an asynchronous all-reduce of the local flags and reads the result from the previous step, which
-    has arrived long before; all ranks read the same sum at the same step.
+    Each step starts an asynchronous all-reduce of the local flags and reads the result of the previous step, which has
+    already arrived; all ranks read the same sum at the same step.
     """
 
     def __init__(self, world: World) -> None:
@@ -201,11 +207,11 @@ class StopSignal:
         self._work: Any = None
 
     def ask(self) -> None:
-        """Requests a stop; called from a signal handler."""
+        """Request a stop; called from a signal handler."""
         self._asked = True
 
     def agreed(self, save: bool = False) -> Agreed:
-        """What was asked for before the last step; every rank must call it once per step. save: asked for now."""
+        """Return the requests made before the last step; every rank must call it once per step. save: a new request."""
         if self._world.size == 1:
             if self._asked:
                 self.reached.set()
@@ -220,11 +226,11 @@ class StopSignal:
         return agreed
 
     def stopped(self) -> bool:
-        """As `agreed`, where nothing is saved."""
+        """Like `agreed`, without saving."""
         return self.agreed().stop
 
     def settle(self) -> None:
-        """Waits for the pending all-reduce, before the process group is destroyed."""
+        """Wait for the pending all-reduce before the process group is destroyed."""
         if self._work is not None:
             self._work.wait()
             self._work = None
