@@ -100,7 +100,7 @@ def test_exif_rotation_is_undone_before_the_crop(orientation: int, kind: str) ->
 
 
 def test_files_that_are_not_images_and_damaged_images_are_distinguished() -> None:
-    with pytest.raises(NotAnImageError, match="it begins with b'hello"):
+    with pytest.raises(NotAnImageError, match="it starts with b'hello"):
         decode(b"hello world, I am no image")
     for data in (b"", encoded(scene(), quality=95)[:500]):
         with pytest.raises(DecodeError):

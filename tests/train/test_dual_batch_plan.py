@@ -94,7 +94,7 @@ def test_without_small_workers_any_ratio_is_valid() -> None:
         (6, -1, 1.05, "0 to 6"),
         (0, 0, 1.05, "workers 0"),
         (6, 6, 1e9, "less than 1"),
-        (6, 1, float("nan"), "above 0"),
+        (6, 1, float("nan"), "greater than 0"),
     ],
 )
 def test_impossible_plans_say_why(workers: int, small: int, ratio: float, why: str) -> None:
@@ -103,7 +103,11 @@ def test_impossible_plans_say_why(workers: int, small: int, ratio: float, why: s
 
 
 def test_invalid_costs_are_refused() -> None:
-    for costs, why in (([Cost(0, 1)], "above 0"), ([Cost(1, 0)], "above 0"), ([PUBLISHED] * 2, "2 values for 6")):
+    for costs, why in (
+        ([Cost(0, 1)], "greater than 0"),
+        ([Cost(1, 0)], "greater than 0"),
+        ([PUBLISHED] * 2, "2 values for 6"),
+    ):
         with pytest.raises(TrainError, match=why):
             plan_dual_batch(6, 1, 50_000, 1000, 1.05, costs)
 
@@ -153,5 +157,5 @@ def test_fit_recovers_the_costs_from_noisy_times() -> None:
 def test_fit_refuses_times_that_are_not_a_rising_line() -> None:
     with pytest.raises(TrainError, match="two batch sizes"):
         fit([Timing(8, 1.0), Timing(8, 1.1)])
-    with pytest.raises(TrainError, match="above 0"):
+    with pytest.raises(TrainError, match="greater than 0"):
         fit([Timing(8, 1.0), Timing(16, 0.9)])

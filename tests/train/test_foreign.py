@@ -71,12 +71,12 @@ def test_the_model_says_the_defaults_of_the_images(module: str) -> None:
 @pytest.mark.parametrize(
     ("arch", "says"),
     [
-        ("no.such.module:build", "no.such.module cannot be imported (No module named 'no')"),
+        ("no.such.module:build", "cannot import no.such.module (No module named 'no')"),
         ("{}:built", "has no function built"),
         ("{}:number", "has no function number"),
         ("{}:text", "the function returns a str, not a torch.nn.Module"),
         ("{}:build --model-kwargs depth=3", "the function cannot be called with num_classes, depth"),
-        ("{}:pair --data synthetic:9", "gives torch.Size([2, 2]) for two images, not logits of shape (2, 9)"),
+        ("{}:pair --data synthetic:9", "returns torch.Size([2, 2]) for two images, not logits of shape (2, 9)"),
         ("timm:no_such_net", "timm"),  # it has none of that name, or is not installed
     ],
 )
