@@ -30,9 +30,9 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield found
 
 
-def column(tab: Page, place: int) -> list[str]:
+def column(tab: Page, index: int) -> list[str]:
     found: list[str] = tab.evaluate(
-        f"[...document.querySelectorAll('tbody tr')].map(row => row.cells[{place}].textContent)"
+        f"[...document.querySelectorAll('tbody tr')].map(row => row.cells[{index}].textContent)"
     )
     return found
 
@@ -48,8 +48,8 @@ def test_clicking_a_header_sorts_and_clicking_again_reverses(tab: Page) -> None:
 
 
 def test_hovering_over_a_curve_shows_run_time_and_value(tab: Page) -> None:
-    place = "const at = document.querySelector('#charts path').getBoundingClientRect(); return [at.x, at.y, at.width];"
-    x, y, width = tab.evaluate(f"(() => {{ {place} }})()")
+    script = "const at = document.querySelector('#charts path').getBoundingClientRect(); return [at.x, at.y, at.width];"
+    x, y, width = tab.evaluate(f"(() => {{ {script} }})()")
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + width, y=y + 200)
     tooltip = tab.wait_for(
         "document.getElementById('tip').style.display === 'block' && document.getElementById('tip').textContent"

@@ -1,4 +1,4 @@
-"""Nodes whose `docker` is podman's Docker API: the same run."""
+"""Runs on nodes that have podman's Docker API instead of Docker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def podman(bed: Bed, *argv: str) -> list[str]:
 
 
 def test_two_nodes_train_on_podman(bed_cli: Cli, podman_bed: Bed) -> None:
-    """Twice, the second time with one more layer in the image; then nothing is left."""
+    """Train twice, the second time with one more layer in the image; nothing is left afterwards."""
     seen = json.loads(bed_cli("doctor", "node1", "node2", "--json").stdout)
     engines = [check["what"] for check in seen["checks"] if check["name"] == "engine"]
     assert len(engines) == 2
@@ -60,4 +60,4 @@ def test_two_nodes_train_on_podman(bed_cli: Cli, podman_bed: Bed) -> None:
         bed_cli("down", name, "--purge")
     assert podman(podman_bed, "ps", "-aq") == []
     left = podman_bed.wait_clean(podman_bed.nodes[:2], home=True)
-    assert [line for line in left if "podman" not in line and "/libpod_lock" not in line] == []  # podman's own
+    assert [line for line in left if "podman" not in line and "/libpod_lock" not in line] == []  # podman's own files

@@ -1,4 +1,4 @@
-"""Sweeps over a pool: as many variants at once as fit; failures, a killed launcher and Ctrl-C, and going on."""
+"""Sweeps over a pool: variants run in parallel; failures, a killed launcher, Ctrl-C and resuming."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.nvidia import Machine, cards
 
 pytestmark = pytest.mark.timeout(200)
 
-# Appends when it begins and ends to a file; variant 3 fails, and the others wait for the file that lets them go on.
+# Records its start and end in a file; variant 3 fails, the others wait for a file before they exit.
 PROGRAM = """
 echo begin $2 >>LOG
 case "$2" in 3) exit 4;; esac
@@ -59,7 +59,7 @@ def states(cli: Cli, group: str) -> dict[str, str]:
 def test_as_many_variants_run_at_once_as_there_are_machines(home_cli: Cli) -> None:
     job = Job(home_cli, ["local"] * 3, variants=6)
     up = home_cli.start("up", job.file)
-    job.wait_for(begun=4)  # the one that fails makes room for the next
+    job.wait_for(begun=4)  # the failed one makes room for the next one
     time.sleep(1)
     assert len(job.lines()) == 4, job.lines()
     assert all(line.startswith("begin ") for line in job.lines())
@@ -91,13 +91,13 @@ def test_at_most_as_many_as_asked(home_cli: Cli) -> None:
 def test_a_port_in_use_keeps_no_variant_waiting(home_cli: Cli) -> None:
     job = Job(home_cli, ["local"], variants=2)
     job.go.touch()
-    port = 20000 + os.getpid() % 10000  # no port of a client
+    port = 20000 + os.getpid() % 10000  # not an ephemeral port
     with socket.create_server(("127.0.0.1", port)), socket.socket() as later:
         up = home_cli.start("up", job.file, "--set", f"port={port}")
         assert up.stderr
-        while " variants on " not in up.stderr.readline():  # from now on the sweep knows of the first one
+        while " variants on " not in up.stderr.readline():  # the sweep knows the first one
             assert up.poll() is None
-        later.bind(("127.0.0.1", port + 2))  # of the second variant
+        later.bind(("127.0.0.1", port + 2))  # port of the second variant
         later.listen()
         messages = up.communicate(timeout=60)[1]
     assert up.returncode == 0, messages
@@ -107,14 +107,14 @@ def test_a_port_in_use_keeps_no_variant_waiting(home_cli: Cli) -> None:
 
 @pytest.fixture
 def machine(home_cli: Cli, tmp_path: Path) -> Cli:
-    """This machine, with a stand-in for nvidia-smi that shows four idle GPUs."""
+    """This machine, with a fake nvidia-smi that reports four idle GPUs."""
     (tmp_path / "bin").mkdir()
     Machine(cards(4)).install(tmp_path / "bin")
     path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SMI_CALLS": str(tmp_path / "calls")}
     return Cli(home_cli.cwd, {**home_cli.env, **path})
 
 
-def test_each_variant_has_idle_gpus_of_its_own(machine: Cli) -> None:
+def test_each_variant_gets_its_own_idle_gpus(machine: Cli) -> None:
     job = Job(machine, ["local"] * 2, variants=2)
     up = machine.start("up", job.file, "--set", "gpus=2")
     job.wait_for(begun=2)
@@ -136,7 +136,7 @@ def test_tries_while_a_gpu_is_in_use_leave_no_runs(machine: Cli) -> None:
         seen.append(up.stderr.readline())
         assert up.poll() is None, seen
     job.wait_for(begun=1)
-    time.sleep(1)  # by then the other one is undone
+    time.sleep(1)  # by then the other one is rolled back
     assert len(machine.runs()) == 1
     job.go.touch()
     messages = up.communicate(timeout=60)[1]
@@ -145,7 +145,7 @@ def test_tries_while_a_gpu_is_in_use_leave_no_runs(machine: Cli) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "left"])
-def test_a_sweep_goes_on_without_doing_anything_twice(home_cli: Cli, how: signal.Signals) -> None:
+def test_a_resumed_sweep_repeats_nothing(home_cli: Cli, how: signal.Signals) -> None:
     job = Job(home_cli, ["local"] * 2, variants=5)
     job.go.touch()
     home_cli("up", job.file, "--set", "sweep=[{x: 1}]")
@@ -167,11 +167,11 @@ def test_a_sweep_goes_on_without_doing_anything_twice(home_cli: Cli, how: signal
     assert again.returncode == 1, messages
     assert Counter(job.lines()) == Counter(
         [*(f"begin {x}" for x in range(1, 6)), *(f"end {x}" for x in (1, 2, 4, 5)), "begin 3"]
-    )  # what has failed is tried again
+    )  # failed variants are run again
 
 
 @pytest.mark.parametrize("name", ["create", "start"])
-def test_a_variant_whose_start_was_cut_off_is_started_again(home_cli: Cli, name: str) -> None:
+def test_a_variant_whose_start_was_interrupted_is_started_again(home_cli: Cli, name: str) -> None:
     job = Job(home_cli, ["local"] * 2, variants=2)
     job.go.touch()
     killed = (sys.executable, "-m", "tests.e2e.killed", f"before:{name}_process:2")
@@ -201,7 +201,7 @@ def test_a_second_ctrl_c_stops_what_runs(home_cli: Cli) -> None:
     assert Counter(states(home_cli, group_of(home_cli)).values()) == {"stopped": 2}
 
 
-def test_what_is_no_sweep_here_is_refused(home_cli: Cli, tmp_path: Path) -> None:
+def test_a_group_that_is_no_sweep_is_refused(home_cli: Cli, tmp_path: Path) -> None:
     job = Job(home_cli, ["local"], variants=2)
     refused = home_cli("up", "-d", job.file, code=2)
     assert "nohup launcher up" in refused.stderr

@@ -1,4 +1,4 @@
-"""A sweep over a pool of four machines, one of which loses its power: its variant moves, and no result is lost."""
+"""A sweep over a pool of four machines when one loses power: its variant moves, and no result is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.e2e.cli import ROOT, Cli, bed_job
 from tests.e2e.scene import Scene
 
 pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
-# Variant 3 fails; the others end soon, but not on the machine that will be lost.
+# Variant 3 fails; the others exit soon, except on the machine that will be lost.
 PROGRAM = 'case "$2" in 3) exit 4;; esac; exec sleep ${SECONDS_HERE:-3}'
 
 
@@ -75,7 +75,7 @@ def test_twelve_trainings_on_four_machines_have_the_same_weights_as_one_after_an
 
 
 def _digests(cli: Cli) -> dict[str, str]:
-    """Of the latest group, by variant."""
+    """Return the digests of the latest group, by variant."""
     found = {}
     for row in json.loads(cli("compare", "--json").stdout):
         metrics = cli.cwd / "runs" / row["run"] / "metrics.jsonl"

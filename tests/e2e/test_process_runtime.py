@@ -27,7 +27,7 @@ def process_job(**keys: Any) -> dict[str, Any]:
 
 
 def left(cli: Cli) -> list[Path]:
-    """The content of ~/.launcher besides output folders."""
+    """Return the content of ~/.launcher except output folders."""
     return list(Path(cli.env["HOME"], ".launcher").glob("*/.node"))
 
 
@@ -47,7 +47,7 @@ def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> 
     assert left(home_cli) == []
 
 
-def test_a_training_with_divided_weights_goes_on_with_another_number_of_processes(home_cli: Cli) -> None:
+def test_a_sharded_training_resumes_with_another_number_of_processes(home_cli: Cli) -> None:
     for name in ("train", "jobs"):
         shutil.copytree(ROOT / name, home_cli.cwd / name, ignore=shutil.ignore_patterns("__pycache__"))
     home_cli("up", "jobs/quickstart_fsdp.yaml", "--set", "run.args.epochs=1", timeout=300)
@@ -116,13 +116,13 @@ def test_ctrl_c_during_start_leaves_a_complete_run_or_nothing(home_cli: Cli, del
     time.sleep(delay)
     up.send_signal(signal.SIGINT)
     _, messages = up.communicate(timeout=60)
-    if up.returncode == 0:  # it was running already: detached, with instructions
+    if up.returncode == 0:  # already running: detached, with instructions
         assert "launcher logs early-" in messages
         nodes = json.loads(home_cli("status", "--json").stdout)["nodes"]
         assert [node["state"] for node in nodes] == ["running", "running"]
         home_cli("down")
     else:
-        # by the signal, or by Python's own start, if the launcher had not begun
+        # by the signal, or by Python's startup if the launcher had not started
         by_python = "init_import_site" in messages
         assert up.returncode in (5, -signal.SIGINT) or by_python, messages
         if up.returncode == 5:
@@ -134,7 +134,7 @@ def test_ctrl_c_during_start_leaves_a_complete_run_or_nothing(home_cli: Cli, del
 
 
 def test_output_that_nothing_reads_takes_no_memory(home_cli: Cli) -> None:
-    """As of a terminal that is slower than the job."""
+    """As with a terminal that is slower than the job."""
     flood = "yes 'a line of some sixty characters, as a program may print them' | head -c 300000000"
     up = home_cli.start(
         "up", home_cli.job("flood", **process_job(nodes=["local"], run={"command": ["sh", "-c", flood]}))
@@ -162,8 +162,8 @@ def test_a_killed_launcher_loses_nothing(home_cli: Cli) -> None:
     assert home_cli("logs").stdout.splitlines() == [f"tick {i}" for i in range(40)]
 
 
-def test_a_run_goes_on_from_checkpoints_that_were_fetched(home_cli: Cli) -> None:
-    """Its node is gone, or here its folder: what `fetch --checkpoints` brought is carried over."""
+def test_a_run_resumes_from_fetched_checkpoints(home_cli: Cli) -> None:
+    """The node, here its folder, was removed: checkpoints of `fetch --checkpoints` are used."""
     count = "mkdir -p $LAUNCHER_OUTPUT/checkpoints; cd $LAUNCHER_OUTPUT/checkpoints; echo $(cat last) more >last"
     job = home_cli.job("counts", **process_job(nodes=["local"], run={"command": ["sh", "-c", count]}))
     home_cli("up", job)
@@ -270,7 +270,7 @@ def test_up_imports_neither_torch_nor_docker_for_plain_processes(home_cli: Cli) 
 
 @contextlib.contextmanager
 def in_background() -> Iterator[None]:
-    """As a shell without job control starts `command &`: SIGINT and SIGQUIT are ignored."""
+    """Ignore SIGINT and SIGQUIT, as for `command &` in a shell without job control."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
     try:
         yield
@@ -280,7 +280,7 @@ def in_background() -> Iterator[None]:
 
 
 def test_in_the_background_of_a_script_the_run_gets_its_signals_and_the_launcher_ignores_ctrl_c(home_cli: Cli) -> None:
-    """`kill -QUIT` of the entry script is how ranks of a run that hangs are asked for their stacks."""
+    """The stacks of hanging ranks are requested with `kill -QUIT` of the entry script."""
     program = home_cli.cwd / "signals.py"
     program.write_text(
         "import os, re, signal, time\n"
@@ -374,7 +374,7 @@ def test_logs_that_are_not_read_to_their_end_are_no_error(home_cli: Cli) -> None
 
 
 def test_a_run_that_ends_while_its_output_is_not_read_has_its_exit_code(home_cli: Cli) -> None:
-    """Its traceback is held back, and printed when it has ended."""
+    """The traceback is buffered and printed when the run has ended."""
     program = "import time; print('begun', flush=True); time.sleep(2); raise KeyError('x')"
     (home_cli.cwd / "raises.py").write_text(program)
     up = home_cli.start(

@@ -25,7 +25,7 @@ FENCE = re.compile(r"(<!-- run -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
 
 
 def examples() -> list[str]:
-    """The shell examples marked with `<!-- run -->`."""
+    """Return the shell examples marked with `<!-- run -->`."""
     return [body for page in PAGES for mark, _, body in FENCE.findall(page.read_text(encoding="utf-8")) if mark]
 
 
@@ -48,7 +48,7 @@ def test_there_are_examples() -> None:
 
 
 def python_examples() -> list[str]:
-    """Those marked with `<!-- python -->`."""
+    """Return the Python examples marked with `<!-- python -->`."""
     marked = re.compile(r"<!-- python -->\n```python\n(.*?)```", re.DOTALL)
     return [body for page in PAGES for body in marked.findall(page.read_text(encoding="utf-8"))]
 
@@ -80,7 +80,7 @@ def test_every_job_can_be_planned_from_the_root(
     assert yaml.safe_load(job.read_text(encoding="utf-8"))["name"] in out
 
 
-def test_the_readme_names_jobs_that_exist_and_shows_imagenet_as_it_is() -> None:
+def test_the_readme_shows_the_imagenet_job() -> None:
     shown = next(yaml.safe_load(body) for _, kind, body in FENCE.findall(README) if kind == "yaml")
     there = yaml.safe_load((ROOT / "jobs/imagenet_2node.yaml").read_text(encoding="utf-8"))
     for key, value in shown.items():
@@ -109,6 +109,6 @@ def test_the_two_commands_install_what_the_project_declares() -> None:
         assert line.startswith("python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ")
 
 
-def test_init_writes_what_plan_takes(cli: Cli) -> None:
+def test_init_writes_a_job_that_plan_accepts(cli: Cli) -> None:
     cli("init", "mine.yaml")
     assert "imagenet" in cli("plan", "mine.yaml", "--offline").stdout

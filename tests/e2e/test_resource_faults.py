@@ -1,4 +1,4 @@
-"""Full disks and memory, ports in use, nodes that are unreachable when they should clean up."""
+"""Full disks and memory, ports in use, nodes that are unreachable during cleanup."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(bed_cli: Cli, bed: Bed) -> N
 
 
 def test_the_masters_port_is_taken_between_check_and_start(bed_cli: Cli, bed: Bed) -> None:
-    """The launcher's check cannot see it: the program itself fails, and the cause is reported with a fix."""
+    """The launcher's check cannot detect it: the program fails, and the cause is reported with a fix."""
     bed_cli.program("steps.py")
     taken = "import socket; s=socket.socket(); s.bind(('', 29500)); s.listen(); "
     command = [

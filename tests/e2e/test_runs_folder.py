@@ -1,4 +1,4 @@
-"""What may be in or in place of runs/: only regular files are read, and a link that leads nowhere is named."""
+"""Unexpected files in runs/ or instead of it: only regular files are read, and dangling links are reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOB = {
     "nodes": ["local"],
     "run": {"command": ["sh", "-c", "echo; echo '{}' >$LAUNCHER_OUTPUT/metrics.jsonl"]},
 }
-# Each must end, and none may be a defect of ours: a FIFO is waited for, /dev/zero has no end.
+# Each command must exit without a traceback, although reading a FIFO blocks and /dev/zero is endless.
 COMMANDS = [["runs"], ["status"], ["logs"], ["logs", "-F"], ["fetch"], ["compare", "odd"], ["down"], ["down", "--all"]]
 
 
@@ -55,14 +55,14 @@ def test_only_regular_files_are_read(home_cli: Cli, kind: str) -> None:
 
 
 @pytest.mark.parametrize("there", [None, "file", "a link to itself"])
-def test_runs_that_is_no_folder_is_named_with_its_cure(home_cli: Cli, there: str | None) -> None:
-    """A link to a disk that is not mounted: nothing was on record, as it seemed."""
+def test_a_runs_path_that_is_no_folder_is_reported_with_a_fix(home_cli: Cli, there: str | None) -> None:
+    """A link to a disk that is not mounted must not look like a folder without runs."""
     runs = home_cli.cwd / "runs"
     if there == "file":
         runs.touch()
     else:
         runs.symlink_to("runs" if there else "/mnt/data/runs")
-    words = {None: "is a link to /mnt/data/runs, which does not exist", "file": "is not a folder"}.get(
+    problem = {None: "is a link to /mnt/data/runs, which does not exist", "file": "is not a folder"}.get(
         there, "is a link"
     )
     for command in (
@@ -74,12 +74,12 @@ def test_runs_that_is_no_folder_is_named_with_its_cure(home_cli: Cli, there: str
         ["up", home_cli.job("a", **JOB)],
     ):
         refused = home_cli(*command, code=2).stderr
-        assert f"error runs: {words}" in " ".join(refused.split()), command
+        assert f"error runs: {problem}" in " ".join(refused.split()), command
     assert not list(Path(home_cli.env["HOME"], ".launcher").glob("a-*"))
     runs.unlink()
 
 
-def test_a_link_in_runs_that_leads_nowhere_hides_no_other_run(home_cli: Cli) -> None:
+def test_a_dangling_link_in_runs_hides_no_other_run(home_cli: Cli) -> None:
     home_cli("up", home_cli.job("there", **JOB))
     run = home_cli.runs()[-1]
     away = home_cli.cwd / "runs" / run.name.replace("there", "away")

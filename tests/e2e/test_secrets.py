@@ -1,4 +1,4 @@
-"""A secret exists only where the job's processes read it: every other place is searched for its value."""
+"""A secret exists only in the file that the job's processes read: all other locations are searched for its value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.cli import Cli, bed_job
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
-# The program has both secrets, passes them on to a child, and prints neither.
+# The program has both secrets, passes them to a child process, and prints neither.
 PROGRAM = """
 import subprocess, sys, time
 child = "import os; print(len(os.environ['TOKEN'] + os.environ['FROM_FILE']))"
@@ -26,7 +26,7 @@ EVERYWHERE = "/home /root /tmp /var/tmp /dev/shm /run /var/log /var/lib/docker /
 
 
 def on_disk(bed: Bed, node: Node, value: str) -> list[str]:
-    """Files of the node that contain it."""
+    """Return the files of the node that contain the value."""
     script = f"grep -rlF -e {value} {EVERYWHERE} 2>/dev/null || true"
     return bed.sh(node, script, timeout=200).split()
 
@@ -36,24 +36,24 @@ def command_lines(bed: Bed, node: Node) -> str:
 
 
 def ours() -> str:
-    """The command lines of all processes on this machine, including the launcher."""
+    """Return the command lines of all processes on this machine, including the launcher."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             found.append(path.read_bytes())
-        except OSError:  # the process has ended
+        except OSError:  # the process has exited
             continue
     return b"\n".join(found).decode(errors="replace")
 
 
 def below(folder: Path) -> list[tuple[str, bytes]]:
-    """Every file with its content, archives unpacked."""
+    """Return every file with its content, archives unpacked."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     contents = [(str(path), path.read_bytes()) for path in files]
     return [(name, gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data) for name, data in contents]
 
 
-def test_a_secret_is_nowhere_but_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: Path) -> None:
+def test_a_secret_exists_only_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: Path) -> None:
     token, second = secrets.token_hex(12), secrets.token_hex(12)
     (bed_cli.cwd / "secret.txt").write_text(second + "\n")
     (bed_cli.cwd / "secret.txt").chmod(0o600)
@@ -67,14 +67,14 @@ def test_a_secret_is_nowhere_but_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: P
     process = cli.start("up", job)
     lines_of_ours = ""
     assert process.stdout is not None
-    while True:  # during the whole start
+    while True:  # until the run has started
         lines_of_ours += ours()
         line = process.stdout.readline()
         assert line, process.stderr.read() if process.stderr else ""
         if line == "has 48\n":
             break
     run = cli.runs()[-1]
-    outputs += [cli(*words).stdout for words in (["status", "--json"], ["runs", "--json"], ["logs", "-F"])]
+    outputs += [cli(*argv).stdout for argv in (["status", "--json"], ["runs", "--json"], ["logs", "-F"])]
 
     for value in (token, second):
         assert value not in lines_of_ours
@@ -107,7 +107,7 @@ def test_a_secret_is_nowhere_but_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: P
     assert bed.wait_clean(bed.nodes[:2]) == []
 
 
-def test_a_secret_that_the_program_prints_is_masked_where_it_is_shown(bed_cli: Cli) -> None:
+def test_a_printed_secret_is_masked_in_output(bed_cli: Cli) -> None:
     cli = Cli(bed_cli.cwd, {**bed_cli.env, "TOKEN": secrets.token_hex(12)})
     command = ["sh", "-c", 'echo "it is $TOKEN"; echo "$TOKEN" >&2; exit 3']
     keys = bed_job(run={"command": command}, nodes=["node1"], secrets=["TOKEN"])
@@ -116,6 +116,6 @@ def test_a_secret_that_the_program_prints_is_masked_where_it_is_shown(bed_cli: C
     again = cli("logs")
     assert "it is ***" in again.stdout
     assert "not masked" not in shown.stderr + again.stderr
-    for words in (["logs", "-F"], ["fetch"]):
-        assert "not masked, as their values are unknown on this machine: TOKEN" in bed_cli(*words).stderr
+    for argv in (["logs", "-F"], ["fetch"]):
+        assert "not masked, as their values are unknown on this machine: TOKEN" in bed_cli(*argv).stderr
     assert all(cli.env["TOKEN"] not in text for text in (shown.stdout, shown.stderr, again.stdout, again.stderr))

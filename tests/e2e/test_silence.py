@@ -1,4 +1,4 @@
-"""A silent node says nothing of its run: the launcher tries on, and neither stops nor removes anything."""
+"""Nodes that do not respond: the launcher keeps retrying, and neither stops nor removes anything."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def begin(cli: Cli, seconds: int) -> Drill:
 
 
 @pytest.mark.slow
-def test_a_run_whose_only_node_is_silent_goes_on(bed_cli: Cli, bed: Bed) -> None:
-    """Longer than the launcher waits for a node of a run that has failed elsewhere."""
+def test_a_run_continues_while_its_only_node_is_silent(bed_cli: Cli, bed: Bed) -> None:
+    """It is silent for longer than the launcher waits for a node after a failure on another node."""
     drill = begin(bed_cli, 150)
     silent = time.monotonic()
     with faults.blocked_port(bed, bed.nodes[0], 22):
@@ -56,7 +56,7 @@ def test_a_node_that_is_back_after_the_run_failed_elsewhere_is_stopped(bed_cli: 
         drill.sees(f"node2: {AWAY}")
         bed.sh(bed.nodes[0], f"touch {output_folder(bed_cli)}/fail")
         drill.sees("node1 exited with code 3")
-        time.sleep(5)  # its peer cannot be stopped now
+        time.sleep(5)  # its peer cannot be stopped yet
         assert drill.process.poll() is None, str(drill)
     healed = time.monotonic()
     drill.sees("node2: connected again")
@@ -69,9 +69,7 @@ def test_a_node_that_is_back_after_the_run_failed_elsewhere_is_stopped(bed_cli: 
     assert bed.wait_clean() == []
 
 
-def test_who_leaves_a_silent_node_is_told_and_every_command_believes_the_node_when_it_is_back(
-    bed_cli: Cli, bed: Bed
-) -> None:
+def test_detaching_from_a_silent_node_warns_and_commands_trust_the_node_when_it_is_back(bed_cli: Cli, bed: Bed) -> None:
     drill = begin(bed_cli, 600)
     run = bed_cli.runs()[-1].name
     with faults.without_sshd(bed, bed.nodes[0]):

@@ -1,4 +1,4 @@
-"""An image from a registry that sends slowly: a bar whose bytes grow and end at its size; Ctrl-C leaves nothing."""
+"""Pulling an image from a slow registry: the progress bar grows to the image's size; Ctrl-C leaves nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.cli import Cli, bed_job
 from tests.e2e.terminal import Person
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(120)]
-RATE = 1_500_000  # bytes a second and layer
+RATE = 1_500_000  # bytes per second and layer
 LAYERS = (2_600_000, 1_300_000)
 
 
@@ -27,11 +27,11 @@ LAYERS = (2_600_000, 1_300_000)
 def published(
     clean_bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[registry.Registry, str]]:
-    """(registry, name): an image of two layers that only a slow registry has, which the first node reaches."""
+    """Return registry and name of an image with two layers in a slow registry that the first node can reach."""
     tag, context = f"launcher-test-slow:{uuid.uuid4().hex[:8]}", tmp_path / "context"
     context.mkdir()
-    for place, size in enumerate(LAYERS):
-        (context / str(place)).write_bytes(os.urandom(size))
+    for index, size in enumerate(LAYERS):
+        (context / str(index)).write_bytes(os.urandom(size))
     (context / "Dockerfile").write_text("FROM scratch\nCOPY 0 /0\nCOPY 1 /1\n")
     docker("build", "-q", "-t", tag, str(context))
     docker("save", "-o", str(tmp_path / "saved.tar"), tag)
@@ -65,9 +65,9 @@ def test_the_bar_grows_to_the_images_size_and_ctrl_c_leaves_nothing(
     took = time.monotonic() - began
     print(f"Ctrl-C during a pull: exit {code} after {took:.2f} s")
     assert code == 5
-    assert took < 5  # 1 s where the machine is not busy
+    assert took < 5  # 1 s on an idle machine
     deadline = time.monotonic() + 30
-    while not served.broken:  # the engine stops pulling as well
+    while not served.broken:  # the engine stops pulling too
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert clean_bed.docker(node, "images", "-a", "--no-trunc") == before

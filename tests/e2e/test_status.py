@@ -1,4 +1,4 @@
-"""`launcher status` and its live table: what runs where, its progress, its last line."""
+"""`launcher status` and its live table: nodes, progress, last line of output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ while not (output / "enough").exists():
 
 @pytest.fixture
 def running(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
-    """A run of two nodes that waits."""
+    """A waiting run on two nodes."""
     (tmp_path / "home").mkdir()
     local = Cli(cli.cwd, {**cli.env, "HOME": str(tmp_path / "home"), "TOKEN": "hush-hush"})
     (local.cwd / "waits.py").write_text(PROGRAM)

@@ -1,4 +1,4 @@
-"""A job with a sweep: one variant after another, never two at once, and none after the user has left."""
+"""A job with a sweep: one variant at a time, and none after the user has detached."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_all_variants_become_one_group(sweep: tuple[Cli, Path]) -> None:
     assert len({group["group"] for group in groups}) == 1
 
 
-def test_compare_without_an_argument_has_a_row_for_a_run_that_failed_at_once(sweep: tuple[Cli, Path]) -> None:
+def test_compare_without_an_argument_has_a_row_for_a_run_without_steps(sweep: tuple[Cli, Path]) -> None:
     cli, _ = sweep
     failed, good = "a-20260101-120000-0000", "a-20260101-130000-0000"
     for run in (failed, good):

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(600)]
 
 CURVES = ("Loss/train", "Loss/val", "Accuracy/train", "Accuracy/val")
 EPOCHS = 3
-LINE = 0.3  # of a chart's columns: what lies far off is not drawn
+LINE = 0.3  # fraction of a chart's columns: far outliers are not drawn
 FILTER = urllib.parse.quote("^(Loss|Accuracy)/")
 # For each card of the page: its tag, its text with the table of values, and the position of its chart.
 CARDS = """
@@ -49,7 +49,7 @@ def chromium() -> str:
 
 @contextmanager
 def served(cli: Cli, *args: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`launcher tensorboard` and the address that it prints; ended even if the test fails."""
+    """Yield `launcher tensorboard` and the address that it prints; it is terminated even if the test fails."""
     process = cli.start("tensorboard", "--port", 0, *args)
     try:
         assert process.stdout is not None
@@ -64,20 +64,20 @@ def served(cli: Cli, *args: object) -> Iterator[tuple[subprocess.Popen[str], str
 
 
 def scalars(address: str, run: str, tag: str) -> list[tuple[int, float]]:
-    """(step, value) of a curve, from TensorBoard's API."""
+    """Return (step, value) of a curve, from TensorBoard's API."""
     query = urllib.parse.urlencode({"run": run, "tag": tag})
     with urllib.request.urlopen(f"{address}data/plugin/scalars/scalars?{query}", timeout=20) as answer:
         return [(int(step), float(value)) for _, step, value in json.load(answer)]
 
 
 def tags(address: str) -> dict[str, list[str]]:
-    """Tags by run that TensorBoard has read so far."""
+    """Return the tags that TensorBoard has read so far, by run."""
     with urllib.request.urlopen(f"{address}data/plugin/scalars/tags", timeout=20) as answer:
         return {run: list(found) for run, found in json.load(answer).items()}
 
 
 def inked_columns(picture: Path, box: dict[str, float]) -> float:
-    """Fraction of a chart's pixel columns that have colour, which only the curve has: axes and grid are grey."""
+    """Return the fraction of a chart's pixel columns with colour, which only the curve has: axes and grid are grey."""
     with Image.open(picture) as image:
         x, y = int(box["x"]), int(box["y"])
         chart = image.convert("RGB").crop((x, y, x + int(box["width"]), y + int(box["height"])))
@@ -89,21 +89,21 @@ def inked_columns(picture: Path, box: dict[str, float]) -> float:
 
 
 def servers(folder: Path) -> set[str]:
-    """Process ids of TensorBoard servers with this temporary folder."""
+    """Return the process IDs of TensorBoard servers with this temporary folder."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 line = (entry / "cmdline").read_bytes()
             except OSError:
-                continue  # it has just ended
+                continue  # it has just exited
             if b"tensorboard.main" in line and f"{folder}/launcher-tensorboard-".encode() in line:
                 found.add(entry.name)
     return found
 
 
 def train(cli: Cli) -> str:
-    """The id of a small run on both nodes."""
+    """Run a small job on both nodes and return the run ID."""
     shutil.copytree(ROOT / "train", cli.cwd / "train", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "jobs/data/digits.tar", cli.cwd)
     args = {

@@ -32,7 +32,7 @@ def test_a_hang_is_a_failure_that_names_the_lagging_rank_and_its_stack(bed_cli: 
     noticed = drill.sees("no output and no step for 8 s") - last
     over = drill.end(1) - last
     print(f"noticed after {noticed:.1f} s of 8, all ended after {over:.1f} s")
-    assert noticed > 5  # the limit is 8; the line of the last step may have come late
+    assert noticed > 5  # the limit is 8; the line of the last step may have arrived late
     assert over < noticed + 60
     failure = bed_cli.result()["failure"]
     assert f"the others wait for rank {rank} on node{rank + 1} at all_reduce number 5, sizes [1]" in failure["what"]

@@ -1,6 +1,6 @@
-"""Who may do what: users who share nodes and their docker group, labels and records that say what they like.
+"""Permissions: users who share nodes and their docker group; forged labels and records.
 
-docs/security.md has the table of which these tests are the proof.
+docs/internals/security.md has a table that refers to these tests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LABELS = {
 
 @pytest.fixture
 def neighbour(bed_cli: Cli, bed: Bed, tmp_path: Path) -> Cli:
-    """The launcher of a second user, who is in the docker group of every node, in an empty project of their own."""
+    """The launcher of a second user, who is in the docker group of every node, in a separate empty project."""
     for node in bed.nodes:
         bed.sh(node, NEIGHBOUR)
     config = tmp_path / "ssh_config"
@@ -66,7 +66,7 @@ def home_cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
 
 
 def container(bed: Bed, **changes: str | None) -> str:
-    """A container on node1 with the launcher's labels but for these changes (None: without that label); its name."""
+    """Create a container on node1 with the launcher's labels, changed (None: removed), and return its name."""
     labels = LABELS | {f"launcher.{name}": value for name, value in changes.items()}
     options = [word for name, value in labels.items() if value is not None for word in ("--label", f"{name}={value}")]
     return bed.docker(bed.nodes[0], "run", "-d", "--init", *options, "launcher-bed-train", "sleep", "600")
@@ -118,7 +118,7 @@ def test_another_users_run_is_shown_but_not_stopped_or_purged_unasked(bed_cli: C
 @pytest.mark.bed
 @pytest.mark.slow
 def test_following_another_users_run_stops_nothing(bed_cli: Cli, neighbour: Cli, bed: Bed) -> None:
-    """A launcher of the run's owner would stop the peer of the rank that failed after 3 s."""
+    """The owner's launcher would stop the peer of the failed rank after 3 s."""
     command = ["sh", "-c", 'if [ "$RANK" = 1 ]; then sleep 8; exit 3; fi; sleep 600']
     bed_cli("up", "-d", bed_cli.job("mine", **bed_job(run={"command": command})))
     follower = neighbour.start("logs", "--nodes", "node1,node2")
@@ -127,21 +127,21 @@ def test_following_another_users_run_stops_nothing(bed_cli: Cli, neighbour: Cli,
     time.sleep(8)
     assert running(bed) == 1
     follower.send_signal(signal.SIGINT)
-    _, words = follower.communicate(timeout=30)
-    assert "another user" in words
-    assert "Traceback" not in words
+    _, stderr = follower.communicate(timeout=30)
+    assert "another user" in stderr
+    assert "Traceback" not in stderr
     bed_cli("down")
 
 
-def test_of_another_caller_with_the_same_account_only_a_named_run_is_stopped(home_cli: Cli) -> None:
+def test_a_run_of_another_caller_with_the_same_account_is_stopped_only_if_named(home_cli: Cli) -> None:
     keys = {"runtime": "process", "nodes": ["local"], "port": 29517, "run": {"command": ["sleep", "600"]}}
     home_cli("up", "-d", home_cli.job("mine", **keys))
     (run,) = [path.name for path in home_cli.runs()]
     other = Cli(home_cli.cwd, {**home_cli.env, "LOGNAME": "other"})
-    for place in ([], ["--nodes", "local"]):
-        refused = other("down", *place, code=2)
+    for nodes in ([], ["--nodes", "local"]):
+        refused = other("down", *nodes, code=2)
         assert f"launcher down {run}" in refused.stderr
-        assert f"skipped: {run}" in other("down", "--all", *place).stderr
+        assert f"skipped: {run}" in other("down", "--all", *nodes).stderr
     assert json.loads(other("status", "--json").stdout)["state"] == "running"
     assert "(stopped)" in other("down", run).stderr
 
@@ -181,7 +181,7 @@ def test_labels_that_are_not_the_launchers_block_nothing_and_are_no_paths(bed_cl
 
 @pytest.mark.bed
 def test_a_folder_that_a_label_names_is_not_purged(bed_cli: Cli, bed: Bed) -> None:
-    """In the form of a run's own folder, but elsewhere; there, without the run's marker; and another's by a link."""
+    """A folder named like a run's in another location; one without the run's marker; a link to another run's folder."""
     elsewhere = f"{HOME}/precious/.launcher/{RUN}"
     bed.sh(bed.nodes[0], f"mkdir -p {elsewhere} && echo 1 >{elsewhere}/model.pt", user="trainer")
     container(bed, output=elsewhere)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(600)]
 
 
 def digits(project: Path, train: int, val: int) -> None:
-    """A small data set as a folder of JPEGs in the project, and the trainer's code beside it."""
+    """A small data set as a folder of JPEGs in the project, and the trainer's code next to it."""
     shutil.copytree(ROOT / "train", project / "train", ignore=shutil.ignore_patterns("__pycache__"))
     counts = {"train": train, "val": val}
     with tarfile.open(ROOT / "jobs/data/digits.tar") as tar:
@@ -57,7 +57,7 @@ def train_job(**args: Any) -> dict[str, Any]:
 
 
 def checkpoint(project: Path, run: Path) -> dict[str, torch.Tensor]:
-    """The parameters of the run's last checkpoint."""
+    """Return the parameters of the run's last checkpoint."""
     files = sorted((run / "checkpoints").rglob("*.pt"))
     last = next((f for f in files if "last" in f.name), files[-1])
     state = torch.load(last, map_location="cpu", weights_only=True)

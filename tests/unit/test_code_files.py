@@ -1,4 +1,4 @@
-"""Which files of a folder are its code, and when the launcher's own trainer is added."""
+"""Selection of code files, and adding the launcher's trainer."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def fill(folder: Path, *files: str) -> Path:
 
 @pytest.mark.parametrize("line", ["!", "! ", "/", "!/", "//", "\\", "a\\", "[z-a]", "[", "![", "***/["])
 @pytest.mark.parametrize("at", ["", "sub/"])
-def test_a_line_that_is_no_pattern_ignores_nothing_and_those_around_it_count(
-    tmp_path: Path, at: str, line: str
-) -> None:
+def test_an_invalid_pattern_ignores_nothing_and_the_others_apply(tmp_path: Path, at: str, line: str) -> None:
     fill(tmp_path, "main", "sub/a", "sub/b", "b")
     (tmp_path / at / ".gitignore").write_text(f"b\n{line}\n")
     assert names(tmp_path) == {"main", "sub/a", f"{at}.gitignore"} | ({"b"} if at else set())
@@ -50,7 +48,7 @@ def test_no_ignore_file_breaks_the_walk(lines: list[str]) -> None:
 
 
 def test_ignore_files_in_many_folders_cost_little(tmp_path: Path) -> None:
-    """Only those above a file are asked about it. In CPU time, which other programs on the machine do not take."""
+    """Only ignore files in parent folders are evaluated. Measured in CPU time, which other programs do not affect."""
 
     def cost() -> float:
         began = time.process_time()
@@ -64,7 +62,7 @@ def test_ignore_files_in_many_folders_cost_little(tmp_path: Path) -> None:
     assert min(cost() for _ in range(3)) < 6 * without
 
 
-def test_a_packing_that_takes_long_reports_files_and_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_packing_reports_progress_and_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, *map(str, range(50)))
     lines: list[str] = []
     assert snapshot(tmp_path, lines.append)
@@ -74,7 +72,7 @@ def test_a_packing_that_takes_long_reports_files_and_the_fix(tmp_path: Path, mon
     assert "1 files found" in lines[0]
     assert ".dockerignore" in lines[0]
     assert " of 50 files" in lines[-1]
-    assert len(lines) < 30  # ever more rarely
+    assert len(lines) < 30  # at increasing intervals
 
 
 def job(module: str) -> Job:
@@ -92,7 +90,7 @@ def job(module: str) -> Job:
         (["train/__init__.py"], "train", False),
         (["train/deep/er/own.py"], "train.deep.er.own", False),  # a package without __init__.py
         (["src/train/__init__.py"], "train", True),
-        (["train/cat/1.jpg", "val/cat/2.jpg"], "train", True),  # data of that name is no module
+        (["train/cat/1.jpg", "val/cat/2.jpg"], "train", True),  # data of that name is not a module
         (["training.py", "train.yaml"], "train", True),
     ],
 )
@@ -109,7 +107,7 @@ def test_a_module_that_is_ignored_is_not_in_the_code(tmp_path: Path) -> None:
     assert needed_trainer(job("train"), tmp_path, code_files(tmp_path))
 
 
-def test_a_link_may_be_the_module_and_what_is_none_is_in_its_place(tmp_path: Path) -> None:
+def test_a_link_may_be_the_module_and_another_file_is_a_conflict(tmp_path: Path) -> None:
     fill(tmp_path, "src/train/__main__.py", "data/train/1.jpg")
     (tmp_path / "train").symlink_to("src/train")
     assert needed_trainer(job("train"), tmp_path, code_files(tmp_path)) is None

@@ -94,7 +94,7 @@ def test_baseline_is_the_fewest_devices_at_the_same_batch_and_model() -> None:
 def test_the_rate_leaves_out_each_starts_first_interval() -> None:
     once = lines(100.0, 2, 32)
     assert steady_rate(once) == pytest.approx(100)
-    assert steady_rate(once[:2]) == pytest.approx(100 / 9)  # there is no other interval
+    assert steady_rate(once[:2]) == pytest.approx(100 / 9)  # the only interval
 
 
 def test_a_resumed_run_is_one_run() -> None:
@@ -148,12 +148,12 @@ def test_a_terminal_shows_the_columns_that_fit_and_names_the_others(width: int) 
     assert "not shown" not in markdown(compare(runs))
 
 
-def test_runs_of_one_job_are_called_by_what_differs(tmp_path: Path) -> None:
+def test_runs_of_one_job_are_labelled_by_their_differences(tmp_path: Path) -> None:
     def chosen(*texts: str) -> list[tuple[Record, str | None]]:
         found = []
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             name = text.split("\n")[0].removeprefix("name: ")
-            folder = tmp_path / f"{name}-20261121-12000{place}-{len(list(tmp_path.iterdir())):04x}"
+            folder = tmp_path / f"{name}-20261121-12000{index}-{len(list(tmp_path.iterdir())):04x}"
             folder.mkdir()
             (folder / "job.yaml").write_text(text)
             found.append((Record(RunPaths(folder)), None))
@@ -187,7 +187,7 @@ def record(runs: Path, run: str, group: str | None, variant: str = "") -> None:
 
 
 def test_groups(tmp_path: Path) -> None:
-    """Two sweeps of a job and a run of another: a name means the latest sweep, an id exactly that run or group."""
+    """Two sweeps of a job and a run of another job: a name selects the latest sweep, an ID that run or group."""
     first, second = "sweep-20261121-115900-aaaa", "sweep-20261121-120001-bbbb"
     record(tmp_path, IDS[0], first, "b=1")
     record(tmp_path, IDS[1], second, "b=1")

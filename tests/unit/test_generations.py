@@ -1,4 +1,4 @@
-"""The curve of a run whose rank 0 has moved: every step once, from the newest generation that has trained it."""
+"""The joined curve of an elastic run: every step once, from the newest generation that trained it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ EPOCH = 5  # steps
 
 @dataclass(frozen=True)
 class Generation:
-    """Resumed after step `begin` and came to `last`; copies: how many of its points were brought here of each."""
+    """A generation that trained the steps after `begin` up to `last`. copies: number of collected points per copy."""
 
     begin: int
-    validated: bool  # where `begin` ends an epoch: after its validation
+    validated: bool  # if `begin` ends an epoch: resumed after its validation
     last: int
     copies: tuple[int, ...]
 
     @property
     def points(self) -> list[tuple[int, bool]]:
-        """(step, whether it is of a validation) in the order of writing."""
+        """Return (step, whether it belongs to a validation) in the order of writing."""
         found = [] if self.validated or self.begin == 0 or self.begin % EPOCH else [(self.begin, True)]
         for step in range(self.begin + 1, self.last + 1):
             found += [(step, False)] + [(step, True)] * (step % EPOCH == 0)
@@ -43,7 +43,7 @@ class Generation:
 
 @st.composite
 def runs(draw: st.DrawFn) -> list[Generation]:
-    """Each generation begins where an older one has been; any of its copies may be short, but for one."""
+    """Return generations that start at a step of an older one; all copies but one may be incomplete."""
     found: list[Generation] = []
     reached = 0
     for _ in range(draw(st.integers(1, 4))):
@@ -59,7 +59,7 @@ def runs(draw: st.DrawFn) -> list[Generation]:
 
 
 def curve(run: Sequence[Generation]) -> list[tuple[int, bool, int]]:
-    """What there is to see: (step, validation, generation)."""
+    """Return the expected points: (step, validation, generation)."""
     found: list[tuple[int, bool, int]] = []
     for number, generation in enumerate(run, 1):
         begin = (generation.begin, generation.validated)
@@ -69,10 +69,10 @@ def curve(run: Sequence[Generation]) -> list[tuple[int, bool, int]]:
 
 
 def event(step: int, tag: str, payload: int) -> bytes:
-    """A record of TensorBoard's files, without its checksums."""
+    """Return a record of a TensorBoard file, without checksums."""
     varint = bytes([step & 0x7F | 0x80, step >> 7]) if step > 127 else bytes([step])
     body = b"\x09" + struct.pack("<d", float(payload)) + (b"\x10" + varint if step else b"")
-    body += b"\x2a" if tag else b"\x3a"  # a summary, or the session's begin
+    body += b"\x2a" if tag else b"\x3a"  # a summary, or the start of the session
     body += bytes([len(tag) + 4, 0x0A, len(tag) + 2, 0x0A, len(tag)]) + tag.encode()
     return struct.pack("<Q", len(body)) + bytes(4) + body + bytes(4)
 
@@ -101,14 +101,14 @@ def points(root: Path) -> list[tuple[int, bool, int]]:
 
 
 def drawn(root: Path) -> list[tuple[int, str, int]]:
-    """(step, curve, generation) in the order in which TensorBoard reads the files: by name."""
+    """Return (step, curve, generation) in the order in which TensorBoard reads the files: by name."""
     found = []
     for file in sorted((root / "tensorboard").iterdir()):
         data = file.read_bytes()
         while data:
             size = struct.unpack("<Q", data[:8])[0]
             if len(data) < size + 16:
-                break  # the last one of a file that still grows
+                break  # the last record of a growing file
             body, data = data[12 : 12 + size], data[16 + size :]
             generation, name = int(struct.unpack("<d", body[1:9])[0]), body.partition(b"\x2a")[2][5:].decode()
             step = 0 if body[9:10] != b"\x10" else body[10] if body[10] < 128 else (body[10] & 0x7F) + body[11] * 128
@@ -116,16 +116,16 @@ def drawn(root: Path) -> list[tuple[int, str, int]]:
     return found
 
 
-@settings(deadline=None)  # files, and the machine may be busy
+@settings(deadline=None)  # writes files, and the machine may be busy
 @given(runs(), st.data())
 def test_every_step_is_there_once_and_of_the_newest_generation(run: list[Generation], data: Any) -> None:
-    """Whatever the order in which the files come, and whatever was joined before the others came."""
+    """For any order of collecting and joining the files."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         for number in data.draw(st.permutations(range(1, len(run) + 1))):
             write(root, number, run[number - 1])
             join(root)
-            os.utime(root / "metrics.jsonl", (1, 1))  # what comes within a tick of the clock counts too
+            os.utime(root / "metrics.jsonl", (1, 1))  # changes within a tick of the clock must be detected too
         join(root)
         wanted = curve(run)
         assert points(root) == wanted
@@ -177,13 +177,13 @@ def test_a_program_need_not_say_where_it_starts(tmp_path: Path) -> None:
         ("generations/0003-1/tensorboard/metrics.jsonl", False),
     ],
 )
-def test_which_files_of_a_generation_are_brought_here(path: str, local: bool) -> None:
+def test_which_files_of_a_generation_are_collected(path: str, local: bool) -> None:
     found = want(path)
     assert (found is not None and found.local == path) == local
 
 
 def test_rank_0s_output_goes_from_log_to_log(tmp_path: Path) -> None:
-    """Here rank 0 is on a, then on b, then on a again; c takes part, and its own offsets do not matter."""
+    """Rank 0 is on a, then on b, then on a again; c takes part, and its offsets do not matter."""
     run = "job-20260101-000000-aaaa"
     nodes = [NodeOfRun(n, n, r, n, f"/home/u/.launcher/{run}", range(r, r + 1)) for r, n in enumerate("abc")]
     record = Record.rebuild(run, "docker", nodes, tmp_path, min_nodes=2)

@@ -1,4 +1,4 @@
-"""Broken job files: each is refused with one readable message that names the line, the key and what was expected.
+"""Broken job files: each gives a readable error with line, key and expected value.
 
 The first lines of a file in broken_jobs say which message is expected: `# expect LINE: FRAGMENT`.
 """
@@ -29,7 +29,7 @@ def refused(path: Path | str, *sets: str, nodes: list[str] | None = None) -> str
     return message
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_at_least_60_broken_jobs() -> None:
     assert len(BROKEN) >= 60
 
 

@@ -1,4 +1,4 @@
-"""min_nodes, spares and lost_after: two worlds are refused with the reason."""
+"""min_nodes, spares and lost_after: settings that allow two independent trainings are rejected."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def test_what_is_refused(keys: str, message: str) -> None:
         job(keys)
 
 
-def test_two_machines_survive_no_loss() -> None:
+def test_two_machines_cannot_tolerate_a_loss() -> None:
     with pytest.raises(JobInvalid, match=r"two machines cannot tolerate a loss.*add a third one"):
         parse_job(JOB.replace("[a, b, c]", "[a, b]") + "min_nodes: 1\n")
 
 
 @pytest.mark.parametrize("way", ["fsdp", "model", "pipeline", "dual_batch"])
-def test_a_model_that_no_node_has_as_a_whole_is_refused(way: str) -> None:
+def test_a_sharded_model_is_refused(way: str) -> None:
     for args, key in ((f"{{parallel: {way}}}", "parallel"), (f"[--parallel, {way}]", "1")):
         with pytest.raises(JobInvalid, match=f":3: run.args.{key}: with {way}, a lost node takes its part"):
             parse_job(JOB.replace("{module: train}", f"{{module: train, args: {args}}}") + "min_nodes: 2\n")
 
 
-def test_no_cluster_takes_it() -> None:
+def test_clusters_refuse_min_nodes() -> None:
     with pytest.raises(JobInvalid, match=":5: min_nodes: is not supported on a cluster"):
         build(job("min_nodes: 2\ngpus: none\n"), "python3")

@@ -1,4 +1,4 @@
-"""Files that a job names on the caller's machine must exist before anything starts; secrets are read with care."""
+"""Files on this machine that a job refers to must exist before anything starts; secret files must be private."""
 
 from __future__ import annotations
 

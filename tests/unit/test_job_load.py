@@ -329,7 +329,7 @@ def test_loading_is_fast(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(MANUAL)
     load_job(path)
-    taken = []  # tried again, as a busy machine makes every program slower
+    taken = []  # repeated, as other programs slow the machine down
     while len(taken) < 50 and min(taken, default=1.0) >= 0.020:
         taken.append(_seconds(lambda: load_job(path)))
     assert min(taken) < 0.020, taken

@@ -92,7 +92,7 @@ def test_every_key_is_described() -> None:
         for name, found in schema.get("properties", {}).items():
             part = SCHEMA["$defs"].get(
                 found.get("$ref", "").rpartition("/")[2], {}
-            )  # the part's own description, if there is none here
+            )  # the model's description, if the field has none
             assert len(found.get("description", part.get("description", ""))) > 15, f"{where}{name}"
 
     keys(SCHEMA, "")

@@ -1,4 +1,4 @@
-"""Every job that runs our trainer has valid options: none may fail on a GPU because of a misspelling."""
+"""Every job that runs the launcher's trainer has valid options, so that none fails on a GPU by a typo."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_progressive_recipes_grow_and_peak_where_published() -> None:
         rate = make_schedule(config, config.lr_reference_batch, steps)
         assert max(range(steps), key=rate) == pytest.approx(2 * 100, abs=2)
         assert rate(2 * 100) == pytest.approx(config.lr, rel=1e-2)
-        knots = [0, 200, steps], [1e-4 * config.lr, config.lr, 0]  # theirs is a step behind while it rises
+        knots = [0, 200, steps], [1e-4 * config.lr, config.lr, 0]  # ffcv's is one step behind during warm-up
         theirs = np.interp(np.arange(steps), *knots)
         assert np.abs(theirs[1:] - [rate(step) for step in range(steps - 1)])[:199].max() < 1e-9
         assert np.abs(theirs[200:] - [rate(step) for step in range(200, steps)]).max() < 1e-3 * config.lr

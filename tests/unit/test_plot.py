@@ -29,8 +29,8 @@ def rows(batches: tuple[int, ...]) -> list[Row]:
     )
 
 
-def words(svg: bytes) -> list[str]:
-    """The texts of a plot: matplotlib draws them as shapes and keeps the text in comments."""
+def texts(svg: bytes) -> list[str]:
+    """Return the texts of a plot: matplotlib draws them as shapes and keeps the text in comments."""
     return [text.strip() for text in re.findall(r"<!--(.*?)-->", svg.decode(), re.DOTALL)]
 
 
@@ -46,8 +46,8 @@ def test_a_plot_shows_what_the_runs_recorded(batches: tuple[int, ...], panels: s
     svg = draw(rows(batches), "svg")
     ET.fromstring(svg)
     titles = {"Training loss over time", "Speed", "Validation accuracy", "Accuracy over global batch", "Speed-up"}
-    assert titles & set(words(svg)) == panels
-    assert any(text.startswith("a & b (ddp x 1)") for text in (word.replace("&amp;", "&") for word in words(svg)))
+    assert titles & set(texts(svg)) == panels
+    assert any(text.startswith("a & b (ddp x 1)") for text in (word.replace("&amp;", "&") for word in texts(svg)))
 
 
 def test_the_same_runs_always_give_the_same_plot() -> None:

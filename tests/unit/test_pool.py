@@ -1,4 +1,4 @@
-"""Pools: how a job file says them, and which machines the next variant gets."""
+"""Pools: their form in the job file, and the machines of the next variant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def job(text: str, *sets: str, nodes: list[str] | None = None) -> Job:
     return parse_job(HEAD + text, sets=sets, nodes=nodes)
 
 
-def test_a_pool_is_the_machines_and_how_many_a_variant_has() -> None:
+def test_a_pool_has_machines_and_their_number_per_variant() -> None:
     found = job("nodes: {pool: [a, b, c, d], each: 2}\nsweep: [{lr: 1}, {lr: 2}]\nlost_after: 1m\n")
     assert ([node.name for node in found.nodes], found.each, found.lost_after) == (["a", "b", "c", "d"], 2, 60)
     assert [[node.name for node in one.nodes] for one in expand_sweep(found)] == [["a", "b"]] * 2
@@ -43,7 +43,7 @@ def test_other_machines_and_another_number_may_be_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("nodes: {pool: [a, b]}\n", "4: nodes: a pool requires a sweep"),
         ("nodes: {pool: [a, b], each: 3}\nsweep: [{lr: 1}]\n", "4: each: the pool has only 2 nodes"),
@@ -58,10 +58,10 @@ def test_other_machines_and_another_number_may_be_given() -> None:
         ("nodes: [a]\nsweep: {grid: {a: [{b: 1}]}}\n", "5: sweep"),
     ],
 )
-def test_what_is_wrong_with_a_pool_or_a_grid_is_said(text: str, words: str) -> None:
+def test_mistakes_in_a_pool_or_a_grid_are_reported(text: str, message: str) -> None:
     with pytest.raises(JobInvalid) as refused:
         job(text)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_grid_is_every_combination() -> None:
@@ -85,10 +85,10 @@ def test_a_plan_is_that_of_one_variant(tmp_path: Path, monkeypatch: pytest.Monke
     steps=st.lists(st.integers(-1, 5), max_size=40),
     away=st.sets(st.sampled_from("abcdef")),
 )
-def test_machines_are_never_given_more_often_than_they_have_room(
+def test_machines_never_get_more_variants_than_fit(
     rooms: dict[str, int], each: int, steps: list[int], away: set[str]
 ) -> None:
-    """A step takes (-1) or releases the placement of that index."""
+    """A step takes (-1) or releases the placement with that index."""
     pool, taken = Pool(rooms, each, 29500), list[Placement]()
     for step in steps:
         if step >= 0:
@@ -126,7 +126,7 @@ def test_a_port_at_which_another_program_listens_is_passed_over() -> None:
     assert placement.port == 29502
 
 
-def test_without_a_port_that_is_left_a_variant_waits() -> None:
+def test_a_variant_waits_if_no_port_is_left() -> None:
     pool = Pool({"a": 2}, 1, 65535)
     first = pool.take()
     assert first is not None
@@ -135,7 +135,7 @@ def test_without_a_port_that_is_left_a_variant_waits() -> None:
     assert pool.take() == first
 
 
-def test_room_is_by_gpus_where_a_number_of_them_is_asked_for() -> None:
+def test_room_depends_on_gpus_if_a_number_is_requested() -> None:
     without = _node(job("nodes: [a]\ngpus: none\n"), 0)
     eight = dataclasses.replace(without, gpus=tuple(Gpu(i, f"GPU-{i}", "", 0, "") for i in range(8)))
     wanted = [("2", 4), ("3", 2), ("none", 1), ("all", 1), ("[0, 1]", 1)]
@@ -156,7 +156,7 @@ def test_a_machine_whose_gpus_cannot_be_used_or_that_has_none_is_left_out_with_t
     assert "reboot the node" in error.next_step
     every = job("nodes: {pool: [a, b]}\nsweep: [{lr: 1}]\ngpus: all\n")
     without = dataclasses.replace(_node(every, 0), gpus=())
-    assert room(every, every.nodes[0], without, others=True) == 0  # it would train on processors
+    assert room(every, every.nodes[0], without, others=True) == 0  # it would train on CPUs
     assert "it has no GPU, but other nodes of the job do" in no_room(every, every.nodes[0], without).what
     assert room(every, every.nodes[0], without) == 1
-    assert room(every, every.nodes[0], broken, others=True) == 1  # the start says what is wrong, and it is asked again
+    assert room(every, every.nodes[0], broken, others=True) == 1  # the start reports it; retried

@@ -1,4 +1,4 @@
-"""The caller's side of a run: code snapshots, finding runs, collecting files."""
+"""Records of runs: code snapshots, finding runs, collecting files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_too_large_code_names_the_largest_files(tmp_path: Path, monkeypatch: pyt
 
 
 def test_too_large_code_is_refused_before_any_of_it_is_read(tmp_path: Path) -> None:
-    """Sizes come first: a sparse file of a terabyte, and one that no reader ever finishes."""
+    """Sizes are checked first: a sparse file of a terabyte, and an endless file."""
     os.mkfifo(tmp_path / "a pipe")
     write(tmp_path, a="x")
     with (tmp_path / "b").open("wb") as file:
@@ -98,8 +98,8 @@ def test_too_large_code_is_refused_before_any_of_it_is_read(tmp_path: Path) -> N
     assert time.monotonic() - began < 20
 
 
-def test_a_file_without_an_end_is_read_as_far_as_its_size_says(tmp_path: Path) -> None:
-    fields = Path("/proc/self/fdinfo")  # files of no size, and one that is gone when it is looked at
+def test_an_endless_file_is_read_up_to_its_size(tmp_path: Path) -> None:
+    fields = Path("/proc/self/fdinfo")  # files of size 0, and one that no longer exists when it is inspected
     with tarfile.open(fileobj=io.BytesIO(snapshot(fields).archive)) as tar:
         assert {member.size for member in tar.getmembers()} == {0}
 
@@ -206,7 +206,7 @@ def test_an_unreadable_folder_does_not_block_the_others(tmp_path: Path) -> None:
 def test_the_files_of_many_nodes_come_by_one_request_with_and_without_a_python_there(
     python: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each once and from its offset, with any name and any bytes; what is missing or shorter brings nothing."""
+    """Each once and from its offset, with any name and content; missing or shorter files give no bytes."""
     programs, folder = tmp_path / "bin", tmp_path / "out"
     programs.mkdir()
     folder.mkdir()
@@ -239,7 +239,7 @@ def test_an_interrupted_file_keeps_what_it_had_and_one_that_grows_what_came(tmp_
 
     for name, old, new, kept, missing in (
         ("logs/a", b"1234", b"12345678", b"123456", 2),
-        ("errors/a", b"old", b"new words", b"old", 9),
+        ("errors/a", b"old", b"new text.", b"old", 9),
     ):
         here, there = tmp_path / "here" / name[:4], tmp_path / "there" / name[:4]
         output(here, **{name: old})
@@ -252,8 +252,8 @@ def test_an_interrupted_file_keeps_what_it_had_and_one_that_grows_what_came(tmp_
         assert sorted(path.name for path in here.rglob("*.part")) == []
 
 
-def test_a_file_that_is_cut_off_costs_no_other_file(tmp_path: Path) -> None:
-    """It vanishes, or is shortened, between its size and its bytes: the answer is out of step from there on."""
+def test_a_truncated_file_does_not_affect_other_files(tmp_path: Path) -> None:
+    """It is removed or truncated between the stat and the read, so the rest of the stream is misaligned."""
 
     class Rotates(Files):
         def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
@@ -304,7 +304,7 @@ def test_limits_of_the_settings_file_bound_what_is_collected(tmp_path: Path, mon
 
 
 def test_concurrent_collectors_duplicate_nothing_and_tear_nothing(tmp_path: Path) -> None:
-    """A log grows, and an error file is written anew with other words of another length."""
+    """A log grows, and an error file is replaced by a text of different length."""
     here, log = tmp_path / "here", tmp_path / "there" / "logs" / "n.log"
     here.mkdir()
     folder = output(tmp_path / "there", logs__x=b"", errors__n=b"0" * 9)
@@ -318,8 +318,8 @@ def test_concurrent_collectors_duplicate_nothing_and_tear_nothing(tmp_path: Path
             part.write_bytes(b"%d" % number * (9 + 4 * turn + number))
             part.replace(tmp_path / "there" / "errors" / "n")
             collect([folder], here)
-            words = (here / "errors/n").read_bytes()
-            torn.extend([words] * (len(set(words)) != 1))
+            text = (here / "errors/n").read_bytes()
+            torn.extend([text] * (len(set(text)) != 1))
 
     threads = [threading.Thread(target=grow_and_collect, args=(number,)) for number in range(4)]
     for thread in threads:

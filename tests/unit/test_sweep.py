@@ -1,6 +1,6 @@
-"""A sweep over a pool: what becomes of a variant whose machine does not answer."""
+"""A sweep over a pool: handling of a variant whose machine does not respond."""
 
-# ruff: noqa: SLF001 - machines that are silent are made by the bed, which takes minutes
+# ruff: noqa: SLF001 - real machines that do not respond need the bed, which takes minutes
 from __future__ import annotations
 
 import time
@@ -43,7 +43,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> I
 
 def test_a_cut_connection_is_not_yet_a_silent_machine(sweep: Sweep) -> None:
     (work,) = sweep._work
-    sweep._note(work, messages.NodeLost("local-1", "cut", time.time() - 29))  # when it last said that it runs
+    sweep._note(work, messages.NodeLost("local-1", "cut", time.time() - 29))  # time of its last sign of life
     assert work.silent.keys() == {"local-1"}
     work.silent["local-1"] -= 5.1
     with pytest.raises(_LostError):

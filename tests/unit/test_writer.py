@@ -1,4 +1,4 @@
-"""What is kept here of files on nodes: each byte once and without secrets, whoever brings it, in whatever pieces."""
+"""Local copies of files on nodes: each byte once and without secrets, for any number of writers and any pieces."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from launcher.records.masking import Masker
 from launcher.records.writer import ABANDONED, append, replace
 
 SECRET = Masker(["hunter2"])
-WORDS = st.lists(st.sampled_from([b"hunter2", b"hun", b"ter2", b"h", b"2", b"*", b"\n", b"xyz"])).map(b"".join)
+TEXTS = st.lists(st.sampled_from([b"hunter2", b"hun", b"ter2", b"h", b"2", b"*", b"\n", b"xyz"])).map(b"".join)
 
 
 def masked(data: bytes) -> bytes:
     return data.replace(b"hunter2", b"*" * 7)
 
 
-def test_only_what_is_next_to_the_end_is_added(tmp_path: Path) -> None:
+def test_only_bytes_beyond_the_end_are_appended(tmp_path: Path) -> None:
     file = tmp_path / "logs" / "a"
     assert not append(file, 3, b"later"), "the bytes before it are not here"
     assert file.read_bytes() == b""
@@ -35,12 +35,12 @@ def test_only_what_is_next_to_the_end_is_added(tmp_path: Path) -> None:
     assert file.read_bytes() == b"abcdefgh"
 
 
-@given(WORDS, st.lists(st.tuples(st.sampled_from(["one", "two", "collector"]), st.integers(0, 12))), st.integers(0, 40))
+@given(TEXTS, st.lists(st.tuples(st.sampled_from(["one", "two", "collector"]), st.integers(0, 12))), st.integers(0, 40))
 @settings(deadline=None)
 def test_two_writers_and_a_collector_in_any_order_make_the_file_of_the_node(
     source: bytes, steps: list[tuple[str, int]], begin: int
 ) -> None:
-    """The second follows from `begin` on, as after `--tail`; the collector begins where the file here ends."""
+    """The second writer starts at `begin`, as with `--tail`; the collector starts at the end of the local file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "logs", "a")
         reached = {"one": 0, "two": min(begin, len(source))}
@@ -54,15 +54,15 @@ def test_two_writers_and_a_collector_in_any_order_make_the_file_of_the_node(
         assert file.read_bytes() == masked(source)
 
 
-@given(WORDS, st.lists(st.integers(0, 60)), st.lists(st.integers(0, 60)), st.lists(st.booleans()))
+@given(TEXTS, st.lists(st.integers(0, 60)), st.lists(st.integers(0, 60)), st.lists(st.booleans()))
 @settings(deadline=None)
-def test_what_a_writer_who_knows_the_secret_has_read_is_masked(
+def test_data_read_by_a_writer_that_knows_the_secret_is_masked(
     source: bytes, cuts: list[int], other_cuts: list[int], turns: list[bool]
 ) -> None:
-    """Another one, who does not, may come before or after it at any place."""
+    """Another writer, which does not know it, may write before or after it at any position."""
 
-    def pieces(places: list[int]) -> list[tuple[int, bytes]]:
-        ends = sorted({min(place, len(source)) for place in places} | {0, len(source)})
+    def pieces(positions: list[int]) -> list[tuple[int, bytes]]:
+        ends = sorted({min(position, len(source)) for position in positions} | {0, len(source)})
         return [(start, source[start:end]) for start, end in itertools.pairwise(ends)]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ def test_what_a_writer_who_knows_the_secret_has_read_is_masked(
         assert file.read_bytes() == masked(source)
 
 
-def test_writers_at_once_keep_each_byte_once(tmp_path: Path) -> None:
+def test_concurrent_writers_keep_each_byte_once(tmp_path: Path) -> None:
     source, file = os.urandom(200_000).replace(b"h", b"x") + b"hunter2" * 1000, tmp_path / "a"
 
     def follow(size: int) -> None:
@@ -91,7 +91,7 @@ def test_writers_at_once_keep_each_byte_once(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_file_as_long_as_it_was(tmp_path: Path) -> None:
-    """Half of what comes fits; the secret in it is not left cut in two."""
+    """Half of the data fits; the secret in it is not split."""
     file, (soft, hard) = tmp_path / "a", resource.getrlimit(resource.RLIMIT_FSIZE)
     assert append(file, 0, b"x" * 4096, SECRET)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
@@ -105,7 +105,7 @@ def test_a_write_that_fails_leaves_the_file_as_long_as_it_was(tmp_path: Path) ->
     assert file.read_bytes() == b"x" * 4096 + b"y" * 4092 + b"*" * 7
 
 
-def test_a_file_is_written_anew_or_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_file_is_replaced_or_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "errors" / "a.json"
     assert replace(file, [b"it is hun", b"ter2"], 1e9, SECRET) == 13
     assert (file.read_bytes(), file.stat().st_mtime) == (b"it is *******", 1e9)
@@ -120,7 +120,7 @@ def test_a_file_is_written_anew_or_stays_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["a.json"]
 
 
-def test_what_a_kill_left_of_a_file_is_removed_with_the_next_one(tmp_path: Path) -> None:
+def test_abandoned_temporary_files_are_removed(tmp_path: Path) -> None:
     left, written = tmp_path / "last.pt.0011aabb.part", tmp_path / "last.pt.2233ccdd.part"
     for path in (left, written):
         path.write_bytes(b"x")
