@@ -1,7 +1,7 @@
 """Write docs/job.md and docs/commands.md from the program: `python -m docs.generate`. With --check, write nothing and
 exit with 1 if a page is out of date.
 
-The texts are beside the code that they describe: field descriptions in launcher/job, help texts in launcher/cli.
+The texts are next to the code that they describe: field descriptions in launcher/job, help texts in launcher/cli.
 """
 
 from __future__ import annotations
