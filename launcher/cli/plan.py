@@ -70,7 +70,7 @@ def docker_lines(plan: Plan) -> str:
     first = plan.nodes[0].container
     text = (
         "# `up` creates these containers, copies the code and its own scripts into them\n"
-        f"# ({first.layout.code}, {first.layout.kit}; by hand: docker create, docker cp),\n"
+        f"# ({first.layout.code}, {first.layout.kit}; manually: docker create, docker cp),\n"
         "# and then starts all of them or none.\n"
     )
     text += "".join(f"# warning: {' '.join(warning.split())}\n" for warning in plan.warnings)

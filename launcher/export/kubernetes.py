@@ -221,15 +221,15 @@ def _host_ipc(job: Job) -> bool:
     return job.docker.ipc == "host" and "ipc" in job.docker.model_fields_set
 
 
-def _merged(ours: Any, given: Any) -> Any:
+def _merged(base: Any, override: Any) -> Any:
     """Merge mappings by key and lists of named items by name; concatenate other lists."""
-    if isinstance(ours, dict) and isinstance(given, Mapping):
-        return ours | {key: _merged(ours[key], value) if key in ours else value for key, value in given.items()}
-    if not isinstance(ours, list) or not isinstance(given, (list, tuple)):
-        return given
-    made = [*ours]
-    names = [item.get("name") if isinstance(item, dict) else None for item in ours]
-    for item in given:
+    if isinstance(base, dict) and isinstance(override, Mapping):
+        return base | {key: _merged(base[key], value) if key in base else value for key, value in override.items()}
+    if not isinstance(base, list) or not isinstance(override, (list, tuple)):
+        return override
+    made = [*base]
+    names = [item.get("name") if isinstance(item, dict) else None for item in base]
+    for item in override:
         name = item.get("name") if isinstance(item, Mapping) else None
         if name is None or name not in names:
             made.append(item)
@@ -288,7 +288,7 @@ def _arguments(plan: ClusterPlan) -> list[str]:
 def _env(plan: ClusterPlan, run: RunId, master: str) -> list[dict[str, Any]]:
     """Return the variables, the launcher's first, overridden by the job's. $(NAME) refers to an earlier variable."""
     rank = "LAUNCHER_NODE_RANK"
-    ours = {
+    variables = {
         "LAUNCHER_RUN": run,
         "LAUNCHER_NODE": f"node-$({rank})",
         "LAUNCHER_OUTPUT": f"{_literal(plan.job.output)}/{run}",
@@ -297,16 +297,16 @@ def _env(plan: ClusterPlan, run: RunId, master: str) -> list[dict[str, Any]]:
         "MASTER_PORT": str(plan.job.port),
     }
     if plan.nodes > 1:
-        ours["LAUNCHER_LATE"] = str(_LATE)
+        variables["LAUNCHER_LATE"] = str(_LATE)
     if plan.job.timeout is not None:
-        ours["LAUNCHER_TIMEOUT"] = str(plan.job.timeout)
+        variables["LAUNCHER_TIMEOUT"] = str(plan.job.timeout)
     if not not_restricted(plan.job):  # the user does not exist in the image: it has no home and no name
-        ours |= {"HOME": "/tmp", "USER": "launcher"}  # noqa: S108 - the pod's
+        variables |= {"HOME": "/tmp", "USER": "launcher"}  # noqa: S108 - the pod's
     if not plan.torchrun:
-        ours |= command.bare(master, plan.job.port, nodes=plan.nodes, rank=f"$({rank})")
-    ours |= {name: _literal(value) for name, value in plan.env.items()}
+        variables |= command.bare(master, plan.job.port, nodes=plan.nodes, rank=f"$({rank})")
+    variables |= {name: _literal(value) for name, value in plan.env.items()}
     found: list[dict[str, Any]] = [{"name": rank, "valueFrom": {"fieldRef": {"fieldPath": _RANK}}}]
-    found += [{"name": name, "value": value} for name, value in ours.items()]
+    found += [{"name": name, "value": value} for name, value in variables.items()]
     for secret in plan.job.secrets:
         reference = {"name": _secret(plan.job), "key": secret.name}
         found.append({"name": secret.name, "valueFrom": {"secretKeyRef": reference}})
