@@ -1,7 +1,7 @@
-"""What goes wrong on machines with GPUs, a row each: a recorded text with its source, and what is to be said of it.
+"""Faults of machines with GPUs, one per row: a recorded text with its source, and the expected message.
 
-The same rows are read by the tests of the parsers and rules (tests/unit) and tried through the CLI on the bed
-(tests/e2e/test_gpus.py, test_gpu_engine.py). None was seen on hardware of ours.
+The unit tests of parsers and rules (tests/unit) and the tests of the CLI on the bed (tests/e2e/test_gpus.py,
+test_gpu_engine.py) use the same rows. No fault was reproduced on real hardware.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from tests import nvidia
 from tests.nvidia import Card, Machine, cards
 
-MIG = [Card(f"0{7 + place}:00.0", uuid, mig="Enabled") for place, uuid in enumerate(nvidia.MIG_UUIDS)]
+MIG = [Card(f"0{7 + index}:00.0", uuid, mig="Enabled") for index, uuid in enumerate(nvidia.MIG_UUIDS)]
 
-# A machine whose GPUs cannot be used, words of the refusal, words of the fix
+# A machine with unusable GPUs, part of the error message, part of the fix
 FAULTS = {
     "mismatch": (Machine(cards(2), nvidia.MISMATCH), "Driver/library version mismatch", "reload the modules"),
     "module not loaded": (Machine(cards(2, kernel=""), nvidia.NO_DRIVER), "couldn't communicate", "modprobe nvidia"),
@@ -35,8 +35,8 @@ FAULTS = {
     ),
     "no devices": (Machine(cards(1), nvidia.NO_DEVICES), "No devices were found", "dmesg"),
     "unknown error": (Machine(cards(1), nvidia.UNKNOWN), "NVML: Unknown Error", "restart the container"),
-    "other words": (Machine(cards(1), ("segmentation fault\n", 139)), "segmentation fault", "nvidia-smi prints"),
-    "no words": (Machine(cards(1), ("", 1)), "lists no GPU (exit code 1)", "nvidia-smi prints"),
+    "unknown error text": (Machine(cards(1), ("segmentation fault\n", 139)), "segmentation fault", "nvidia-smi prints"),
+    "no error text": (Machine(cards(1), ("", 1)), "lists no GPU (exit code 1)", "nvidia-smi prints"),
     "hangs": (Machine(cards(2), hangs=True), "did not respond within 20 s", "reboot the node"),
     "needs a reset": (
         Machine([*cards(1), Card("0f:00.0", temperature=nvidia.RESET)]),
@@ -66,7 +66,7 @@ UNSATISFIED = (
 )
 
 HOOK = "OCI runtime create failed: ... error running hook: exit status 1, stdout: , stderr: "
-# (source, the engine's words, what it means, the fix)
+# (source, message of the engine, its meaning, the fix)
 TOOLKIT = [
     (
         "docker run --gpus all without the toolkit, everywhere",
@@ -153,7 +153,7 @@ TOOLKIT = [
 ]
 
 HEAD = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n'
-# (source, words of the failing rank, the rest of its log, the cause, the fix)
+# (source, error of the failing rank, the rest of its log, the cause, the fix)
 RECORDED = [
     (
         "https://github.com/haotian-liu/LLaVA/issues/683",
@@ -369,7 +369,7 @@ RECORDED = [
 ]
 
 
-def output(words: str, log: str) -> str:
-    """Of the failing rank, for a row of RECORDED."""
-    head = "" if words.startswith("terminate") else HEAD  # a thread of C++ ended the program
-    return f"step 3\n{log}{head}{words}\n"
+def output(error: str, log: str) -> str:
+    """Return the output of the failing rank, for a row of RECORDED."""
+    head = "" if error.startswith("terminate") else HEAD  # a thread of C++ ended the program
+    return f"step 3\n{log}{head}{error}\n"

@@ -1,7 +1,7 @@
 """Machines with NVIDIA GPUs as text: contents of nvidia-smi, /sys/bus/pci and /proc, each from a public source.
 
-No such machine was available. `Machine.install` makes a stand-in nvidia-smi of it; `Machine.output` is the output of
-the facts script on it.
+No such machine was available. `Machine.install` creates a stand-in nvidia-smi; `Machine.output` is the output of the
+facts script on the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOST = (
 HANDLE = "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error\n", 255
 # driver 610.57.04, which then lists the other GPUs: from a log in a public repository
 HANDLE_OF_ONE = "Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown Error\n"
-# github.com/NVIDIA/nvidia-container-toolkit/issues/48: in a container whose devices were taken away
+# github.com/NVIDIA/nvidia-container-toolkit/issues/48: in a container that has lost its devices
 UNKNOWN = "Failed to initialize NVML: Unknown Error\n", 255
 # github.com/NVIDIA/open-gpu-kernel-modules/issues/789 and 862; exit code 6: manual page, RETURN VALUE
 NO_DEVICES = "No devices were found\n", 6
@@ -61,7 +61,7 @@ OPEN_MODULE = (  # /proc/driver/nvidia/version of the open kernel module
 
 @dataclass
 class Process:
-    """As `nvidia-smi -q -d PIDS` lists it; its owner and age, in seconds, as /proc does."""
+    """A process as listed by `nvidia-smi -q -d PIDS`; owner and age, in seconds, as in /proc."""
 
     pid: int
     mib: int
@@ -73,7 +73,7 @@ class Process:
 
 @dataclass
 class Card:
-    """A GPU. temperature: in degrees, or an error. listed: False for one that nvidia-smi leaves out."""
+    """A GPU. temperature: in degrees, or an error. listed: False if nvidia-smi does not list it."""
 
     bus: str  # 07:00.0
     uuid: str = ""
@@ -91,7 +91,7 @@ class Card:
 
 @dataclass
 class Machine:
-    """failure: what nvidia-smi prints and its exit code, instead of its answers; complaint: printed before them."""
+    """failure: output and exit code of nvidia-smi, instead of its normal output; complaint: printed before that."""
 
     cards: Sequence[Card] = ()
     failure: tuple[str, int] | None = None
@@ -177,7 +177,7 @@ Attached GPUs                             : {len(listed)}
         return f"{text}\n@exit 0\n"
 
     def script(self) -> str:
-        """A stand-in nvidia-smi."""
+        """Return the script of a stand-in nvidia-smi."""
         if self.hangs:
             return "#!/bin/sh\nexec sleep 1000\n"
         if self.failure:
@@ -187,13 +187,13 @@ Attached GPUs                             : {len(listed)}
         return f'#!/bin/sh\n[ -z "$SMI_CALLS" ] || echo "$*" >>"$SMI_CALLS"\ncase "$*" in\n{text}esac\n'
 
     def install(self, folder: Path) -> None:
-        """Put a stand-in nvidia-smi into this folder, which is to be first in PATH."""
+        """Write a stand-in nvidia-smi into this folder, which must be first in PATH."""
         file = folder / "nvidia-smi"
         file.write_text(self.script())
         file.chmod(file.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
 
     def tree(self, folder: Path) -> Path:
-        """A copy of /sys/bus/pci/devices with these cards, a network card and the sound function of a card."""
+        """Create a copy of /sys/bus/pci/devices with these cards, a network card and the sound function of a card."""
         others = [("00:1f.6", "0x8086", "0x020000", "e1000e"), ("07:00.1", "0x10de", "0x040300", "snd_hda_intel")]
         cards = [(card.bus, "0x10de", "0x030200", card.kernel) for card in self.cards]
         switches = [(bus, "0x10de", "0x068000", "nvidia-nvswitch") for bus in self.switches]
@@ -208,5 +208,5 @@ Attached GPUs                             : {len(listed)}
 
 
 def cards(count: int, **changes: object) -> list[Card]:
-    """So many alike, on the buses 07, 0f, 17, ..."""
+    """Return `count` identical cards, on the buses 07, 0f, 17, ..."""
     return [Card(f"{7 + 8 * index:02x}:00.0", **changes) for index in range(count)]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""GPUs by CDI: a newer engine on this machine, and a specification by hand whose GPUs are /dev/null."""
+"""GPUs by CDI: a newer engine on this machine, and a handwritten specification with /dev/null as GPUs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.e2e.cli import Cli
 from tests.nvidia import Card, Machine
 
 pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(300)]
-SUITE = "forky"  # the first Debian whose engine (28.2 or newer) lists CDI devices
+SUITE = "forky"  # the first Debian with an engine (28.2 or later) that lists CDI devices
 UUIDS = ["GPU-a", "GPU-b"]
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of an engine of its own, with Debian in it: docker.sock, and cdi/ for specifications."""
+    """Return the folder of a separate engine with a Debian image: docker.sock, and cdi/ for specifications."""
     folder = tmp_path_factory.mktemp("engine")
     (folder / "cdi").mkdir()
     settings = Settings.from_environment()
@@ -67,23 +67,23 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def cdi_cli(home_cli: Cli, engine: Path, tmp_path: Path) -> Cli:
-    """This machine with that engine and two GPUs."""
+    """Return the launcher on this machine, with that engine and two GPUs."""
     Machine([Card(f"0{7 + n}:00.0", uuid) for n, uuid in enumerate(UUIDS)]).install(tmp_path)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DOCKER_HOST": f"unix://{engine}/docker.sock"}
     return Cli(home_cli.cwd, {**home_cli.env, **path})
 
 
 def specify(engine: Path, names: list[str], device: str = "/dev/null") -> None:
-    """Each GPU is a device file and a variable: github.com/cncf-tags/container-device-interface, SPEC.md."""
+    """Define a device file and a variable per GPU: github.com/cncf-tags/container-device-interface, SPEC.md."""
     gpus = [
         {
             "name": name,
             "containerEdits": {
-                "deviceNodes": [{"path": f"/dev/nvidia{place}", "hostPath": device}],
-                "env": [f"CDI_{place}={name}"],
+                "deviceNodes": [{"path": f"/dev/nvidia{index}", "hostPath": device}],
+                "env": [f"CDI_{index}={name}"],
             },
         }
-        for place, name in enumerate(names)
+        for index, name in enumerate(names)
     ]
     text = json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": gpus})
     (engine / "cdi" / "nvidia.json").write_text(text)
@@ -109,7 +109,7 @@ def test_a_specification_that_names_gpus_by_index_is_refused(cdi_cli: Cli, engin
     assert "--device-name-strategy=uuid" in refused
 
 
-def test_a_specification_that_is_out_of_date_is_explained(cdi_cli: Cli, engine: Path) -> None:
+def test_an_outdated_specification_is_explained(cdi_cli: Cli, engine: Path) -> None:
     specify(engine, UUIDS, "/dev/nvidia7")
     refused = cdi_cli("up", job(cdi_cli), code=3).stderr
     assert "local: its CDI specification lacks the GPU" in refused

@@ -23,7 +23,7 @@ HOOK = "/usr/local/bin/nvidia-container-runtime-hook"
 
 @pytest.fixture(scope="module")
 def gpu_node(bed: Bed) -> Iterator[Node]:
-    """A node with fake GPUs and an image that says that it has CUDA 12.4."""
+    """Return a node with fake GPUs and an image that declares CUDA 12.4."""
     node = bed.nodes[0]
     with faults.fake_gpus(bed, node, 1):
         bed.sh(node, f"echo 'FROM launcher-bed-train\nENV CUDA_VERSION=12.4.0.041' | docker build -q -t {IMAGE} -")
@@ -32,19 +32,19 @@ def gpu_node(bed: Bed) -> Iterator[Node]:
 
 
 def answering(bed: Bed, node: Node, machine: Machine) -> None:
-    """Let the node's nvidia-smi answer as on this machine."""
+    """Make the node's nvidia-smi print the output of this machine."""
     text = f"cat >/usr/local/bin/nvidia-smi <<'STAND_IN'\n{machine.script()}STAND_IN\n"
     bed.sh(node, f"{text}chmod 755 /usr/local/bin/nvidia-smi")
 
 
 def driven(bed: Bed, node: Node, driver: str, cuda: str) -> None:
-    """Let the node's nvidia-smi tell of this driver, for its one GPU."""
+    """Make the node's nvidia-smi report this driver, for its only GPU."""
     answering(bed, node, Machine(cards(1, driver=driver), cuda=cuda))
 
 
-def toolkit_says(bed: Bed, node: Node, words: str) -> None:
-    """Let the NVIDIA Container Toolkit refuse to give GPUs to a container with these words, or accept: ""."""
-    failing = f"cat >&2 <<'WORDS'\n{words}\nWORDS\nexit 1\n" if words else "exit 0\n"
+def toolkit_says(bed: Bed, node: Node, message: str) -> None:
+    """Make the NVIDIA Container Toolkit fail with this message, or succeed if it is ""."""
+    failing = f"cat >&2 <<'END'\n{message}\nEND\nexit 1\n" if message else "exit 0\n"
     bed.sh(node, f"cat >{HOOK} <<'STAND_IN'\n#!/bin/sh\n{failing}STAND_IN\nchmod 755 {HOOK}")
 
 
@@ -79,10 +79,10 @@ def test_a_driver_of_the_same_family_is_noted(bed_cli: Cli, bed: Bed, gpu_node: 
     bed_cli("down", "--all")
 
 
-def refused_by_toolkit(cli: Cli, bed: Bed, node: Node, words: str) -> str:
-    """What `up` says where the toolkit refuses with these words; nothing is left then."""
+def refused_by_toolkit(cli: Cli, bed: Bed, node: Node, message: str) -> str:
+    """Return the message of `up` if the toolkit fails with this message; nothing remains on the node."""
     driven(bed, node, "550.54.14", "12.4")
-    toolkit_says(bed, node, words)
+    toolkit_says(bed, node, message)
     try:
         refused = cli("up", one_node(cli), code=3).stderr
     finally:
@@ -92,14 +92,14 @@ def refused_by_toolkit(cli: Cli, bed: Bed, node: Node, words: str) -> str:
     return refused
 
 
-def test_what_an_image_requires_of_the_driver_is_told_as_ours(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
+def test_an_images_driver_requirement_is_reported_as_a_launcher_error(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
     refused = refused_by_toolkit(bed_cli, bed, gpu_node, UNSATISFIED)
     assert f"NVIDIA driver 550.54.14 (CUDA 12.4) is too old for image {IMAGE} with CUDA 12.8" in refused
     assert "pytorch:24.05-py3" in refused
 
 
 @pytest.mark.parametrize(
-    ("source", "words", "what", "fix"),
+    ("source", "message", "what", "fix"),
     [
         pytest.param(*row, id=row[0], marks=[] if "driver not loaded" in row[1] else SLOW)
         for row in TOOLKIT
@@ -107,16 +107,16 @@ def test_what_an_image_requires_of_the_driver_is_told_as_ours(bed_cli: Cli, bed:
     ],
 )
 def test_the_toolkits_errors_have_their_own_fixes(
-    source: str, words: str, what: str, fix: str, bed_cli: Cli, bed: Bed, gpu_node: Node
+    source: str, message: str, what: str, fix: str, bed_cli: Cli, bed: Bed, gpu_node: Node
 ) -> None:
-    refused = refused_by_toolkit(bed_cli, bed, gpu_node, words.rpartition("stderr: ")[2])
+    refused = refused_by_toolkit(bed_cli, bed, gpu_node, message.rpartition("stderr: ")[2])
     assert what in refused
     assert fix in refused
 
 
 @SLOW
 def test_an_engine_without_the_toolkit(bed_cli: Cli, bed: Bed) -> None:
-    """Its settings have the runtime, but its programs are not there: Docker's own words."""
+    """Its settings have the runtime, but its programs are missing: Docker's own error."""
     node = bed.nodes[1]
     with faults.fake_gpus(bed, node, 1, toolkit=False):
         refused = bed_cli("up", bed_cli.job(**bed_job(nodes=[node.alias], run={"command": ["true"]})), code=3).stderr
@@ -126,7 +126,7 @@ def test_an_engine_without_the_toolkit(bed_cli: Cli, bed: Bed) -> None:
 
 
 def test_a_containers_device_files_come_from_the_engine(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
-    """Not only from the toolkit, whose are lost when systemd reloads."""
+    """Those that only the toolkit adds are lost when systemd reloads."""
     driven(bed, gpu_node, "550.54.14", "12.4")
     information = "Bus Location: \t 0000:07:00.0\nDevice Minor: \t 3\n"
     files = "/dev/nvidia3 /dev/nvidia4 /dev/nvidiactl /dev/nvidia-uvm"
@@ -144,7 +144,7 @@ def test_a_containers_device_files_come_from_the_engine(bed_cli: Cli, bed: Bed, 
 
 
 @SLOW
-def test_gpus_that_others_use(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
+def test_gpus_in_use_by_others(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
     pid = int(bed.sh(gpu_node, "sleep 600 >/dev/null 2>&1 & echo $!", user="trainer"))
     notebook = Process(pid, 61440)
     machine = Machine([Card("07:00.0", "GPU-a", used=61440, running=[notebook]), Card("0f:00.0", "GPU-b")])
@@ -186,7 +186,7 @@ def test_instances_of_gpus_in_mig_mode(bed_cli: Cli, bed: Bed, gpu_node: Node) -
 
 
 @SLOW
-def test_machines_that_differ_are_named(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
+def test_differing_machines_are_named(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
     other = bed.nodes[1]
     machines = [
         Machine(cards(1, driver="580.95.05"), cuda="13.0"),
@@ -200,18 +200,18 @@ def test_machines_that_differ_are_named(bed_cli: Cli, bed: Bed, gpu_node: Node) 
         report = json.loads(bed_cli("doctor", file, "--json").stdout)
         bed_cli("down", "--all")
     [check] = [check for check in report["checks"] if check["name"] == "gpus differ"]
-    for words in (
+    for message in (
         "node1 NVIDIA A100-SXM4-80GB, node2 NVIDIA H100 80GB HBM3",
         "node1 80 GiB, node2 96 GiB",
         "node1 580, node2 590",
         "node1 Default, node2 Exclusive_Process",
     ):
-        assert words in line
-        assert words in check["what"]
+        assert message in line
+        assert message in check["what"]
 
 
 @SLOW
-def test_doctor_warns_of_a_toolkit_whose_containers_lose_their_gpus(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
+def test_doctor_warns_about_a_toolkit_whose_containers_lose_their_gpus(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
     driven(bed, gpu_node, "550.54.14", "12.4")
     program = "/usr/local/bin/nvidia-ctk"
     says = "NVIDIA Container Toolkit CLI version 1.17.8"  # github.com/NVIDIA/nvidia-container-toolkit/issues/1066

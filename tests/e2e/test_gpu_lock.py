@@ -1,4 +1,4 @@
-"""Two launchers at once on the same nodes: a GPU belongs to one run; the other launcher names that run, or waits."""
+"""Two launchers on the same nodes: a GPU belongs to one run; the other launcher names that run, or waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gpus(bed: Bed) -> Iterator[list[str]]:
 
 
 def job(cli: Cli, name: str, seconds: int, gpus: object = "all", **keys: object) -> object:
-    """Runs for some seconds, or until there is a file `enough` in its output folder."""
+    """Return a job that runs for some seconds, or until its output folder has a file `enough`."""
     waits = f"i=0; while [ $i -lt {seconds * 5} ] && [ ! -e /output/enough ]; do sleep 0.2; i=$((i+1)); done"
     command = ["sh", "-c", f"echo begins; {waits}; echo ends"]
     return cli.job(name, **bed_job(nodes=["node1"], gpus=gpus, run={"command": command}, **keys))
@@ -35,7 +35,7 @@ def test_a_gpu_in_use_is_refused_naming_its_run_and_owner(bed_cli: Cli, bed: Bed
     refused = bed_cli("up", job(bed_cli, "second", 1), "--set", "port=29501", code=3)
     assert f"GPU {gpus[0]} is in use by run {first} of " in refused.stderr
     assert "--wait" in refused.stderr
-    # The other GPU is free, and a refused run does not keep it.
+    # The other GPU is free, and a refused run does not hold it.
     bed_cli("up", job(bed_cli, "third", 1, [1]), "--set", "port=29501")
     bed_cli("down", first)
     bed_cli("up", job(bed_cli, "second", 1))
@@ -43,7 +43,7 @@ def test_a_gpu_in_use_is_refused_naming_its_run_and_owner(bed_cli: Cli, bed: Bed
     assert bed.wait_clean() == []
 
 
-def test_a_number_takes_the_gpu_that_no_run_has(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_a_number_selects_the_gpu_that_no_run_holds(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     bed_cli("up", "-d", job(bed_cli, "first", 600, [0]))
     first = bed_cli.runs()[-1].name
     bed_cli("up", "-d", job(bed_cli, "second", 600, 1), "--set", "port=29501")
@@ -84,9 +84,9 @@ def test_exactly_one_of_many_concurrent_runs_gets_the_gpu(bed_cli: Cli, bed: Bed
     assert bed.wait_clean() == []
 
 
-def test_a_claim_of_a_vanished_owner_is_released(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_a_claim_of_a_removed_run_is_released(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     bed_cli("up", "-d", job(bed_cli, "gone", 600))
-    # The run's container was removed by hand, but its claims are still there.
+    # The run's container was removed manually, but its claims still exist.
     bed.docker(bed.nodes[0], "rm", "-f", f"launcher-{bed_cli.runs()[-1].name}-0")
     assert len(bed.leftovers(bed.nodes[0]).containers) == 2
     bed_cli("up", job(bed_cli, "next", 1))
@@ -107,7 +107,7 @@ def test_the_node_reboots_and_the_run_keeps_its_gpus(bed_cli: Cli, bed: Bed, gpu
     bed_cli("down", "--all")
 
 
-def test_a_container_that_only_has_a_claims_name_is_named(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_a_container_that_only_has_the_name_of_a_claim_is_reported(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     name, labels = f"launcher-gpu-{gpus[0]}", ("--label", "launcher.run=x", "--label", "launcher.created=soon")
     bed.docker(bed.nodes[0], "create", "--name", name, *labels, "launcher-bed-train")
     refused = bed_cli("up", job(bed_cli, "second", 1), code=3)

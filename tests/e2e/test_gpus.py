@@ -1,5 +1,5 @@
-"""GPUs that cannot be used, GPUs that others use and what CUDA and NCCL say, through the CLI: plain processes, and each
-row of tests/gpu_rows.py on the bed.
+"""Unusable GPUs, GPUs in use by others and errors of CUDA and NCCL, through the CLI: with plain processes, and each row
+of tests/gpu_rows.py on the bed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture
 def machine_cli(home_cli: Cli, tmp_path: Path) -> Cli:
-    """A machine whose nvidia-smi is the stand-in that tmp_path/bin has."""
+    """Return the launcher on a machine with the stand-in nvidia-smi of tmp_path/bin."""
     (tmp_path / "bin").mkdir()
     found_first = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SMI_CALLS": str(tmp_path / "calls")}
     return Cli(home_cli.cwd, {**home_cli.env, **found_first})
@@ -39,7 +39,7 @@ def process_job(cli: Cli, **keys: object) -> Path:
     return cli.job(**{"runtime": "process", "nodes": ["local"], "run": {"command": command}, **keys})
 
 
-def test_a_driver_that_does_not_answer_is_no_machine_without_gpus(machine_cli: Cli, tmp_path: Path) -> None:
+def test_a_hanging_driver_is_not_reported_as_no_gpus(machine_cli: Cli, tmp_path: Path) -> None:
     Machine(cards(2), nvidia.MISMATCH).install(tmp_path / "bin")
     file = process_job(machine_cli)
     refused = machine_cli("up", file, code=3).stderr
@@ -59,7 +59,7 @@ def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path:
         Machine([busy, Card("0f:00.0", "GPU-b")]).install(tmp_path / "bin")
         file = process_job(machine_cli)
         assert "GPUs: GPU-b." in machine_cli("up", file, "--set", "gpus=1").stdout
-        assert len((tmp_path / "calls").read_text().splitlines()) == 2  # of nvidia-smi, in all
+        assert len((tmp_path / "calls").read_text().splitlines()) == 2  # total calls of nvidia-smi
         taken = machine_cli("up", file)
         assert "GPUs: GPU-a,GPU-b." in taken.stdout
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
@@ -97,19 +97,19 @@ def test_plain_processes_compare_torchs_cuda_with_the_driver(machine_cli: Cli, t
     machine_cli.program("plain.py")
     file = process_job(machine_cli, run={"script": "plain.py"})
     Machine(cards(1), cuda="12.4").install(tmp_path / "bin")  # driver 550, and torch is for CUDA 13
-    words = f"NVIDIA driver 550.54.14 (CUDA 12.4) is too old for the torch of {sys.executable} with CUDA 13."
+    message = f"NVIDIA driver 550.54.14 (CUDA 12.4) is too old for the torch of {sys.executable} with CUDA 13."
     refused = machine_cli("up", file, code=3).stderr
-    assert f"node local: {words}" in refused
+    assert f"node local: {message}" in refused
     assert "needs 580.65.06 or newer" in refused
     assert "install a torch for an older CUDA" in refused
     report = json.loads(machine_cli("doctor", file, "--json", code=3).stdout)
     [image] = [check for check in report["checks"] if check["level"] == "fail"]
-    assert words in image["what"]
+    assert message in image["what"]
     machine_cli("plan", process_job(machine_cli))  # its own program may not use torch
 
 
 def on_both(cli: Cli, file: Path) -> tuple[str, list[dict[str, str]]]:
-    """What `up` says and the failed checks of doctor, where both refuse."""
+    """Return the message of `up` and the failed checks of doctor, if both refuse."""
     with ThreadPoolExecutor() as pool:
         refusal = pool.submit(cli, "up", file, code=3)
         report = pool.submit(cli, "doctor", file, "--json", code=3)
@@ -119,8 +119,8 @@ def on_both(cli: Cli, file: Path) -> tuple[str, list[dict[str, str]]]:
 
 @pytest.mark.bed
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[] if row == "nouveau alone" else SLOW) for row in FAULTS])
-def test_a_fault_is_refused_on_its_node_with_its_words_and_the_fix(row: str, bed_cli: Cli, bed: Bed) -> None:
-    (machine, words, expected), node = FAULTS[row], bed.nodes[1]
+def test_a_fault_is_reported_for_its_node_with_the_error_and_the_fix(row: str, bed_cli: Cli, bed: Bed) -> None:
+    (machine, message, expected), node = FAULTS[row], bed.nodes[1]
     file = bed_cli.job(**bed_job(run={"command": ["true"]}))
     with faults.nvidia(bed, node, machine):
         said, failed = on_both(bed_cli, file)
@@ -128,7 +128,7 @@ def test_a_fault_is_refused_on_its_node_with_its_words_and_the_fix(row: str, bed
     what, fix = said.split("\n  -> ")
     assert f"node {node.alias}: " in what
     assert f"node {bed.nodes[0].alias}: " not in what
-    assert words in what
+    assert message in what
     assert expected in fix
     [check] = [check for check in failed if check["node"] != "all"]  # "gpus differ": the other node has no GPU
     assert (check["node"], check["name"]) == (node.alias, "gpus")
@@ -136,7 +136,7 @@ def test_a_fault_is_refused_on_its_node_with_its_words_and_the_fix(row: str, bed
 
 
 @pytest.mark.bed
-def test_all_where_one_node_or_none_has_gpus(bed_cli: Cli, bed: Bed) -> None:
+def test_all_with_gpus_on_one_node_or_none(bed_cli: Cli, bed: Bed) -> None:
     one, two = bed.nodes[:2]
     file = bed_cli.job(**bed_job(run={"command": ["true"]}))
     with faults.nvidia(bed, two, Machine(cards(2))):
@@ -155,13 +155,13 @@ def test_all_where_one_node_or_none_has_gpus(bed_cli: Cli, bed: Bed) -> None:
 
 @pytest.mark.bed
 @pytest.mark.parametrize(
-    ("source", "words", "log", "cause", "fix"),
+    ("source", "message", "log", "cause", "fix"),
     [pytest.param(*row, id=row[0], marks=[] if "uncorrectable ECC" in row[1] else SLOW) for row in RECORDED],
 )
-def test_what_cuda_and_nccl_say_on_a_node_is_explained(
-    source: str, words: str, log: str, cause: str, fix: str, bed_cli: Cli, clean_bed: Bed
+def test_errors_of_cuda_and_nccl_are_explained(
+    source: str, message: str, log: str, cause: str, fix: str, bed_cli: Cli, clean_bed: Bed
 ) -> None:
-    (bed_cli.cwd / "said").write_text(output(words, log))
+    (bed_cli.cwd / "said").write_text(output(message, log))
     command = '[ "$RANK" = 0 ] && exec sleep 60; cat said; exit 1'
     failed = bed_cli("up", bed_cli.job("says", **bed_job(run={"command": ["sh", "-c", command]}, gpus="none")), code=1)
     explained = failed.stderr[failed.stderr.index("node2 exited with code 1: ") :]

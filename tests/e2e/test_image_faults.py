@@ -1,6 +1,6 @@
 """Faults while `launcher up` transfers an image: a clear error or none, and the next `up` succeeds.
 
-Each with both kinds of image stores on the nodes.
+Each test runs with both kinds of image stores on the nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
 MIB = 1 << 20
 LAYERS, LAYER = 3, 130 * MIB
 IMAGE = LAYERS * LAYER
-# Run on the node: waits until one `docker load` has received so much; the second of two gets two thirds. $1: bytes
+# Run on the node: wait until one `docker load` has received $1 bytes; the second of two gets two thirds.
 WAIT = """
 while :; do
   for p in $(pgrep -x docker); do
@@ -46,7 +46,7 @@ def clean_bed(clean_bed: Bed, request: pytest.FixtureRequest) -> Iterator[Bed]:
 
 @pytest.fixture
 def image(clean_bed: Bed, tmp_path: Path) -> Iterator[str]:
-    """Random layers on top of an image that every node has."""
+    """Build an image with random layers on top of an image that every node has."""
     name = f"launcher-test-faults:{uuid.uuid4().hex[:12]}"
     lines = ["FROM launcher-bed-train"]
     for number in range(LAYERS):
@@ -66,7 +66,7 @@ def image(clean_bed: Bed, tmp_path: Path) -> Iterator[str]:
 def cli(clean_bed: Bed, tmp_path: Path) -> Cli:
     folder = tmp_path / "project"
     folder.mkdir()
-    # an empty cache: earlier measurements must decide neither parts nor compression
+    # an empty cache: earlier measurements must not affect parts or compression
     return Cli(folder, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config), "XDG_CACHE_HOME": str(tmp_path / "cache")})
 
 
@@ -97,7 +97,7 @@ def megabytes(bed: Bed, node: Node) -> int:
 
 
 def succeeds(bed: Bed, cli: Cli, file: Path, image: str) -> None:
-    """The next `up`: the job runs, all nodes have the same image, no partial image is left."""
+    """Run the next `up`: the job runs, all nodes have the same image, and no partial image remains."""
     assert "it ran" in cli("up", file, timeout=300).stdout
     cli("down", "faults")
     found = {bed.docker(node, "image", "inspect", "-f", "{{.Id}}", image) for node in bed.nodes[:2]}
@@ -106,7 +106,7 @@ def succeeds(bed: Bed, cli: Cli, file: Path, image: str) -> None:
         assert not untagged(bed, node)
 
 
-def test_ssh_is_lost_halfway(clean_bed: Bed, cli: Cli, image: str) -> None:
+def test_ssh_is_lost_during_a_transfer(clean_bed: Bed, cli: Cli, image: str) -> None:
     """The same `up` recovers from it."""
     file, node = job(cli, image), clean_bed.nodes[0]
     process = cli.start("up", file)
@@ -121,13 +121,13 @@ def test_ssh_is_lost_halfway(clean_bed: Bed, cli: Cli, image: str) -> None:
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["restarted", "gone"])
-def test_the_engine_dies_halfway(clean_bed: Bed, cli: Cli, image: str, back: bool) -> None:
+def test_the_engine_dies_during_a_transfer(clean_bed: Bed, cli: Cli, image: str, back: bool) -> None:
     file, node = job(cli, image), clean_bed.nodes[0]
     process = cli.start("up", file)
     wait_for(clean_bed, node, 0.5)
     with contextlib.ExitStack() as healing:
         healing.enter_context(faults.without_engine(clean_bed, node))
-        if back:  # the node answers again before `up` has ended, or just after
+        if back:  # the node responds again before `up` has ended, or just after
             healing.close()
         code, output = end(process)
     if code != 0 or not back:
@@ -135,7 +135,7 @@ def test_the_engine_dies_halfway(clean_bed: Bed, cli: Cli, image: str, back: boo
         assert "node1" in output
         assert "->" in output  # the next step
         assert "it ran" not in output
-    # Nothing partial: complete layers are labelled as a part, which the next try resumes from and then removes.
+    # No partial image: complete layers are labelled as a part, from which the next `up` resumes before it removes it.
     assert set(untagged(clean_bed, node)) <= set(parts(clean_bed, node))
     cli("down", "faults", code=None)
     succeeds(clean_bed, cli, file, image)
@@ -152,14 +152,14 @@ def test_the_disk_is_full(clean_bed: Bed, cli: Cli, image: str) -> None:
     succeeds(clean_bed, cli, file, image)
 
 
-@pytest.mark.parametrize(("place", "fraction"), [(0, 0.02), (0, 0.6), (1, 0.5)], ids=["begun", "pushed", "served"])
-def test_the_launcher_is_killed(clean_bed: Bed, cli: Cli, image: str, place: int, fraction: float) -> None:
-    """While it pushes to the first node, and while that one serves the second.
+@pytest.mark.parametrize(("index", "fraction"), [(0, 0.02), (0, 0.6), (1, 0.5)], ids=["begun", "pushed", "served"])
+def test_the_launcher_is_killed(clean_bed: Bed, cli: Cli, image: str, index: int, fraction: float) -> None:
+    """While it pushes to the first node, and while the first node serves the second.
 
-    An engine that has all of a part's bytes finishes it, however late: as a labelled image, which `clean` removes.
+    An engine that has received all bytes of a part finishes it, even late: as a labelled image, which `clean` removes.
     """
     cli = Cli(cli.cwd, {**cli.env, peers.VARIABLE: "2"})
-    file, node = job(cli, image), clean_bed.nodes[place]
+    file, node = job(cli, image), clean_bed.nodes[index]
     before = megabytes(clean_bed, node)
     process = cli.start("up", file)
     wait_for(clean_bed, clean_bed.nodes[0], 0.01)
@@ -167,7 +167,7 @@ def test_the_launcher_is_killed(clean_bed: Bed, cli: Cli, image: str, place: int
     process.kill()
     process.wait()
     assert clean_bed.wait_clean(clean_bed.nodes[:2], timeout=60, home=True) == []
-    deadline = time.monotonic() + 60  # an engine clears up after itself a while later
+    deadline = time.monotonic() + 60  # an engine cleans up some time later
     while not untagged(clean_bed, node) and (now := megabytes(clean_bed, node)) > before + 5:
         assert time.monotonic() < deadline, f"{before} MB before, {now} MB now"
         time.sleep(1)

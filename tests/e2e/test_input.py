@@ -1,5 +1,5 @@
-"""What a caller hands in: secrets and variables of any size, a home folder, a locale, hosts. Used as it is, or refused
-with its place before anything starts.
+"""Input of the caller: secrets and variables of any size, a home folder, a locale, hosts. It is used unchanged, or
+refused with its location before anything starts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIGEST = 'for value in "$TOKEN" "$LARGEST" "$BIG" "$1"; do printf %s "$value" | 
 
 
 def text(size: int) -> str:
-    """So many bytes, in which nothing comes twice."""
+    """Return text of this size, without repetitions."""
     return "".join(f"{number} " for number in range(size))[: size - 1] + "."
 
 
@@ -50,16 +50,16 @@ def secret(cli: Cli, name: str, value: str) -> dict[str, str]:
     return {name: name}
 
 
-def with_home(cli: Cli, home: str | None, *words: str) -> subprocess.CompletedProcess[str]:
-    """The launcher with this HOME, None: with none."""
+def with_home(cli: Cli, home: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the launcher with this HOME; None: without HOME."""
     env = {key: value for key, value in os.environ.items() if key not in ("HOME", "XDG_CONFIG_HOME")}
     env |= {"PYTHONPATH": str(ROOT)} | ({} if home is None else {"HOME": home})
-    argv = [sys.executable, "-m", "launcher", *words]
+    argv = [sys.executable, "-m", "launcher", *arguments]
     return subprocess.run(argv, cwd=cli.cwd, env=env, capture_output=True, text=True, check=False)
 
 
 def refused(cli: Cli, job: Path, *sets: str) -> str:
-    """The message of a job that no command takes; with one, nothing was started."""
+    """Return the error of a job that every command refuses; nothing was started."""
     said = cli("up", job, *sets, code=2).stderr
     assert cli("plan", job, *sets, "--offline", code=2).stderr == said
     assert not cli.runs()
@@ -73,12 +73,12 @@ def test_the_largest_values_arrive_byte_for_byte(request: pytest.FixtureRequest,
     keys = process_job() if runtime == "process" else bed_job(nodes=["node1"])
     keys["code"], keys["run"] = "code", {"command": ["sh", "-c", DIGEST, "sh", text(LONGEST - 1)]}
     done = cli("up", cli.job("large", **{**keys, "secrets": secrets, "env": {"BIG": text(VALUE)}}))
-    told = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" -")]
-    assert told == [digest(text(size)) for size in (*WHOLE.values(), VALUE, LONGEST - 1)]
+    received = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" -")]
+    assert received == [digest(text(size)) for size in (*WHOLE.values(), VALUE, LONGEST - 1)]
     cli("down")
 
 
-def test_a_secret_that_no_variable_can_hold_is_refused(home_cli: Cli) -> None:
+def test_a_secret_that_does_not_fit_in_a_variable_is_refused(home_cli: Cli) -> None:
     entry = secret(home_cli, "LARGEST", "x" * (WHOLE["LARGEST"] + 1))
     said = refused(home_cli, home_cli.job("large", **process_job(secrets=["HOME", entry])))
     assert "large.yaml:11: secrets.1: LARGEST is too long" in said
@@ -98,7 +98,7 @@ def test_a_secret_that_no_variable_can_hold_is_refused(home_cli: Cli) -> None:
         ({"sweep": [{"a": 1}, {"a": "x" * LONGEST}]}, "11: sweep.1.a"),
     ],
 )
-def test_a_value_that_no_process_can_be_given_is_refused_with_its_line(
+def test_a_value_too_large_for_a_process_is_refused_with_its_line(
     home_cli: Cli, keys: dict[str, Any], where: str
 ) -> None:
     said = refused(home_cli, home_cli.job("large", **process_job(**keys)))
@@ -115,10 +115,10 @@ def test_values_that_are_too_large_together_are_refused(home_cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("home", [None, "", "relative", "/proc/../proc"])
-@pytest.mark.parametrize("words", [["up", "job.yaml"], ["doctor", "job.yaml"]])
-def test_a_home_that_is_none_is_named(cli: Cli, words: list[str], home: str | None) -> None:
+@pytest.mark.parametrize("argv", [["up", "job.yaml"], ["doctor", "job.yaml"]])
+def test_an_unusable_home_is_reported(cli: Cli, argv: list[str], home: str | None) -> None:
     cli.job(**process_job())
-    done = with_home(cli, home, *words)
+    done = with_home(cli, home, *argv)
     said = done.stdout + done.stderr
     assert done.returncode in (2, 3), said
     assert "HOME is " in said
@@ -137,7 +137,7 @@ def test_purge_without_a_home_is_refused_with_the_reason(home_cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(("key", "home"), [("code", ""), ("secrets", "relative"), ("run", ""), ("code", None)])
-def test_a_path_below_a_home_that_is_none_is_refused_with_its_line(cli: Cli, key: str, home: str | None) -> None:
+def test_a_path_below_an_unusable_home_is_refused_with_its_line(cli: Cli, key: str, home: str | None) -> None:
     path = "~nobody-of-this-name/x" if home is None else "~/x"
     keys = {"code": path, "secrets": [{"TOKEN": path}], "run": {"script": path}}
     job = cli.job(**process_job(**{key: keys[key]}))
@@ -146,16 +146,16 @@ def test_a_path_below_a_home_that_is_none_is_refused_with_its_line(cli: Cli, key
     assert "job.yaml:" in said
 
 
-@pytest.mark.parametrize("words", [["up"], ["plan"], ["doctor"], ["shell"], ["image", "ship"]])
-def test_a_number_of_nodes_without_a_cluster_is_refused_with_its_line(home_cli: Cli, words: list[str]) -> None:
+@pytest.mark.parametrize("argv", [["up"], ["plan"], ["doctor"], ["shell"], ["image", "ship"]])
+def test_a_number_of_nodes_without_a_cluster_is_refused_with_its_line(home_cli: Cli, argv: list[str]) -> None:
     job = home_cli.job("three", nodes=3, code="code", image={"ref": "x"}, run=RUN)
-    said = home_cli(*words, job, code=2).stderr
+    said = home_cli(*argv, job, code=2).stderr
     assert "three.yaml:2: nodes: " in said
     assert "--on CLUSTER" in said
 
 
 @pytest.mark.parametrize("before", [None, "name: mine\n"])
-def test_init_on_a_full_disk_leaves_what_was_there(cli: Cli, before: str | None) -> None:
+def test_init_on_a_full_disk_keeps_the_old_file(cli: Cli, before: str | None) -> None:
     if before:
         (cli.cwd / "job.yaml").write_text(before)
     script = 'ulimit -f 1; exec "$@"'  # 512 bytes
@@ -191,8 +191,8 @@ def test_unicode_in_a_locale_without_it(home_cli: Cli, locale: dict[str, str]) -
     if "LC_ALL" in locale:
         assert "WORD=日本" in shown
         assert done.stdout.split() == ["wärme", "日本", "***", "grüß", "words.txt"]
-    for words in (["logs"], ["status"], ["runs"], ["fetch"], ["plan", "wörter.yaml", "--json"]):
-        cli(*words)
+    for argv in (["logs"], ["status"], ["runs"], ["fetch"], ["plan", "wörter.yaml", "--json"]):
+        cli(*argv)
     log = cli.runs()[-1] / "logs" / "local.log"
     assert log.read_text(encoding="utf-8").split() == ["wärme", "日本", "******", "grüß", "words.txt"]
     cli("init", "größe.yaml")
@@ -202,7 +202,7 @@ def test_unicode_in_a_locale_without_it(home_cli: Cli, locale: dict[str, str]) -
 
 @pytest.mark.bed
 @pytest.mark.parametrize(("first", "then"), [("RUN", ["--nodes", "node1,node2"]), ("--all", [])])
-def test_down_names_the_nodes_that_it_was_not_to_ask(bed_cli: Cli, bed: Bed, first: str, then: list[str]) -> None:
+def test_down_names_the_nodes_that_were_left_out(bed_cli: Cli, bed: Bed, first: str, then: list[str]) -> None:
     bed_cli("up", "-d", bed_cli.job("two", **bed_job(code="code", run={"command": ["sleep", "600"]})))
     run = bed_cli.runs()[-1].name
     (bed_cli.cwd / "elsewhere").mkdir()
@@ -216,7 +216,7 @@ def test_down_names_the_nodes_that_it_was_not_to_ask(bed_cli: Cli, bed: Bed, fir
     assert bed.docker(bed.nodes[0], "ps", "-q") != ""
     assert not (elsewhere.runs()[-1] / "result.json").exists()
 
-    whole = elsewhere("down", run, *then)  # without --nodes by the record that the first one made
+    whole = elsewhere("down", run, *then)  # without --nodes, by the record that the first command created
     assert f"\ndown {run}" in whole.stderr
     assert bed.wait_clean(bed.nodes[:2]) == []
     assert f"\ndown {run}" in bed_cli("down", run).stderr

@@ -1,4 +1,4 @@
-"""The Python interface, as a notebook uses it: runs of plain processes on this machine."""
+"""The Python interface, as used in a notebook: runs of plain processes on this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def job(script: str, nodes: int = 2, **keys: Any) -> launcher.api.jobs.Job:
 
 
 def quiet(_: str) -> None:
-    """For a run whose messages no test reads."""
+    """Discard the messages of a run."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_run_from_its_start_to_its_removal() -> None:
         assert run.status().state == "done"
         assert {removed.node for removed in run.down(purge=True)} == {"local-0", "local-1"}
     found = launcher.find("notebook")
-    assert found.outcome == outcome  # as it was recorded
+    assert found.outcome == outcome  # the recorded outcome
     assert found.wait(timeout=0.1) == outcome
 
 
@@ -73,7 +73,7 @@ def test_a_failed_run_is_a_value_and_names_who_failed_first() -> None:
     assert launcher.find(run.id).outcome == outcome
 
 
-def test_reading_the_log_leaves_the_run_alone(slow_run: Run) -> None:
+def test_reading_the_log_does_not_change_the_run(slow_run: Run) -> None:
     for line in slow_run.logs():
         if line == "line 3":
             break
@@ -82,7 +82,7 @@ def test_reading_the_log_leaves_the_run_alone(slow_run: Run) -> None:
     assert list(slow_run.logs(follow=False))[:4] == [f"line {i}" for i in range(4)]
 
 
-def test_a_wait_that_times_out_leaves_the_run_alone(slow_run: Run) -> None:
+def test_a_wait_that_times_out_does_not_stop_the_run(slow_run: Run) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="it is still running"):
         slow_run.wait(timeout=1)
@@ -92,7 +92,7 @@ def test_a_wait_that_times_out_leaves_the_run_alone(slow_run: Run) -> None:
 
 
 def test_concurrent_waits_share_one_supervisor() -> None:
-    """One leaves by its time limit, another one by an error: the third one sees the run end, which is recorded once."""
+    """One returns at its time limit, another one on an error; the third one sees the end, which is recorded once."""
     with launcher.up(job(SLOW.replace("400", "60")), log=quiet) as run:
 
         def broken(_: object) -> None:
@@ -116,7 +116,7 @@ def test_concurrent_waits_share_one_supervisor() -> None:
         run.down(purge=True)
 
 
-def test_ctrl_c_in_wait_leaves_the_run_alone(tmp_path: Path) -> None:
+def test_ctrl_c_in_wait_does_not_stop_the_run(tmp_path: Path) -> None:
     program = f"""
 import launcher
 command = ["sh", "-c", {SLOW.replace("400", "100")!r}]
@@ -139,7 +139,7 @@ except KeyboardInterrupt:
     assert out.split() == ["running", "done"]
 
 
-def test_runs_can_be_started_in_several_threads_at_once() -> None:
+def test_runs_can_be_started_in_several_threads() -> None:
     here = threading.Barrier(4)
 
     def one(number: int) -> tuple[int, list[str]]:
@@ -167,7 +167,7 @@ def test_errors_are_values_with_where_what_and_what_to_do() -> None:
         launcher.up(job("true", sweep=[["a"], ["b"]]))
 
 
-def test_a_job_from_a_mapping_is_that_of_the_file(tmp_path: Path) -> None:
+def test_a_job_from_a_mapping_equals_that_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\nruntime: process\nnodes: [local]\nrun: {module: train, args: {lr: 0.1, epochs: 3}}\n")
     keys = {"name": "a", "runtime": "process", "nodes": ["local"], "run": {"module": "train", "args": {"lr": 0.1}}}
@@ -175,7 +175,7 @@ def test_a_job_from_a_mapping_is_that_of_the_file(tmp_path: Path) -> None:
     assert launcher.load(file, set=["run.args.lr=0.2"]) == launcher.load(file, set={"run.args.lr": 0.2})
 
 
-def test_closing_a_run_ends_a_wait_in_another_thread_without_an_end(slow_run: Run) -> None:
+def test_closing_a_run_ends_a_wait_in_another_thread(slow_run: Run) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(slow_run.wait)
         while not slow_run.status().nodes[0].last.startswith("line"):
@@ -184,4 +184,4 @@ def test_closing_a_run_ends_a_wait_in_another_thread_without_an_end(slow_run: Ru
         with pytest.raises(RuntimeError, match="closed while a thread waited"):
             waiting.result(30)
     assert slow_run.outcome is None
-    assert slow_run.status().state == "running"  # it is connected to again
+    assert slow_run.status().state == "running"  # the run is reconnected

@@ -54,20 +54,20 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_login_that_spoils_our_commands_is_named_with_its_cure(bed_cli: Cli, bed: Bed, case: str) -> None:
-    fault, argument, words, fix = BROKEN[case]
+    fault, argument, message, fix = BROKEN[case]
     bed_cli.program("plain.py")
     with fault(bed, bed.nodes[0], argument):
         seen = examined(bed_cli, "node1", code=3)["node1", "login shell"]
         failed = bed_cli("up", bed_cli.job("spoilt", **bed_job(run={"script": "plain.py"})), code=3).stderr
-    assert words in seen["what"]
+    assert message in seen["what"]
     assert fix in seen["fix"]
-    assert words in failed
+    assert message in failed
     assert fix in failed
     assert not bed_cli.runs()
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh"])
-def test_every_login_shell_reads_our_commands_the_same_way(bed: Bed, shell: str) -> None:
+def test_every_login_shell_runs_commands_the_same_way(bed: Bed, shell: str) -> None:
     with faults.login_shell(bed, bed.nodes[0], shell), contextlib.closing(SshPool(str(bed.ssh_config))) as pool:
         node = SshMachine("a", "node1", pool)
         for text in SPECIAL:
@@ -104,14 +104,14 @@ def test_a_run_works_with_few_sessions_and_other_login_shells_and_doctor_warns(b
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("exec sh", "its login shell starts another shell that reads the input of our commands"),
         ("read x", "its login shell reads the input of our commands"),
     ],
 )
-def test_a_login_shell_that_takes_the_input_of_our_commands_is_named_soon(
-    bed_cli: Cli, bed: Bed, line: str, words: str
+def test_a_login_shell_that_consumes_the_input_of_commands_is_reported_soon(
+    bed_cli: Cli, bed: Bed, line: str, message: str
 ) -> None:
     bed_cli.program("plain.py")
     job = bed_cli.job("eaten", **bed_job(run={"script": "plain.py"}))
@@ -122,6 +122,6 @@ def test_a_login_shell_that_takes_the_input_of_our_commands_is_named_soon(
             seen = bed_cli(command, *arguments, code=3)
             assert time.monotonic() - began < 20
             said = " ".join((seen.stdout + seen.stderr).split())
-            assert words in said
+            assert message in said
             assert "in ~/.bashrc" in said
             assert "overloaded" not in said

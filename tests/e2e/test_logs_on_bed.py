@@ -1,4 +1,4 @@
-"""Every line exactly once, whatever happens to the connection; logs limited to a part of the output."""
+"""Every line is shown exactly once, even if connections fail; logs can be limited to a part of the output."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_killing_the_launcher_while_it_follows_loses_nothing(bed_cli: Cli, bed: 
     assert bed_cli.result()["state"] == "done"
 
 
-def test_logs_can_be_limited_to_a_part(bed_cli: Cli) -> None:
+def test_logs_can_be_limited(bed_cli: Cli) -> None:
     bed_cli.program("nasty.py")
     script = bed_cli.job("nasty", **bed_job(run={"script": "nasty.py"}))
     followed = bed_cli("up", script).stdout

@@ -1,4 +1,4 @@
-"""The caller is a Mac, as far as Python can pretend on Linux: what Linux alone has is missing (tests/bed/laptop.py).
+"""The caller is a Mac, simulated on Linux: features that only Linux has are missing (tests/bed/laptop.py).
 
 With nodes: tests/bed/test_image_laptop.py.
 """
@@ -19,9 +19,7 @@ def mac(home_cli: Cli, tmp_path: Path) -> Cli:
 
 
 @pytest.mark.parametrize("keys", [{"runtime": "process"}, {"image": {"ref": "any"}}], ids=["process", "docker"])
-def test_a_mac_cannot_be_a_node_and_is_told_so_before_anything_starts(
-    mac: Cli, tmp_path: Path, keys: dict[str, object]
-) -> None:
+def test_a_mac_as_a_node_is_refused_before_anything_starts(mac: Cli, tmp_path: Path, keys: dict[str, object]) -> None:
     file = mac.job("here", nodes=["local"], gpus="none", run={"command": ["true"]}, **keys)
     refused = mac("up", file, code=3)
     assert "this machine runs macOS, and nodes must run Linux" in refused.stderr
@@ -30,7 +28,7 @@ def test_a_mac_cannot_be_a_node_and_is_told_so_before_anything_starts(
     assert laptop.called(tmp_path) == []
 
 
-def test_what_needs_no_node_works_on_a_mac(mac: Cli, tmp_path: Path) -> None:
+def test_commands_that_need_no_node_work_on_a_mac(mac: Cli, tmp_path: Path) -> None:
     mac("init", "job.yaml")
     mac("plan", "job.yaml", "--offline")
     mac("schema")

@@ -1,4 +1,4 @@
-"""Two runs on the same nodes never train together: the port is claimed on the master before anything starts."""
+"""Two runs on the same nodes never join: the rendezvous port is locked on the master before anything starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.e2e.cli import Cli, bed_job
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 
-def test_of_two_runs_that_start_at_once_one_is_refused(bed_cli: Cli, bed: Bed) -> None:
+def test_of_two_runs_that_start_together_one_is_refused(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("steps.py")
     job = bed_cli.job("twins", **bed_job(run={"script": "steps.py", "args": ["20", "5", "0.1"]}))
     both = [bed_cli.start("up", job) for _ in range(2)]
@@ -23,6 +23,6 @@ def test_of_two_runs_that_start_at_once_one_is_refused(bed_cli: Cli, bed: Bed) -
     assert re.search(r"node1: rendezvous port 29500 is (locked by run twins-|in use)", refused)
     assert "--set port=29501" in refused
     assert done.count("rank 0 finished after step 20") == 1
-    bed_cli("up", job)  # an ended run holds no port
+    bed_cli("up", job)  # an ended run does not hold its port
     bed_cli("down", "--all")
     assert bed.wait_clean() == []

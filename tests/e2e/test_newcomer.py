@@ -1,4 +1,4 @@
-"""A newcomer's first run, from an installed wheel and an empty folder: what `launcher init` writes trains there."""
+"""A new user's first run, from an installed wheel and an empty folder: the job that `launcher init` writes trains."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_job_that_init_writes_trains_in_processes(installed: Path, home_cli:
     assert {node["container"]["labels"]["launcher.code"] for node in planned["nodes"]} == {planned["code"]}
     shown = cli("plan", "job.yaml", *PROCESS, "--offline").stdout
     assert f"code {digest} with train {trainer}" in shown
-    # the tree, which the wheel was made of, gives the very same
+    # the source tree of the wheel gives the same
     assert f"with train {trainer}" in home_cli("plan", "job.yaml", *PROCESS, "--offline").stdout
 
 
@@ -72,7 +72,7 @@ def test_without_the_trainer_installed_the_job_is_refused_with_its_line(
 def test_an_exported_script_comes_with_the_command_that_adds_the_trainer(
     installed: Path, bare: Path, home_cli: Cli
 ) -> None:
-    """After it the code has all that the script runs."""
+    """After this command the code folder contains everything that the script runs."""
     cli = newcomer(installed, home_cli.cwd, home_cli.env)
     done = cli("export", "job.yaml", *PROCESS, "--to", "slurm")
     (copy,) = (line.partition("by hand: ")[2] for line in done.stderr.splitlines() if "by hand: " in line)

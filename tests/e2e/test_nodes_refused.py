@@ -30,13 +30,13 @@ def test_an_unusable_node(bed_cli: Cli, alias: str) -> None:
     failed = bed_cli("up", bed_cli.job("refused", **keys), code=3)
     assert time.monotonic() - start < 30
     assert alias in failed.stderr
-    for words in CASES[alias]:
-        assert words.lower() in failed.stderr.lower(), failed.stderr
+    for text in CASES[alias]:
+        assert text.lower() in failed.stderr.lower(), failed.stderr
     assert "Traceback" not in failed.stderr
     assert not bed_cli.runs()
 
 
-def test_all_failing_nodes_are_reported_at_once(bed_cli: Cli, bed: Bed) -> None:
+def test_all_failing_nodes_are_reported_together(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("plain.py")
     keys = bed_job(run={"script": "plain.py"}, nodes=["node1", "refused", "wrong-key", "unknown-host-key"])
     failed = bed_cli("up", bed_cli.job("several", **keys), code=3)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.fixture
 def noticed_cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
-    """The launcher with a temporary home folder."""
+    """Return the launcher with a temporary home folder."""
     (tmp_path / "home" / ".config" / "launcher").mkdir(parents=True)
     local = Cli(cli.cwd, {**cli.env, "HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": ""})
     yield local
@@ -40,7 +40,7 @@ def job(cli: Cli, command: str, **keys: Any) -> Path:
 
 @pytest.fixture
 def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A webhook: its address, and the requests that it received."""
+    """Run a webhook. Return its address, and the requests that it received."""
     got: list[dict[str, Any]] = []
 
     class Hook(BaseHTTPRequestHandler):

@@ -1,6 +1,6 @@
-"""One writer a file: what is kept of a run's output in runs/, whoever follows the run, and what the screen shows then.
+"""Each file has one writer: the output of a run in runs/ and on the screen, with any number of followers.
 
-Plain processes on this machine; with lost connections, and with nodes that are gone: test_logs_on_bed, test_silence.
+Here with plain processes on this machine. With lost connections and unreachable nodes: test_logs_on_bed, test_silence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(400)
 
 TOKEN = "hunter2-of-the-test"
 FLOOD = 40_000  # lines
-# Each secret is written in two halves, so that it comes here in two pieces.
+# Each secret is written in two halves, so that it arrives in two pieces.
 LINE = "echo line $i; printf hunter2-; sleep 0.5; echo of-the-test; sleep 0.2"
 HALVES = f"for i in 1 2 3 4; do {LINE}; done; until [ -e both ]; do sleep 0.1; done; for i in 5 6 7 8; do {LINE}; done"
 
@@ -29,7 +29,7 @@ def job(cli: Cli, name: str, script: str, **keys: object) -> Path:
 
 
 def there(cli: Cli) -> bytes:
-    """The log on the node."""
+    """Return the log on the node."""
     return Path(cli.env["HOME"], ".launcher", cli.runs()[-1].name, "logs", "local.log").read_bytes()
 
 
@@ -44,8 +44,8 @@ def shown(drill: Drill) -> list[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_full_disk_here_costs_no_output(home_cli: Cli, code: int) -> None:
-    """Each node prints more than the disk holds, most of it just before its end."""
+def test_a_full_local_disk_loses_no_output(home_cli: Cli, code: int) -> None:
+    """Each node prints more than the disk holds, most of it just before it exits."""
     flood = f'echo begun; sleep 1; [ "$RANK" != 0 ] || seq {FLOOD}; head -c 400000 /dev/zero | tr "\\0" x; exit {code}'
     keys = process_job(run={"command": ["sh", "-c", flood]})
     with small_disk(home_cli.cwd / "runs"):
@@ -76,7 +76,7 @@ def test_runs_has_every_line_once_however_often_the_launcher_is_killed(home_cli:
     assert here(home_cli) == there(home_cli) == last.encode()
 
 
-def test_two_launchers_that_follow_one_run_keep_each_line_once(home_cli: Cli) -> None:
+def test_two_launchers_that_follow_a_run_store_each_line_once(home_cli: Cli) -> None:
     prints = f"for i in $(seq 1 6); do seq {FLOOD // 4}; sleep 0.5; done; echo attempt"
     script = f"{prints}; [ -e again ] || {{ >again; exit 1; }}"
     up = Drill.follow(home_cli, "up", job(home_cli, "both", script, restarts=1))
@@ -89,8 +89,8 @@ def test_two_launchers_that_follow_one_run_keep_each_line_once(home_cli: Cli) ->
 
 
 @pytest.mark.parametrize("knows", ["the first", "the second"])
-def test_what_one_launcher_masks_no_other_writes_in_clear(home_cli: Cli, knows: str) -> None:
-    """Of two that follow a run only one has the secret's value: what it reads is masked, whoever brought it."""
+def test_a_secret_that_one_launcher_masks_is_never_written_in_clear(home_cli: Cli, knows: str) -> None:
+    """Only one of two followers knows the secret's value: output that it reads is masked, even if stored by the other."""
     with_secret = Cli(home_cli.cwd, {**home_cli.env, "TOKEN": TOKEN})
     script = job(with_secret, "secret", f"cd {home_cli.cwd}; {HALVES}", secrets=["TOKEN"])
     if knows == "the first":

@@ -1,4 +1,4 @@
-"""What a program may do to its own output folder, and what becomes of it then."""
+"""Programs that lock, remove or change their output folder, and the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCKED = (
 
 
 def ended(cli: Cli, job: Path) -> None:
-    """Started and ended, with nobody who would wait for its files."""
+    """Start a run and let it end, without a launcher that waits for its files."""
     cli("up", "-d", job)
     deadline = time.monotonic() + 60
     while json.loads(cli("status", "--json").stdout)["state"] in ("created", "running"):
@@ -41,7 +41,7 @@ def test_an_output_folder_that_its_program_has_locked_is_purged(bed_cli: Cli, be
 
 @pytest.mark.bed
 @pytest.mark.timeout(200)
-def test_what_another_user_owns_in_it_is_named_and_the_rest_is_purged(bed_cli: Cli, bed: Bed) -> None:
+def test_files_of_another_user_in_it_are_named_and_the_rest_is_purged(bed_cli: Cli, bed: Bed) -> None:
     ended(bed_cli, bed_cli.job("owns", **bed_job(nodes=["node1"], run={"command": ["sh", "-c", LOCKED]})))
     run = bed_cli.runs()[-1].name
     folder = f"/home/trainer/.launcher/{run}"
@@ -60,7 +60,7 @@ def test_what_another_user_owns_in_it_is_named_and_the_rest_is_purged(bed_cli: C
 
 @pytest.mark.bed
 @pytest.mark.timeout(200)
-def test_one_without_its_marker_is_left_and_named(bed_cli: Cli, bed: Bed) -> None:
+def test_a_folder_without_its_marker_is_kept_and_named(bed_cli: Cli, bed: Bed) -> None:
     ended(
         bed_cli,
         bed_cli.job("odd", **bed_job(nodes=["node1"], run={"command": ["sh", "-c", f"{LOCKED}; rm .launcher-run"]})),
@@ -73,13 +73,13 @@ def test_one_without_its_marker_is_left_and_named(bed_cli: Cli, bed: Bed) -> Non
 
 
 @pytest.mark.parametrize("more", ["", "sleep 60"])
-def test_a_program_that_removes_its_output_folder_is_told_so(home_cli: Cli, more: str) -> None:
+def test_a_program_that_removes_its_output_folder_is_reported(home_cli: Cli, more: str) -> None:
     program = f"echo begun; sleep 2; rm -rf $LAUNCHER_OUTPUT; {more}"
     job = home_cli.job("gone", runtime="process", nodes=["local"], run={"command": ["sh", "-c", program]})
     failed = home_cli("up", job, code=1)
-    words = " ".join(failed.stderr.split())
+    message = " ".join(failed.stderr.split())
     folder = Path(home_cli.env["HOME"], ".launcher", home_cli.runs()[-1].name)
-    assert f"failed local lost its output folder {folder}: it was removed or locked while the run used it" in words
-    assert "docker" not in words
+    assert f"failed local lost its output folder {folder}: it was removed or locked while the run used it" in message
+    assert "docker" not in message
     assert not folder.exists()
     home_cli("up", home_cli.job("next", runtime="process", nodes=["local"], run={"command": ["true"]}))

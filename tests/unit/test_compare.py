@@ -24,7 +24,7 @@ def timed(run: str, method: str, devices: int, batch: int, seconds_per_batch: fl
 
 
 def lines(rate: float, world: int, batch: int, start: float = 0.0) -> list[dict[str, Any]]:
-    """A metrics.jsonl: one slow interval, then three at `rate`."""
+    """Return the lines of a metrics.jsonl: one slow interval, then three at `rate`."""
     head = {"kind": "start", "time": start, "world": world, "global_batch": batch, "arch": "x", "step": 0, "config": {}}
     steps = [
         {
@@ -91,13 +91,13 @@ def test_baseline_is_the_fewest_devices_at_the_same_batch_and_model() -> None:
     assert [row.against for row in compare(runs)] == ["large", None, None, None]
 
 
-def test_the_rate_leaves_out_each_starts_first_interval() -> None:
+def test_the_rate_excludes_the_first_interval_of_each_start() -> None:
     once = lines(100.0, 2, 32)
     assert steady_rate(once) == pytest.approx(100)
     assert steady_rate(once[:2]) == pytest.approx(100 / 9)  # the only interval
 
 
-def test_a_resumed_run_is_one_run() -> None:
+def test_a_resumed_run_counts_as_one_run() -> None:
     first, second = lines(100.0, 2, 32)[:4], lines(100.0, 2, 32, start=1000.0)
     run = measure([*first, *second], "r", "r")
     assert run.images_per_s == pytest.approx(100)

@@ -27,9 +27,9 @@ ENDED = ContainerState("1", "c", "", {}, Phase.EXITED, 1, oom_killed=False, rest
 FAILED = Outcome("r-1", RunState.FAILED, Failure("gpu-b", 1, 1, "raised KeyError", "", "KeyError: 'dog'"))
 
 
-def test_a_program_that_has_printed_nothing_yet_is_said_to_import_every_30_s_for_5_minutes() -> None:
+def test_a_program_without_output_is_reported_every_30_s_for_5_minutes() -> None:
     first = FirstOutput()
-    assert first.message(1000) == ""  # nothing is followed
+    assert first.message(1000) == ""  # no run is followed
     first.begin(0)
     said = [second for second in range(1000) if first.message(second)]
     assert said == list(range(30, 301, 30))
@@ -39,7 +39,7 @@ def test_a_program_that_has_printed_nothing_yet_is_said_to_import_every_30_s_for
     assert not any(first.message(second) for second in range(1000))
 
 
-def test_output_before_a_traceback_is_shown_at_once() -> None:
+def test_output_before_a_traceback_is_shown_immediately() -> None:
     buffer = TracebackBuffer()
     assert buffer.sift(["step 1", HEAD, "  File"], 0) == ["step 1"]
     assert buffer.sift(["step 2"], HOLD) == []
@@ -179,7 +179,7 @@ def test_a_live_terminal_gets_its_width_and_a_pipe_every_character(
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_a_line_of_the_launcher_itself_is_whole_on_a_narrow_terminal(
+def test_a_message_of_the_launcher_is_not_cut_on_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, prefix: bool
 ) -> None:
     own = "launcher: generation 12: rank 0 is now on gpu-server-b, world 3 of 4: gpu-server-a lost at 12:03 UTC"
@@ -223,8 +223,8 @@ def test_any_metrics_of_a_program_are_handled(lines: list[dict[str, object]]) ->
 
 
 @pytest.mark.parametrize("step", ["set_live", "clear_live"])
-def test_ctrl_c_while_the_progress_line_is_drawn_is_no_error(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """A person presses it when a line appears, and each line takes the progress line away and draws it again."""
+def test_ctrl_c_during_a_redraw_is_not_an_error(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Users press Ctrl-C when a line appears, and each line removes and redraws the progress line."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stdout", Terminal())
     monkeypatch.setattr("sys.stderr", Terminal())

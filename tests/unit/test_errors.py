@@ -1,4 +1,4 @@
-"""Error messages and the launcher's exit codes."""
+"""Error messages and exit codes of the launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher import errors
 from launcher.errors import AuthFailed, ImageShipFailed, LauncherError, NodesFailed, NodeUnreachable
 
 
-def test_an_error_says_where_what_and_what_to_do() -> None:
+def test_an_error_reports_where_what_and_the_next_step() -> None:
     error = NodeUnreachable("gpu-a", "no answer on port 22 within 10 s", "is the machine on?")
     assert str(error) == "gpu-a: no answer on port 22 within 10 s\n  -> is the machine on?"
     assert str(NodeUnreachable("gpu-a", "no answer")) == "gpu-a: no answer"
@@ -58,10 +58,8 @@ def test_several_nodes_are_all_listed_with_their_fixes() -> None:
     assert error.exit_code == 3
 
 
-def test_a_run_that_is_looked_for_on_nodes_says_how_many_of_them_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # where plain processes have their runs
+def test_a_search_on_nodes_reports_how_many_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # the folder of runs of plain processes
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     config = tmp_path / "ssh_config"
     config.write_text("Host gone*\n  HostName 127.0.0.1\n  Port 1\n")

@@ -1,4 +1,4 @@
-"""Exports are texts, compared with golden files: sbatch scripts and Kubernetes manifests, and what they refuse."""
+"""Exports, compared with golden files: sbatch scripts and Kubernetes manifests, and the jobs that they refuse."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_export_equals_the_golden_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name.endswith("sbatch")])
-def test_a_script_is_one_for_bash(name: str) -> None:
+def test_a_script_is_valid_bash(name: str) -> None:
     subprocess.run(["bash", "-n"], input=TEXTS[name](), text=True, check=True)
 
 
@@ -138,7 +138,7 @@ def refused(data: dict[str, Any], target: str, **keys: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("target", "data", "keys", "words"),
+    ("target", "data", "keys", "expected"),
     [
         ("slurm", CPU, {"gpus": "all"}, "gpus: the number of GPUs of a node is unknown"),
         ("slurm", GPU, {}, "image: the cluster has no container tool"),
@@ -179,16 +179,16 @@ def refused(data: dict[str, Any], target: str, **keys: Any) -> str:
         ("job", GPU, {}, "restarts: a Job restarts single pods"),
     ],
 )
-def test_what_a_target_cannot_carry_is_refused_with_its_line(
-    target: str, data: dict[str, Any], keys: dict[str, Any], words: str
+def test_unsupported_keys_are_refused_with_their_line(
+    target: str, data: dict[str, Any], keys: dict[str, Any], expected: str
 ) -> None:
     message = refused(data, target, **keys)
     assert message.startswith("job.yaml:"), message
     assert int(message.split(":")[1]) > 0
-    assert words in message
+    assert expected in message
 
 
-def test_of_min_nodes_only_that_key_is_refused_and_not_its_default_of_restarts() -> None:
+def test_for_min_nodes_only_that_key_is_refused() -> None:
     message = refused(COMMAND, "job", min_nodes=2)
     assert "min_nodes: is not supported on a cluster" in message
     assert "restarts:" not in message
@@ -199,7 +199,7 @@ def test_kubernetes_needs_an_image_with_the_code() -> None:
         kubernetes.check(job({**GPU, "restarts": 0}), jobset=False, image=None)
 
 
-# --- Kubernetes' and JobSet's own schemas
+# --- schemas of Kubernetes and JobSet
 
 STRING, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
 
@@ -270,7 +270,7 @@ JOBSET = closed(
 )
 
 
-def test_the_schemas_refuse_a_field_that_they_do_not_know() -> None:
+def test_the_schemas_refuse_unknown_fields() -> None:
     made = yaml.safe_load(manifests(GPU, jobset=True))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**made, "spec": {**made["spec"], "restarts": 1}}, JOBSET)
@@ -281,7 +281,7 @@ def test_the_schemas_refuse_a_field_that_they_do_not_know() -> None:
         kubernetes_validate.validate({"apiVersion": "batch/v1", "kind": "JobList", "items": items}, "1.37", strict=True)
 
 
-def test_ten_thousand_nodes_take_a_second_and_200_mb_at_most() -> None:
+def test_ten_thousand_nodes_take_at_most_a_second_and_200_mb() -> None:
     code = """
 import time
 from pathlib import Path
@@ -304,7 +304,7 @@ print(seconds, peak, "--nodes=10000" in text)
     assert right == "True"
 
 
-# --- the pitfalls that users of other launchers hit
+# --- known pitfalls of other launchers
 
 
 def test_pitfall_1_pyxis_is_not_assumed() -> None:
@@ -312,13 +312,13 @@ def test_pitfall_1_pyxis_is_not_assumed() -> None:
     assert "pyxis, apptainer or oci" in refused(GPU, "slurm")
 
 
-def test_pitfall_2_the_sites_default_of_mpi_does_not_count() -> None:
+def test_pitfall_2_the_sites_default_of_mpi_is_overridden() -> None:
     for text in (sbatch(CPU), sbatch(GPU, HPC), sbatch(GPU, APPTAINER)):
         assert "srun --mpi=none " in text
 
 
-def test_a_node_that_has_ended_well_leaves_the_others_their_time() -> None:
-    """As on other nodes, also for a checkpoint. srun's own option ends them all, so many seconds after the first."""
+def test_a_node_that_succeeds_does_not_end_the_others() -> None:
+    """They may still write a checkpoint. srun's --wait would end them some seconds after the first one."""
     for text in (sbatch(CPU), sbatch(GPU, HPC), sbatch(GPU, APPTAINER), sbatch(GPU, OCI)):
         assert "--kill-on-bad-exit=1 --wait=0 " in text
 
@@ -330,7 +330,7 @@ def test_pitfall_3_the_image_is_an_option_of_srun_not_of_sbatch() -> None:
 
 
 def import_step(text: str) -> str:
-    """The part of a script that imports the image."""
+    """Return the part of a script that imports the image."""
     return text[text.index("# --- the image") : text.index("# --- run all nodes")]
 
 
@@ -388,7 +388,7 @@ def test_pitfall_8_no_variable_of_torchruns_own_options_is_set() -> None:
         assert "PET_" not in text
 
 
-def test_the_number_of_nodes_is_enough_for_a_cluster_and_too_little_without() -> None:
+def test_a_number_of_nodes_suffices_only_for_a_cluster() -> None:
     assert "#SBATCH --nodes=4" in sbatch({**CPU, "nodes": 4})
     loaded = job({**CPU, "nodes": 2})
     assert parse_job(dump_job(loaded)) == loaded
@@ -398,8 +398,8 @@ def test_the_number_of_nodes_is_enough_for_a_cluster_and_too_little_without() ->
         job({**CPU, "nodes": 0})
 
 
-def test_the_bundle_of_a_job_has_the_images_folders_read_only_and_the_jobs_own(tmp_path: Path) -> None:
-    """The script that an `oci` export carries, on an unpacked image."""
+def test_a_jobs_bundle_has_the_images_folders_read_only_and_the_jobs_folders(tmp_path: Path) -> None:
+    """Run the script that an `oci` export contains, on an unpacked image."""
     image, bundle, data = tmp_path / "image", tmp_path / "bundle", tmp_path / "data"
     for folder in (image / "rootfs" / "usr", image / "rootfs" / "dev", data):
         folder.mkdir(parents=True)

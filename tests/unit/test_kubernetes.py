@@ -1,4 +1,4 @@
-"""Manifests as Kubernetes reads them: by kubectl's own client, and by the published rules of Pod Security."""
+"""Manifests as Kubernetes reads them: with kubectl's client, and by the published rules of Pod Security."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def kubectl() -> None:
 
 
 def read_by_kubectl(text: str, folder: Path) -> list[dict[str, Any]]:
-    """Every manifest of a text, as Go's YAML reads it; without the label that makes kubectl read them offline."""
+    """Return every manifest of a text, parsed by Go's YAML, without the label that makes kubectl read them offline."""
     (folder / "manifests.yaml").write_text(text)
     argv = ["kubectl", "label", "--local", "-f", str(folder / "manifests.yaml"), "read=yes", "-o", "json"]
     shown = subprocess.run(argv, env={**os.environ, "HOME": str(folder)}, capture_output=True, text=True, check=True)
@@ -79,19 +79,19 @@ def pod(manifest: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def test_ordinary_values_reach_kubernetes_as_they_are(kubectl: None, tmp_path: Path) -> None:
-    words = [*ORDINARY, "$$(a)"]
-    env = {f"V{place}": word for place, word in enumerate(words)}
-    data = {**COMMAND, "run": {"command": ["echo", *words]}, "env": env}
+def test_ordinary_values_reach_kubernetes_unchanged(kubectl: None, tmp_path: Path) -> None:
+    arguments = [*ORDINARY, "$$(a)"]
+    env = {f"V{index}": argument for index, argument in enumerate(arguments)}
+    data = {**COMMAND, "run": {"command": ["echo", *arguments]}, "env": env}
     (made,) = read_by_kubectl(manifests(data, jobset=True), tmp_path)
     (container,) = pod(made)["containers"]
-    assert container["args"] == ["echo", *(word.replace("$", "$$") for word in words)]
+    assert container["args"] == ["echo", *(argument.replace("$", "$$") for argument in arguments)]
     values = {one["name"]: one.get("value") for one in container["env"]}
-    assert {name: values[name] for name in env} == {name: word.replace("$", "$$") for name, word in env.items()}
+    assert {name: values[name] for name in env} == {name: argument.replace("$", "$$") for name, argument in env.items()}
 
 
 def acceptable(data: dict[str, Any]) -> dict[str, Any]:
-    """The job without what Kubernetes cannot carry; all else stays as it was generated."""
+    """Return the generated job without keys that Kubernetes does not support."""
     name = f"a{data['name']}"[:40].rstrip("-")
     nodes = [entry if isinstance(entry, str) else entry["host"] for entry in data["nodes"]]
     gpus = len(data["gpus"]) if isinstance(data["gpus"], (list, str)) else data["gpus"]
@@ -101,7 +101,7 @@ def acceptable(data: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def generated() -> list[ClusterPlan]:
-    """The plans of 500 jobs."""
+    """Return the plans of 500 jobs."""
     made: list[ClusterPlan] = []
 
     @settings(max_examples=500, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
@@ -116,16 +116,14 @@ def generated() -> list[ClusterPlan]:
     return made
 
 
-def test_500_generated_jobs_are_read_as_they_were_meant(
-    generated: list[ClusterPlan], kubectl: None, tmp_path: Path
-) -> None:
+def test_500_generated_jobs_are_read_correctly(generated: list[ClusterPlan], kubectl: None, tmp_path: Path) -> None:
     meant = [kubernetes.jobset(plan, TARGET) for plan in generated]
     texts = [kubernetes.text(plan, TARGET, made) for plan, made in zip(generated, meant, strict=True)]
     assert read_by_kubectl("---\n".join(texts), tmp_path) == [made for manifests in meant for made in manifests]
 
 
 def test_the_manifests_of_500_generated_jobs_are_accepted_by_strict_schemas(generated: list[ClusterPlan]) -> None:
-    """Many Jobs in one list: a validation loads all schemas of Kubernetes."""
+    """Many Jobs in one list, as each validation loads all schemas of Kubernetes."""
     jobs_, services, validator = [], [], jsonschema.Draft202012Validator(JOBSET)
     for plan in generated:
         (made,) = kubernetes.jobset(plan, TARGET)
@@ -140,7 +138,7 @@ def test_the_manifests_of_500_generated_jobs_are_accepted_by_strict_schemas(gene
 
 
 def forbidden(spec: dict[str, Any]) -> Iterator[str]:
-    """Kubernetes' Pod Security Standards "restricted", as published, for what a manifest of ours can say."""
+    """The published Pod Security Standards "restricted", for the fields that an exported manifest can contain."""
     context = spec.get("securityContext", {})
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(key):
@@ -179,7 +177,7 @@ def made_of(data: dict[str, Any], *, jobset: bool = True, **more: Any) -> dict[s
     return found
 
 
-def test_a_restricted_namespace_takes_the_pods_and_they_may_write_the_claim() -> None:
+def test_a_restricted_namespace_accepts_the_pods_which_can_write_to_the_claim() -> None:
     for data in (RESTRICTED, COMMAND):
         found = pod(made_of(data))
         assert not [*forbidden(found)]
@@ -194,34 +192,34 @@ def test_a_restricted_namespace_takes_the_pods_and_they_may_write_the_claim() ->
         ({"docker": {"ipc": "host"}}, "ipc"),
     ],
 )
-def test_what_a_restricted_namespace_refuses_is_said(keys: dict[str, Any], why: str) -> None:
+def test_reasons_of_a_restricted_namespace_are_listed(keys: dict[str, Any], why: str) -> None:
     text = manifests({**RESTRICTED, **keys}, jobset=True)
     (line,) = [line for line in text.splitlines() if "restricted" in line]
     assert why in line
     found = pod(yaml.safe_load(text))
     assert [*forbidden(found)]
-    assert found["securityContext"] == {"fsGroup": 1000}  # the image's user may write the claim
+    assert found["securityContext"] == {"fsGroup": 1000}  # the image's user can write to the claim
 
 
-def test_a_capability_has_its_name_of_kubernetes() -> None:
-    """Which leaves the CAP_ out; docker takes both."""
+def test_a_capability_has_the_name_that_kubernetes_uses() -> None:
+    """Kubernetes omits the prefix CAP_; docker accepts both forms."""
     (container,) = pod(made_of({**RESTRICTED, "docker": {"cap_add": ["CAP_SYS_PTRACE", "IPC_LOCK"]}}))["containers"]
     assert container["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE", "IPC_LOCK"]
 
 
-def test_ipc_host_is_the_machines_where_the_job_says_so() -> None:
+def test_ipc_host_is_used_if_the_job_requests_it() -> None:
     asked, default = (pod(made_of({**RESTRICTED, **keys})) for keys in ({"docker": {"ipc": "host"}}, {}))
     assert asked["hostIPC"] is True
     assert "shm" not in [volume["name"] for volume in asked["volumes"]]
     assert "hostIPC" not in default
 
 
-def test_the_time_limit_ends_the_set_for_good_and_does_not_count_the_wait_for_machines(tmp_path: Path) -> None:
+def test_the_time_limit_ends_the_set_permanently_and_excludes_the_wait_for_machines(tmp_path: Path) -> None:
     made = made_of({**RESTRICTED, "timeout": "2s"})
     late, drained = made["spec"]["failurePolicy"]["rules"]
     assert (late["action"], drained["action"]) == ("FailJobSet", "RestartJobSetAndIgnoreMaxRestarts")
     (pattern,) = late["onJobFailureMessagePatterns"]
-    message = "{} matching FailJob rule at index 0"  # of the Job controller
+    message = "{} matching FailJob rule at index 0"  # message of the Job controller
     assert re.search(pattern, message.format("Container node for pod a/b failed with exit code 124"))
     assert not re.search(pattern, message.format("Pod a/b has condition DisruptionTarget"))
     job = made["spec"]["replicatedJobs"][0]["template"]["spec"]
@@ -229,7 +227,7 @@ def test_the_time_limit_ends_the_set_for_good_and_does_not_count_the_wait_for_ma
     late, _ = job["podFailurePolicy"]["rules"]
     (container,) = pod(made)["containers"]
     env = {"PATH": os.environ["PATH"], "MASTER_ADDR": "localhost", "LAUNCHER_TIMEOUT": "1", "LAUNCHER_NODE": "node-0"}
-    for _ in range(2):  # the second one is a restart: the time is over before it begins
+    for _ in range(2):  # the second start is a restart: its time is over before it begins
         argv = [*container["command"], "sh", "-c", f"echo . >>{tmp_path}/ran; sleep 30"]
         done = subprocess.run(argv, env={**env, "LAUNCHER_OUTPUT": str(tmp_path)}, timeout=20, check=False)
         assert [done.returncode] == late["onExitCodes"]["values"]
@@ -237,10 +235,10 @@ def test_the_time_limit_ends_the_set_for_good_and_does_not_count_the_wait_for_ma
 
 
 @pytest.mark.parametrize(("limit", "code"), [(1, 124), (600, 137)])
-def test_a_program_that_outlives_its_time_limits_sigterm_is_no_failure_that_restarts(
+def test_a_program_that_ignores_sigterm_at_its_time_limit_is_not_restarted(
     limit: int, code: int, tmp_path: Path
 ) -> None:
-    """`timeout` tells 137 of what its SIGKILL has ended, half a minute later; so does a program without memory."""
+    """`timeout` exits with 137 if its SIGKILL ends the program, half a minute later; so does an out-of-memory kill."""
     (container,) = pod(made_of({**RESTRICTED, "timeout": "2s"}))["containers"]
     (tmp_path / "timeout").write_text("#!/bin/sh\nsleep 1.1; exit 137\n")
     (tmp_path / "timeout").chmod(0o755)
@@ -252,7 +250,7 @@ def test_a_program_that_outlives_its_time_limits_sigterm_is_no_failure_that_rest
 DRAINED = [{"type": "DisruptionTarget", "status": "True"}]  # a JobSet's schema has no default for the status
 
 
-def test_a_pod_that_is_drained_restarts_the_set_without_counting_and_a_job_replaces_it() -> None:
+def test_a_drained_pod_restarts_the_set_without_counting_and_a_job_replaces_it() -> None:
     made = made_of(RESTRICTED)
     (rule,) = made["spec"]["failurePolicy"]["rules"]
     assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
@@ -263,8 +261,8 @@ def test_a_pod_that_is_drained_restarts_the_set_without_counting_and_a_job_repla
     assert alone["rules"] == [{"action": "Ignore", "onPodConditions": DRAINED}]
 
 
-def test_the_peers_of_a_pod_that_is_drained_end_after_it(tmp_path: Path) -> None:
-    """A pod that has failed waits; one that is told to stop does not, and its program has its time for a checkpoint."""
+def test_the_peers_of_a_drained_pod_end_after_it(tmp_path: Path) -> None:
+    """A failed pod waits; a pod that is stopped does not, and its program has time for a checkpoint."""
     (container,) = pod(made_of(RESTRICTED))["containers"]
     env = {"PATH": os.environ["PATH"], "MASTER_ADDR": "localhost", "LAUNCHER_OUTPUT": str(tmp_path)}
     assert {one["name"]: one.get("value") for one in container["env"]}["LAUNCHER_LATE"] == "10"
@@ -274,12 +272,12 @@ def test_the_peers_of_a_pod_that_is_drained_end_after_it(tmp_path: Path) -> None
     assert time.monotonic() - began > 0.4
     script = "trap 'sleep 0.2; echo saved; exit 1' TERM; echo ready; while :; do sleep 0.05; done"
     argv = [*container["command"], "sh", "-c", script]
-    with subprocess.Popen(argv, env={**env, "LAUNCHER_LATE": "60"}, stdout=subprocess.PIPE, text=True) as told:
-        assert told.stdout
-        assert told.stdout.readline() == "ready\n"
-        told.terminate()
-        assert told.stdout.readline() == "saved\n"
-        assert told.wait(20) == 1
+    with subprocess.Popen(argv, env={**env, "LAUNCHER_LATE": "60"}, stdout=subprocess.PIPE, text=True) as terminated:
+        assert terminated.stdout
+        assert terminated.stdout.readline() == "ready\n"
+        terminated.terminate()
+        assert terminated.stdout.readline() == "saved\n"
+        assert terminated.wait(20) == 1
 
 
 def test_an_output_that_cannot_be_written_ends_the_pod(tmp_path: Path) -> None:
@@ -290,7 +288,7 @@ def test_an_output_that_cannot_be_written_ends_the_pod(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (73, b"")
 
 
-def test_every_export_has_a_folder_of_its_own_in_the_claim() -> None:
+def test_every_export_has_its_own_folder_in_the_claim() -> None:
     (container,) = pod(made_of(RESTRICTED))["containers"]
     env = {one["name"]: one.get("value") for one in container["env"]}
     assert env["LAUNCHER_OUTPUT"] == f"/output/{TARGET.run}"
@@ -312,7 +310,7 @@ def test_the_clusters_settings_are_merged_into_the_manifest() -> None:
     assert found["terminationGracePeriodSeconds"] == 45
 
 
-def test_a_cluster_that_is_kubernetes_is_for_export_alone() -> None:
+def test_a_kubernetes_cluster_is_only_for_export() -> None:
     hpc = {"kind": "slurm", "login": "local", "workdir": "/shared"}
     known = Settings.model_validate({"clusters": {"k8s": {"kind": "kubernetes", "namespace": "team"}, "hpc": hpc}})
     assert known.kubernetes("k8s").namespace == "team"

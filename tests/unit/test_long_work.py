@@ -1,4 +1,4 @@
-"""What is seen of pulls, builds and the first import: bytes up to the image's size, a line every 30 s in a pipe."""
+"""Progress of pulls, builds and the first import: bytes up to the image's size, a line every 30 s in a pipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MB = 1_000_000
 
 
 def event(layer: str, status: str, current: int = 0, total: int = 0) -> dict[str, object]:
-    """As an engine sends it while it pulls: docs.docker.com/reference/api/engine, POST /images/create."""
+    """Event of an engine during a pull: docs.docker.com/reference/api/engine, POST /images/create."""
     detail = {"current": current, "total": total} if total else {}
     return {"status": status, "progressDetail": detail, "id": layer}
 
@@ -63,7 +63,7 @@ def test_the_bytes_of_a_pull_grow_and_end_at_the_size_of_its_layers() -> None:
     assert seen[-1] == (16 * MB, 16 * MB)
     assert seen[7] == (3 * MB, 12 * MB)  # the third layer's size is not known yet
     assert all(bytes_ <= total for bytes_, total in seen if total)
-    assert [words for words in dict.fromkeys(unpacking) if words] == [
+    assert [text for text in dict.fromkeys(unpacking) if text] == [
         f"unpacking, {done} of 3 layers done" for done in range(3)
     ]
 
@@ -78,7 +78,7 @@ def test_the_bytes_of_a_pull_grow_and_end_at_the_size_of_its_layers() -> None:
         {"id": "a", "status": "Downloading", "progressDetail": [1]},
     ],
 )
-def test_events_of_another_kind_are_no_reason_to_fail(strange: dict[str, object]) -> None:
+def test_unknown_events_are_ignored(strange: dict[str, object]) -> None:
     progress = PullProgress()
     progress.take(strange)
     assert (progress.received, progress.total) == (0, 0)
@@ -110,8 +110,8 @@ def test_in_a_pipe_there_is_a_line_every_30_s_and_one_at_the_end(capfd: pytest.C
     ]
 
 
-def test_in_a_pipe_the_end_of_a_pull_is_said_once_while_the_engine_unpacks(capfd: pytest.CaptureFixture[str]) -> None:
-    """A layer of many GB: the engine reports for minutes, and the bytes stay what they are."""
+def test_in_a_pipe_the_end_of_a_pull_is_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """While it unpacks a layer of many GB, the engine reports for minutes, and the bytes do not change."""
     clock, progress = Clock(), PullProgress()
     log: list[Step] = []
 
@@ -145,7 +145,7 @@ def test_in_a_pipe_the_end_of_a_pull_is_said_once_while_the_engine_unpacks(capfd
     assert len(log) == 20  # every 5 s
 
 
-def test_in_a_pipe_nothing_is_said_of_short_work(capfd: pytest.CaptureFixture[str]) -> None:
+def test_in_a_pipe_short_work_is_not_reported(capfd: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with LongWork(clock) as work:
         for second in range(6):
@@ -160,9 +160,7 @@ def test_in_a_pipe_nothing_is_said_of_short_work(capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().err == "launcher: a message\nlauncher: a later message\n"
 
 
-def test_who_waits_for_gpus_reads_for_which_once(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_awaited_gpus_are_reported_once(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "PAUSE", -1.0)
     monkeypatch.setattr(gpus.random, "random", lambda: 1.0)
     with LongWork() as work:
@@ -180,7 +178,7 @@ def test_who_waits_for_gpus_reads_for_which_once(
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """A terminal of 80 columns; what was written to it."""
+    """Return a terminal of 80 columns, and the text written to it."""
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=80, legacy_windows=False, soft_wrap=True)
     monkeypatch.setattr(LongWork, "err", console)
@@ -217,9 +215,9 @@ def test_a_build_shows_its_step_and_the_last_line_of_it() -> None:
     assert all(isinstance(line, Step) for line in log)
 
 
-def test_long_work_says_that_it_goes_on() -> None:
-    told: list[float] = []
-    with periodically(told.append, every=0.01):
-        while len(told) < 3:
+def test_long_work_reports_progress_periodically() -> None:
+    times: list[float] = []
+    with periodically(times.append, every=0.01):
+        while len(times) < 3:
             pass
-    assert told == sorted(told)
+    assert times == sorted(times)

@@ -27,7 +27,7 @@ def test_ctrl_c_wrapped_in_a_librarys_error(monkeypatch: pytest.MonkeyPatch) -> 
     assert ended.value.code == StoppedByUser.exit_code
 
 
-def test_a_defect_is_one_message_with_a_way_to_report_it(
+def test_a_bug_is_one_message_with_instructions_to_report_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def app() -> None:

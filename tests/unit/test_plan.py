@@ -1,4 +1,4 @@
-"""Plans are values: the exact containers, variables and commands, compared with golden files.
+"""Plans: the exact containers, variables and commands, compared with golden files.
 
 After an intended change: UPDATE_GOLDEN=1 python -m pytest tests/unit/test_plan.py, then read the diff.
 """
@@ -137,7 +137,7 @@ def test_the_plan_equals_the_golden_file(name: str) -> None:
     assert text == golden.read_text()
 
 
-def test_nodes_that_may_replace_one_another_have_as_many_workers() -> None:
+def test_min_nodes_requires_equal_numbers_of_workers() -> None:
     with pytest.raises(PlanInvalid, match="but they have: gpu-0 1, gpu-1 1, gpu-2 2"):
         planned(job(3, min_nodes=2), [node(0, gpus=1), node(1, gpus=1), node(2, gpus=2)])
 
@@ -195,7 +195,7 @@ def test_an_address_of_another_machine_is_not_used() -> None:
     assert "address:" in str(caught.value)
 
 
-def test_the_best_guess_is_used_with_a_warning_if_no_node_may_test() -> None:
+def test_an_untested_address_is_used_with_a_warning_if_probes_are_forbidden() -> None:
     facts = [node(0), node(1)]
     meeting = choose(facts, [Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.UNKNOWN)], 29500)
     assert (meeting.address, meeting.probed) == ("10.0.0.10", False)
@@ -234,7 +234,7 @@ def test_gpus_are_chosen_by_uuid(request_: Any, chosen: tuple[str, ...]) -> None
     assert gpus.select(node(0, gpus=2), request_) == chosen
 
 
-def test_every_node_without_its_gpus_is_named() -> None:
+def test_every_node_that_lacks_gpus_is_named() -> None:
     with pytest.raises(NodesFailed) as caught:
         planned(job(3, gpus=2), [node(0, gpus=2), node(1, gpus=1), node(2)])
     assert "gpu-1" in str(caught.value)
@@ -247,7 +247,7 @@ def test_gpus_of_one_machine_are_divided_evenly_and_completely() -> None:
     for count in range(9):
         for parts in range(1, 5):
             uuids = [str(i) for i in range(count)]
-            shares = [gpus.share(uuids, parts, place) for place in range(parts)]
+            shares = [gpus.share(uuids, parts, index) for index in range(parts)]
             assert [u for share in shares for u in share] == uuids
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -267,7 +267,7 @@ def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "version", "restarts", "words"),
+    ("kind", "version", "restarts", "message"),
     [
         ("Docker", "19.03.1", 0, r"Docker 19.03.1 is too old\s+-> 20.10 or newer"),
         ("Docker", "20.10.0", 2, ""),
@@ -276,9 +276,9 @@ def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
         ("podman", "4.3.1", 2, r"restarts cannot be followed\s+-> set restarts: 0"),
     ],
 )
-def test_an_engine_that_cannot_run_the_job_is_refused(kind: str, version: str, restarts: int, words: str) -> None:
+def test_an_engine_that_cannot_run_the_job_is_refused(kind: str, version: str, restarts: int, message: str) -> None:
     nodes = [node(0), node(1, engine=EngineFacts("e", version, False, (), (), "/x", 1 << 40, kind))]
-    with pytest.raises(NodeUnfit, match=words) if words else contextlib.nullcontext() as caught:
+    with pytest.raises(NodeUnfit, match=message) if message else contextlib.nullcontext() as caught:
         planned(job(2, restarts=restarts), nodes)
     assert not caught or "gpu-1" in str(caught.value)
 
@@ -295,7 +295,7 @@ def test_a_script_outside_the_code_is_refused() -> None:
     assert inside.master.container.argv[-1] == "main.py"
 
 
-def test_offline_needs_no_node_and_says_what_is_assumed() -> None:
+def test_offline_contacts_no_node_and_lists_assumptions() -> None:
     plan = offline(job(2), "c0de")
     assert plan.warnings[0].startswith("offline:")
     assert plan.rendezvous.addresses == ("192.0.2.1", "192.0.2.2")

@@ -1,4 +1,4 @@
-"""The output of `launcher plan` for a person, and as `docker run` lines."""
+"""The output of `launcher plan` as text and as `docker run` lines."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ FULL = replace(
 
 
 def csv(text: str) -> list[str]:
-    """A value as docker's command line parses it."""
+    """Parse a value as docker's command line does."""
     import csv as reader
 
     return next(iter(reader.reader(io.StringIO(text))))
 
 
 def request_of(line: str) -> dict[str, Any]:
-    """The request that docker would send to its engine: docs.docker.com/reference/cli/docker/container/run."""
-    words = shlex.split(line.replace("\\\n", " "))
-    assert words[:3] == ["docker", "run", "-d"]
+    """Return the request that docker would send to its engine: docs.docker.com/reference/cli/docker/container/run."""
+    tokens = shlex.split(line.replace("\\\n", " "))
+    assert tokens[:3] == ["docker", "run", "-d"]
     options = argparse.ArgumentParser()
     for name in ("name", "network", "ipc", "user", "workdir", "shm-size", "memory", "memory-swap", "cpus"):
         options.add_argument(f"--{name}")
@@ -79,7 +79,7 @@ def request_of(line: str) -> dict[str, Any]:
         options.add_argument(f"--{name}", action="store_true")
     options.add_argument("image")
     options.add_argument("argv", nargs=argparse.REMAINDER)
-    found = options.parse_args(words[3:])
+    found = options.parse_args(tokens[3:])
     mounts = [dict(field.partition("=")[::2] for field in csv(mount)) for mount in found.mount]
     requests = [{"Driver": "cdi", "DeviceIDs": [d]} for d in found.device if d.startswith("nvidia.com/gpu=")]
     if found.gpus:

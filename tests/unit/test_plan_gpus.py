@@ -1,5 +1,5 @@
-"""From what nvidia-smi and the PCI bus say to the plan: a fault is refused, idle GPUs are taken, nothing ends on a CPU
-in silence.
+"""GPUs of a plan, from nvidia-smi and the PCI bus: faults are refused, idle GPUs are chosen, and a job never runs
+silently on a CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def refused(machine: Machine, gpus: object = "all") -> str:
 
 
 def checks(node: NodeFacts, wanted: Any = "all") -> dict[str, Check]:
-    """The worst of each name."""
+    """Return the worst level of each check."""
     order = [Level.OK, Level.WARN, Level.FAIL]
     found = sorted(gpu_checks.of_node(node, wanted, docker=True), key=lambda check: order.index(check.level))
     assert all(check.fix for check in found if check.level is not Level.OK)
@@ -49,14 +49,14 @@ def checks(node: NodeFacts, wanted: Any = "all") -> dict[str, Check]:
 
 
 @pytest.mark.parametrize("row", FAULTS)
-def test_a_gpu_that_cannot_be_used_is_never_no_gpu(row: str) -> None:
-    machine, words, expected = FAULTS[row]
+def test_a_faulty_gpu_is_not_reported_as_no_gpu(row: str) -> None:
+    machine, message, expected = FAULTS[row]
     for request in ("all", max(2, len(machine.cards)), [0, 1]):
         text = refused(machine, request)
         assert "gpu-0" in text, (row, request)
     text = refused(machine)
     what, fix = text.split("\n  -> ")
-    assert words in what
+    assert message in what
     assert expected in fix
     assert "gpus: none" in fix
     check = checks(on(machine))["gpus"]
@@ -80,8 +80,8 @@ def test_no_fault(machine: Machine) -> None:
     assert fault(on(machine)) is None
 
 
-def test_a_complaint_about_something_else_is_a_warning() -> None:
-    # manual page of nvidia-smi, RETURN VALUE 14; the words: forums.developer.nvidia.com, "infoROM is corrupted"
+def test_an_unrelated_error_of_nvidia_smi_is_a_warning() -> None:
+    # manual page of nvidia-smi, RETURN VALUE 14; the text: forums.developer.nvidia.com, "infoROM is corrupted"
     text = (
         Machine(cards(2)).output().replace("@exit 0", "WARNING: infoROM is corrupted at gpu 0000:07:00.0\n@exit 14", 1)
     )
@@ -91,20 +91,20 @@ def test_a_complaint_about_something_else_is_a_warning() -> None:
     assert any("infoROM is corrupted" in warning and "(exit code 14)" in warning for warning in plan.warnings)
 
 
-def test_what_works_of_a_machine_with_a_fault_can_be_named() -> None:
+def test_working_gpus_of_a_faulty_machine_can_be_selected() -> None:
     fallen = on(Machine([*cards(7), Card("3f:00.0", listed=False)]))
     for request in (2, [fallen.gpus[6].uuid]):
         plan = planned(job(1, gpus=request), [fallen])
         assert len(plan.nodes[0].container.gpus) == len(request if isinstance(request, list) else range(request))
         assert any("0000:3f:00.0 has fallen off the bus" in warning for warning in plan.warnings)
-    # An index counts the GPUs that are left, so it may mean another one than yesterday.
+    # An index counts only the listed GPUs, so it may mean another GPU than before the fault.
     assert "name GPUs by their UUID" in refused(Machine([*cards(7), Card("3f:00.0", listed=False)]), [6])
     broken = Machine([*cards(1), Card("0f:00.0", temperature=nvidia.RESET)])
     assert planned(job(1, gpus=[0]), [on(broken)]).nodes[0].container.gpus == (on(broken).gpus[0].uuid,)
     assert checks(on(broken), [0])["gpus"].level is Level.WARN
 
 
-def test_all_where_only_some_nodes_have_gpus_is_refused_by_name() -> None:
+def test_all_is_refused_if_only_some_nodes_have_gpus() -> None:
     with pytest.raises(NodesFailed) as caught:
         planned(job(3), [on(Machine(cards(2)), 0), a_node(1), on(Machine(cards(2)), 2)])
     assert [error.where for error in caught.value.errors] == ["node gpu-1"]
@@ -126,7 +126,7 @@ def test_a_number_takes_idle_gpus() -> None:
     assert "--wait" in caught.value.next_step
 
 
-def test_a_plan_that_is_only_shown_says_who_has_the_gpus() -> None:
+def test_a_preview_lists_the_users_of_the_gpus() -> None:
     busy, idle = on(Machine([NOTEBOOK, *cards(2)[1:]])), on(Machine(cards(2)), 1)
     facts, notes = assume_idle(job(2, gpus=2), [busy, idle])
     assert [len(each.container.gpus) for each in planned(job(2, gpus=2), facts).nodes] == [2, 2]
@@ -151,7 +151,7 @@ def test_a_desktop_does_not_make_a_gpu_busy() -> None:
     assert len(gpus.select(on(Machine([desktop])), 1)) == 1
 
 
-def test_all_in_mig_mode_means_the_instances_one_worker_each() -> None:
+def test_all_in_mig_mode_selects_the_instances_with_one_worker_each() -> None:
     node = on(Machine([*MIG, Card("0f:00.0", "GPU-whole")]))
     plan = planned(job(1), [node])
     uuids = [part.uuid for gpu in node.gpus[:2] for part in gpu.instances]
@@ -167,12 +167,12 @@ def test_all_in_mig_mode_means_the_instances_one_worker_each() -> None:
     assert "MIG-a686709d" in checks(on(Machine(MIG[:1])))["mig"].what
 
 
-def test_machines_that_differ_are_named_in_one_warning() -> None:
+def test_differing_machines_are_listed_in_one_warning() -> None:
     other = Machine(cards(2, name="NVIDIA H100 80GB HBM3", mib=81559, driver="535.161.08", mode="Exclusive_Process"))
     nodes = [on(Machine(cards(2)), 0), on(other, 1, name="gpu-b")]
     warning = next(line for line in planned(job(2), nodes).warnings if "differ" in line)
-    for words in ("gpu-0 NVIDIA A100-SXM4-80GB, gpu-b NVIDIA H100", "gpu-0 550, gpu-b 535", "gpu-b Exclusive_Process"):
-        assert words in warning
+    for text in ("gpu-0 NVIDIA A100-SXM4-80GB, gpu-b NVIDIA H100", "gpu-0 550, gpu-b 535", "gpu-b Exclusive_Process"):
+        assert text in warning
     assert gpu_checks.differences([on(Machine(cards(2, driver="550.90.07"))), nodes[0]]) == ""  # the same branch
     for for_a_job, level in ((False, Level.WARN), (True, Level.FAIL)):  # which `up` refuses
         [check] = gpu_checks.alike([nodes[0], a_node(1)], job=for_a_job)
@@ -180,7 +180,7 @@ def test_machines_that_differ_are_named_in_one_warning() -> None:
     assert gpu_checks.alike([nodes[0], on(Machine(failure=nvidia.MISMATCH), 1)], job=True) == []  # that has a fault
 
 
-def test_doctor_tells_driver_toolkit_persistence_fabric_manager_and_peers() -> None:
+def test_doctor_reports_driver_toolkit_persistence_fabric_manager_and_peers() -> None:
     more = '\n@@nvidia_toolkit\nNVIDIA Container Toolkit CLI version 1.17.8\nmode = "auto"\n@@nvidia_fabric\ninactive\n'
     node = on(Machine(cards(8), more=more, switches=["85:00.0"]))
     found = checks(node)
@@ -200,7 +200,7 @@ def test_doctor_tells_driver_toolkit_persistence_fabric_manager_and_peers() -> N
 
 
 def drawn(node: NodeFacts) -> str:
-    """The table in 80 columns."""
+    """Return the table in 80 columns."""
     console = Console(file=io.StringIO(), width=80)
     console.print(shown.table([node]))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
@@ -212,8 +212,8 @@ def test_the_table_fits_80_columns() -> None:
     lines = drawn(node).splitlines()
     assert all(len(line.rstrip()) <= 80 for line in lines)
     text = " ".join(" ".join(lines).split())
-    for words in ("60.0/80 GiB", "by erin", "pid 4242", "MIG 1g.10gb", "requires reset"):
-        assert words in text, text
+    for message in ("60.0/80 GiB", "by erin", "pid 4242", "MIG 1g.10gb", "requires reset"):
+        assert message in text, text
     assert [line.split()[1] for line in lines if line.startswith("gpu-0")] == ["0", "1", "2", "2", "3"]
     assert "MIG mode, without instances" in drawn(on(Machine(MIG[:1], mig_list="")))
     assert [row["index"] for row in shown.rows([node])] == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Properties of the plan: for any job and any nodes, a consistent plan or an error that says where; nothing else."""
+"""Properties of the plan: any job and any nodes give a consistent plan, or an error with its location."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.test_plan import MODERN, TORCH_1_1, TORCH_1_8
 from tests.unit.test_plan import node as a_node
 
 RUN = "job-20260131-120000-00aa"
-words = st.text(max_size=8)
+names = st.text(max_size=8)
 addresses = st.one_of(
     st.sampled_from(["127.0.0.1/8", "172.17.0.1/16", "10.0.0.5/24", "10.0.0.6/24", "fe80::1/64", "169.254.0.1/16"]),
     st.ip_addresses(v=4).map(lambda ip: f"{ip}/24"),
@@ -33,7 +33,7 @@ addresses = st.one_of(
 
 
 @st.composite
-def looks(draw: st.DrawFn, job: Job, rank: int) -> NodeFacts:
+def node_facts(draw: st.DrawFn, job: Job, rank: int) -> NodeFacts:
     """Possible facts of a job's node: more or less of everything, unusual names, no engine."""
     entry = job.nodes[rank]
     count = draw(st.integers(0, 4))
@@ -52,7 +52,7 @@ def looks(draw: st.DrawFn, job: Job, rank: int) -> NodeFacts:
         ),
         routes=tuple(Route("0.0.0.0/0", "eth0") for _ in range(draw(st.integers(0, 1)))),
         listening=tuple(draw(st.lists(st.sampled_from([22, job.port]), max_size=2))),
-        gpus=tuple(Gpu(i, f"GPU-{rank}-{i}", draw(words), 1, draw(words)) for i in range(count)),
+        gpus=tuple(Gpu(i, f"GPU-{rank}-{i}", draw(names), 1, draw(names)) for i in range(count)),
         infiniband=draw(st.booleans()),
         engine=draw(st.sampled_from([None, a_node(0).engine])),
         ulimits=draw(st.sampled_from([(), (("memlock", -1),)])),
@@ -62,7 +62,7 @@ def looks(draw: st.DrawFn, job: Job, rank: int) -> NodeFacts:
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[Job, list[NodeFacts], list[Probe], ImageFacts]:
     job = Job.model_validate(draw(jobs()))
-    facts = [draw(looks(job, rank)) for rank in range(len(job.nodes))]
+    facts = [draw(node_facts(job, rank)) for rank in range(len(job.nodes))]
     probes = [
         Probe(other.name, facts[0].name, ip, job.port, draw(st.sampled_from(Reach)))
         for other in facts[1:]
@@ -109,7 +109,7 @@ def test_a_plan_is_consistent_or_an_error_names_the_cause(
 
 @given(situations())
 @settings(max_examples=60, deadline=None)
-def test_a_plan_is_read_back_from_its_record(situation: tuple[Job, list[NodeFacts], list[Probe], ImageFacts]) -> None:
+def test_a_recorded_plan_can_be_read(situation: tuple[Job, list[NodeFacts], list[Probe], ImageFacts]) -> None:
     try:
         plan = make(*situation)
     except LauncherError:

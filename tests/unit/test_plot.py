@@ -18,7 +18,7 @@ from launcher.records.plot import draw
 
 
 def rows(batches: tuple[int, ...]) -> list[Row]:
-    """Runs named a & b, a & b<, ...: names that a page must escape."""
+    """Return runs named a & b, a & b<, ...: names that a page must escape."""
     losses = ((1.0, 2.3), (2.0, 1.1), (3.0, 0.4))
     names = [f"a & b{'<' * i}" for i in range(len(batches))]
     return compare(

@@ -36,7 +36,7 @@ def test_a_pool_has_machines_and_their_number_per_variant() -> None:
     assert ([node.name for node in placed.nodes], placed.port, placed.each) == (["c", "d"], 29507, None)
 
 
-def test_other_machines_and_another_number_may_be_given() -> None:
+def test_machines_and_number_can_be_overridden() -> None:
     text = "nodes: {pool: [a, {host: b, gpus: 2}], each: 1}\nsweep: [{lr: 1}]\n"
     found = job(text, "nodes.each=2", nodes=["b", "e", "f"])
     assert ([node.host for node in found.nodes], found.nodes[0].gpus, found.each) == (["b", "e", "f"], 2, 2)
@@ -109,7 +109,7 @@ def test_machines_never_get_more_variants_than_fit(
             taken.append(placement)
 
 
-def test_a_port_that_was_in_use_is_not_tried_again_at_once() -> None:
+def test_a_port_that_was_in_use_is_not_retried_immediately() -> None:
     pool = Pool({"a": 1}, 1, 29500)
     ports = []
     for _ in range(3):
@@ -120,7 +120,7 @@ def test_a_port_that_was_in_use_is_not_tried_again_at_once() -> None:
     assert ports == [29500, 29501, 29502]
 
 
-def test_a_port_at_which_another_program_listens_is_passed_over() -> None:
+def test_a_port_on_which_another_program_listens_is_skipped() -> None:
     placement = Pool({"a": 1}, 1, 29500, {29500, 29501}).take()
     assert placement is not None
     assert placement.port == 29502
@@ -146,7 +146,7 @@ def test_room_depends_on_gpus_if_a_number_is_requested() -> None:
     assert room(two, two.nodes[0], without) == 0
 
 
-def test_a_machine_whose_gpus_cannot_be_used_or_that_has_none_is_left_out_with_the_reason() -> None:
+def test_a_machine_without_usable_gpus_is_excluded_with_the_reason() -> None:
     seen = parse(Machine(cards(2), MISMATCH).output().encode()).node
     two = job("nodes: {pool: [a, b]}\nsweep: [{lr: 1}]\ngpus: 2\n")
     broken = dataclasses.replace(_node(two, 0), gpus=seen.gpus, nvidia=seen.nvidia)

@@ -1,4 +1,4 @@
-"""The table of `launcher status` at the widths that terminals have."""
+"""The table of `launcher status` at typical widths of terminals."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_slow_rank_is_shown() -> None:
 
 
 @pytest.mark.parametrize("value", [7, None, ["x"], "", "\x1b[2J\n", "x" * 9999])
-def test_what_another_program_calls_slow(value: object) -> None:
+def test_slow_reported_by_another_program(value: object) -> None:
     text = TrainingProgress(STEPS.first, {**STEPS.last, "slow": value}).slow
     assert not text or (text.isprintable() and len(text) <= 200)
 
@@ -84,7 +84,7 @@ def test_columns_that_do_not_fit_are_dropped_from_the_right() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_ends_and_unreachable_nodes_say_why(width: int) -> None:
+def test_exited_and_unreachable_nodes_show_the_reason(width: int) -> None:
     nodes = (
         node(0, state="exited", exit_code=137, oom_killed=True, restarts=1, restarted=("exit code 1 after 8 s",)),
         NodeStatus("gpu-1", "unreachable", "node gpu-1: does not answer"),
@@ -99,7 +99,7 @@ def test_control_characters_of_a_node_are_not_printed() -> None:
     assert "\x1b" not in "".join(shown(replace(CPU, nodes=(node(0, last="a\x1b[2Jb\x07"),)), 80))
 
 
-def test_json_has_what_the_table_has() -> None:
+def test_json_contains_the_data_of_the_table() -> None:
     seen = json.loads(json.dumps(FULL.to_dict()))
     assert (seen["progress"]["step"], round(seen["progress"]["eta"])) == (2000, 1302)
     assert seen["nodes"][1]["use"]["gpus"][0]["busy"] == 97

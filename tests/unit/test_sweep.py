@@ -29,7 +29,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Iterator[Sweep]:
-    """Its only variant runs on both of its machines."""
+    """Return a sweep with one variant, which runs on both of its machines."""
     monkeypatch.chdir(tmp_path)
     pool = {"pool": ["local", "local"], "each": 2}
     keys = {"name": "job", "runtime": "process", "nodes": pool, "run": {"command": ["true"]}}
@@ -41,7 +41,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> I
     made._machines.close()
 
 
-def test_a_cut_connection_is_not_yet_a_silent_machine(sweep: Sweep) -> None:
+def test_a_lost_connection_does_not_make_a_machine_silent(sweep: Sweep) -> None:
     (work,) = sweep._work
     sweep._note(work, messages.NodeLost("local-1", "cut", time.time() - 29))  # time of its last sign of life
     assert work.silent.keys() == {"local-1"}
