@@ -1,4 +1,4 @@
-"""What sshd and the login shell of a node may do to our commands: named with its fix, or harmless."""
+"""Faults of sshd and the login shell of a node: reported with a fix, or harmless."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_two_launchers_that_follow_a_run_store_each_line_once(home_cli: Cli) -> 
 
 @pytest.mark.parametrize("knows", ["the first", "the second"])
 def test_a_secret_that_one_launcher_masks_is_never_written_in_clear(home_cli: Cli, knows: str) -> None:
-    """Only one of two followers knows the secret's value: output that it reads is masked, even if stored by the other."""
+    """Only one of two followers knows the secret: its output is masked, even if the other one stores it."""
     with_secret = Cli(home_cli.cwd, {**home_cli.env, "TOKEN": TOKEN})
     script = job(with_secret, "secret", f"cd {home_cli.cwd}; {HALVES}", secrets=["TOKEN"])
     if knows == "the first":
