@@ -52,7 +52,7 @@ def test_a_folder_of_the_code_that_cannot_be_read_is_refused_unless_it_is_ignore
     private.chmod(0)
     refused = cli(command[0], job, *command[1:], code=2)
     assert f"code {private}: cannot be read: Permission denied" in refused.stderr
-    assert "or name it in .dockerignore" in refused.stderr
+    assert "or list it in .dockerignore" in refused.stderr
     assert not cli.runs()
     (cli.cwd / ".dockerignore").write_text("private\n")
     cli(command[0], job, *command[1:])

@@ -211,7 +211,7 @@ def test_down_names_the_nodes_that_were_left_out(bed_cli: Cli, bed: Bed, first: 
     assert f"{run}: 1 of its 2 nodes was not contacted: node1" in partly.stderr
     assert f"launcher down {run} --nodes node1,node2 --purge" in partly.stderr
     assert f"\ndown {run}" not in partly.stderr
-    assert "when they are back" not in partly.stderr
+    assert "reachable again" not in partly.stderr
     assert bed.docker(bed.nodes[1], "ps", "-aq") == ""
     assert bed.docker(bed.nodes[0], "ps", "-q") != ""
     assert not (elsewhere.runs()[-1] / "result.json").exists()

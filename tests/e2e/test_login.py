@@ -43,9 +43,9 @@ def bashrc(bed: Bed, node: Node, line: str) -> Iterator[None]:
         bed.sh(node, "rm /home/trainer/.bashrc")
 
 
-# what is wrong with the node's login; what the message says of it, its fix
+# fault of the node's login: how to cause it, part of the message, part of the fix
 BROKEN = {
-    "bashrc": (bashrc, "echo Welcome, $USER", "prints 'Welcome, trainer'", "in ~/.bashrc"),
+    "bashrc": (bashrc, "echo Welcome, $USER", "adds 'Welcome, trainer'", "~/.bashrc"),
     "nologin": (faults.login_shell, "/usr/sbin/nologin", "'This account is currently not available.'", "login shell"),
     "sftp": (faults.sshd_setting, "ForceCommand internal-sftp", "'This service allows sftp", "ForceCommand"),
     "silent": (faults.sshd_setting, "ForceCommand /bin/false", "'' (exit code 1)", "ForceCommand"),
@@ -53,7 +53,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_login_that_spoils_our_commands_is_named_with_its_cure(bed_cli: Cli, bed: Bed, case: str) -> None:
+def test_a_login_that_breaks_commands_is_reported_with_its_cause(bed_cli: Cli, bed: Bed, case: str) -> None:
     fault, argument, message, fix = BROKEN[case]
     bed_cli.program("plain.py")
     with fault(bed, bed.nodes[0], argument):
@@ -75,7 +75,7 @@ def test_every_login_shell_runs_commands_the_same_way(bed: Bed, shell: str) -> N
         assert collect(node, "node1").complete
 
 
-def test_doctor_tries_connections_also_where_sshd_forwards_none(bed_cli: Cli, bed: Bed) -> None:
+def test_doctor_tests_connections_even_if_sshd_forbids_forwarding(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("plain.py")
     job = bed_cli.job("closed", **bed_job(run={"script": "plain.py"}))
     with contextlib.ExitStack() as closed:
@@ -123,5 +123,5 @@ def test_a_login_shell_that_consumes_the_input_of_commands_is_reported_soon(
             assert time.monotonic() - began < 20
             said = " ".join((seen.stdout + seen.stderr).split())
             assert message in said
-            assert "in ~/.bashrc" in said
+            assert "~/.bashrc" in said
             assert "overloaded" not in said

@@ -75,9 +75,9 @@ def test_an_exported_script_comes_with_the_command_that_adds_the_trainer(
     """After this command the code folder contains everything that the script runs."""
     cli = newcomer(installed, home_cli.cwd, home_cli.env)
     done = cli("export", "job.yaml", *PROCESS, "--to", "slurm")
-    (copy,) = (line.partition("by hand: ")[2] for line in done.stderr.splitlines() if "by hand: " in line)
+    (copy,) = (line.partition("manually: ")[2] for line in done.stderr.splitlines() if "manually: " in line)
     subprocess.run(["sh", "-c", copy], check=True)
-    assert "by hand" not in cli("export", "job.yaml", *PROCESS, "--to", "slurm").stderr
+    assert "manually" not in cli("export", "job.yaml", *PROCESS, "--to", "slurm").stderr
     helped = [str(bare), "-m", "train", "--help"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     shown = subprocess.run(helped, cwd=cli.cwd, env=environment, capture_output=True, text=True, check=True)

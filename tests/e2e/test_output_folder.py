@@ -50,7 +50,7 @@ def test_files_of_another_user_in_it_are_named_and_the_rest_is_purged(bed_cli: C
     assert f"{folder}/root/file" in kept
     assert "user trainer must own it and have access to it" in kept
     assert "fix the errors, then repeat the command" in kept
-    assert "when they are back" not in kept
+    assert "reachable again" not in kept
     left = bed.sh(bed.nodes[0], f"find {folder} -mindepth 1 -maxdepth 1 -printf '%f '").split()
     assert sorted(left) == [".launcher-run", "root"]
     bed.sh(bed.nodes[0], f"rm -r {folder}/root")
@@ -68,7 +68,7 @@ def test_a_folder_without_its_marker_is_kept_and_named(bed_cli: Cli, bed: Bed) -
     folder = f"/home/trainer/.launcher/{bed_cli.runs()[-1].name}"
     kept = " ".join(bed_cli("down", "--purge", code=6).stderr.split())
     assert "it has no file .launcher-run of this run" in kept
-    assert "when they are back" not in kept
+    assert "reachable again" not in kept
     bed.sh(bed.nodes[0], f"test -e {folder}/checkpoints && rm -r {folder}")
 
 

@@ -165,7 +165,7 @@ def test_labels_that_are_not_the_launchers_block_nothing_and_are_no_paths(bed_cl
     assert json.loads(bed_cli("runs", "--nodes", "node1", "--json").stdout) == []
     noted = bed_cli("fetch", "--nodes", "node1", code=2).stderr
     assert "no runs" in noted
-    assert all(f"container {name[:12]}" in noted or "not the launcher's" in noted for name in foreign)
+    assert all(f"container {name[:12]}" in noted or "invalid labels" in noted for name in foreign)
 
     bed_cli("up", "-d", bed_cli.job("mine", **sleeper()))
     run = bed_cli.runs()[-1].name
