@@ -191,8 +191,8 @@ def init(
 
 
 def schema() -> None:
-    """Editors use it for completion and validation: add `# yaml-language-server:
-    $schema=...` to the job file.
+    """Editors use it for completion and validation: add
+    `# yaml-language-server: $schema=...` to the job file.
 
     Example: launcher schema > job.schema.json
     """
