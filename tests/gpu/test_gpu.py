@@ -1,4 +1,4 @@
-"""What only a GPU can show; `python -m pytest -m gpu tests/gpu`. The same checks as `python -m bench.gpu`."""
+"""Checks that need a GPU: `python -m pytest -m gpu tests/gpu`. The same checks as `python -m bench.gpu`."""
 
 from __future__ import annotations
 

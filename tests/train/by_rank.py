@@ -1,4 +1,4 @@
-"""A rank whose data is in a folder of its own, DATA/RANK. On the rank STUCK, reading an image never returns."""
+"""A rank with its data in DATA/RANK. On rank STUCK, reading an image never returns."""
 
 import os
 import sys

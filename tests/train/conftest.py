@@ -1,4 +1,4 @@
-"""What a test started and left behind, because it failed, does not outlive it."""
+"""Stop the processes that a failed test leaves behind."""
 
 from collections.abc import Iterator
 

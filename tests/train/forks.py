@@ -1,4 +1,4 @@
-"""Python processes, forked from one that has imported what the trainer needs, torch above all.
+"""Python processes, forked from one that has already imported torch and the other modules of the trainer.
 
 Those imports take several seconds of processor time, and the tests start hundreds of ranks.
 """
@@ -20,7 +20,7 @@ CONTEXT.set_forkserver_preload(["tests.train.preloaded"])
 
 
 class Forked:
-    """`python ARGV`, of a module (-m) or a script, with what the tests use of Popen's interface; one pipe of output."""
+    """`python ARGV`, with a module (-m) or a script, and the part of Popen's interface that tests use."""
 
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         ours, theirs = CONTEXT.Pipe(duplex=False)
@@ -36,7 +36,7 @@ class Forked:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code, negative after a signal; None while it runs."""
+        """Return the exit code, negative after a signal; None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:

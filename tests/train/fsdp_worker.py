@@ -1,4 +1,4 @@
-"""`fsdp_worker.py save|load FOLDER` on every rank: ten steps like DDP's; then checkpoints are saved, or read.
+"""`fsdp_worker.py save|load FOLDER` on every rank: compare ten steps with DDP, then save or load checkpoints.
 
 Every rank prints JSON.
 """
@@ -54,7 +54,7 @@ def weights(step: Step) -> torch.Tensor:
 
 
 def digests(step: Step) -> list[str]:
-    """Of all weights and of the optimiser's whole state."""
+    """Return the digests of all weights and of the complete optimiser state."""
     whole = StateDictOptions(full_state_dict=True)
     return [
         digest(step.model.state_dict()),
@@ -63,7 +63,7 @@ def digests(step: Step) -> list[str]:
 
 
 def saved(step: Step, store: Shards, folder: Path, world: World) -> dict[str, object]:
-    """Two checkpoints; the weights of the second have changed before a byte of it is written. A third one fails."""
+    """Save two checkpoints; the weights change before the second is written. A third save fails."""
     store.open()
     store.save(lambda: {"format": 1, **step.state()})
     work(step, world, 1)

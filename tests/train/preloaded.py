@@ -1,4 +1,4 @@
-"""Imports what training processes import, most of it slowly: tests/train/forks.py forks from a process that has."""
+"""Import the modules of a training process, which is slow: tests/train/forks.py forks from such a process."""
 
 import importlib
 import os

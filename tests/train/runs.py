@@ -1,4 +1,4 @@
-"""Starts trainers as a user would, one process per rank over gloo, each with its own output folder."""
+"""Start trainers like a user, one process per rank over gloo, each with its own output folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STARTED: list[Process] = []  # tests/train/conftest.py ends those that a failed 
 
 @dataclass
 class Rank:
-    """One process and its output so far."""
+    """A process and its output so far."""
 
     process: Process
     output: Path
@@ -52,7 +52,7 @@ class Rank:
 
     @property
     def text(self) -> str:
-        """The whole output."""
+        """The complete output."""
         return "\n".join(self.lines)
 
     @property
@@ -127,7 +127,7 @@ def start(
 
 
 def finish(ranks: list[Rank], seconds: float = SECONDS) -> list[int]:
-    """Waits for the exit codes; a run that does not end is killed and fails the test."""
+    """Wait for the exit codes; a run that does not finish is killed and fails the test."""
     try:
         return [rank.process.wait(seconds) for rank in ranks]
     finally:

@@ -101,7 +101,7 @@ def calls(world: World) -> dict[str, list[str]]:
 
 
 def overflow(world: World) -> dict[str, object]:
-    """Only rank 1's loss overflows; what each rank does in that step and in the next."""
+    """Only rank 1's loss overflows; return the result of that step and of the next on each rank."""
     config = Config(data="", image_size=8, amp="fp16", momentum=0.9)
     torch.manual_seed(0)
     model = SmallCNN(10)

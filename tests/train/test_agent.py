@@ -1,4 +1,4 @@
-"""agent.py: nodes that die and are restarted one by one by their container engines form a new rendezvous."""
+"""agent.py: nodes that die and are restarted individually by their container engines form a new rendezvous."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher import container_scripts
 
 SECONDS = 250
 OPTIONS = ("--nnodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "1")
-# What each rank does in the first attempt only, is a test's own.
+# Each test defines the behaviour of each rank in the first attempt.
 PROGRAM = """
 import os, sys, time
 from datetime import timedelta
@@ -91,7 +91,7 @@ class Node:
 
 
 def run(folder: Path, first: str, restarts: int = 2, stranger: bool = False) -> list[Node]:
-    """Runs both nodes until they have finally ended. stranger: first a node of another run comes to the port."""
+    """Run both nodes until they exit. stranger: a node of another run connects to the port first."""
     (folder / "program.py").write_text(PROGRAM.format(first=first))
     (folder / "state").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -120,7 +120,7 @@ def run(folder: Path, first: str, restarts: int = 2, stranger: bool = False) -> 
 
 @pytest.mark.timeout(600)
 def test_a_node_restarted_before_the_master_noticed_waits_for_the_new_generation(tmp_path: Path) -> None:
-    """Rank 1 dies at once, and rank 0, which is busy, notices only when the other node has started again and waits."""
+    """Rank 1 dies immediately; rank 0 is busy and detects it only when the other node has restarted and waits."""
     busy = f"while not Path({str(tmp_path / 'waits')!r}).exists(): time.sleep(0.1)"
     nodes = run(tmp_path, f"if rank == 1: sys.exit(3)\n    {busy}\n    sys.exit(1)")
     assert [node.code for node in nodes] == [0, 0], "".join(node.output for node in nodes)
@@ -130,7 +130,7 @@ def test_a_node_restarted_before_the_master_noticed_waits_for_the_new_generation
 
 
 @pytest.mark.timeout(600)
-def test_a_stuck_node_ends_when_the_master_has_failed(tmp_path: Path) -> None:
+def test_a_stuck_node_exits_when_the_master_has_failed(tmp_path: Path) -> None:
     nodes = run(tmp_path, "sys.exit(3) if rank == 0 else time.sleep(600)", restarts=0)
     assert all(node.code not in (0, None) for node in nodes)
     late = nodes[1].ended - nodes[0].ended
@@ -139,7 +139,7 @@ def test_a_stuck_node_ends_when_the_master_has_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_node_of_another_run_is_refused_and_both_sides_say_so(tmp_path: Path) -> None:
+def test_a_node_of_another_run_is_refused_and_both_sides_report_it(tmp_path: Path) -> None:
     master, worker, stranger = run(tmp_path, "pass", restarts=0, stranger=True)
     assert (master.code, worker.code, stranger.code) == (0, 0, 1), master.output + worker.output + stranger.output
     assert f"127.0.0.1:{master.port} belongs to the run mine: refusing to join it" in stranger.output
@@ -172,7 +172,7 @@ def test_plain_torchrun_is_used_if_torch_cannot_share_its_store(tmp_path: Path, 
     assert (done.stdout, done.returncode) == (f"torchrun {' '.join(OPTIONS)}\n", 0), done.stderr
 
 
-def test_a_torch_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+def test_the_error_of_a_torch_that_cannot_be_imported_is_reported(tmp_path: Path) -> None:
     done = with_fake_torch(tmp_path, "__version__ = '1.9'\n", "raise ImportError('libcudart.so.12: no such file')")
     assert done.returncode == 1
     assert "ImportError: libcudart.so.12: no such file" in done.stderr

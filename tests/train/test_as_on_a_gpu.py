@@ -1,4 +1,4 @@
-"""Whatever the trainer does on a GPU only, on a CPU that pretends to be one (bench/pretend.py)."""
+"""Code of the trainer that runs only on a GPU, on a CPU that pretends to be a GPU (bench/pretend.py)."""
 
 import ast
 import itertools
@@ -40,7 +40,7 @@ from train.precision import choose_precision
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 ALONE = World(0, 1, 0, 1, GPU, "none")
 
-# function that does something else on a GPU -> the test that takes the GPU's side of it
+# function that behaves differently on a GPU -> the test of its GPU branch
 BRANCHES = {
     "train.combinations._problems": "test_options_of_a_gpu",
     "train.data.batch.take": "test_a_run_equals_that_on_a_cpu",
@@ -50,13 +50,13 @@ BRANCHES = {
     "train.dual_batch.cli._fit": "test_costs_are_measured_on_a_gpu",
     "train.dual_batch.fit.step": "test_costs_are_measured_on_a_gpu",
     "train.hardware.device_name": "test_the_machine",
-    "train.host_copy.__init__": "test_a_checkpoint_is_of_its_moment",
-    "train.host_copy.take": "test_a_checkpoint_is_of_its_moment",
-    "train.host_copy.copy": "test_a_checkpoint_is_of_its_moment",
+    "train.host_copy.__init__": "test_a_checkpoint_has_the_state_at_its_save",
+    "train.host_copy.take": "test_a_checkpoint_has_the_state_at_its_save",
+    "train.host_copy.copy": "test_a_checkpoint_has_the_state_at_its_save",
     "train.hardware.near_cores": "test_the_machine",
     "train.hardware.peak_memory": "test_the_machine",
-    "train.metrics.__init__": "test_figures_that_are_read_late_are_the_same",
-    "train.metrics.read_late": "test_figures_that_are_read_late_are_the_same",
+    "train.metrics.__init__": "test_values_that_are_read_late_are_the_same",
+    "train.metrics.read_late": "test_values_that_are_read_late_are_the_same",
     "train.own_work._mark": "test_own_work_is_measured_without_waiting",
     "train.optim.has_fused_kernel": "test_the_optimiser_is_fused",
     "train.parallel.ddp.distributed": "test_two_processes",
@@ -69,7 +69,7 @@ BRANCHES = {
     "train.setup.prepare": "test_a_run_equals_that_on_a_cpu",
     "train.syncbn.has_kernels": "test_synchronised_batch_norm_by_kernels",
 }
-# option with a value `auto` -> the test in which a machine with a GPU chooses
+# option with a value `auto` -> the test of its selection on a machine with a GPU
 AUTO = {
     "decoder": "",  # chosen by what is installed, on any device
     "resume": "",  # by what is in the folder
@@ -81,7 +81,7 @@ AUTO = {
 
 
 def branches() -> Iterator[str]:
-    """Functions that ask whether a device is a GPU, or call torch.cuda."""
+    """Functions that check whether a device is a GPU, or call torch.cuda."""
     for path in (ROOT / "train").rglob("*.py"):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for function in ast.walk(ast.parse(path.read_text())):
@@ -111,7 +111,7 @@ def test_every_branch_on_the_device_has_a_test() -> None:
     assert set(BRANCHES.values()) <= {name for name in globals() if name.startswith("test_")}
 
 
-def test_every_option_that_chooses_by_itself_has_a_test() -> None:
+def test_every_option_with_a_value_auto_has_a_test() -> None:
     found = {item.name for item in fields(Config) if "auto" in (item.default, *item.metadata.get("choices", ()))}
     assert found == set(AUTO)
     assert {name for name in AUTO.values() if name} <= {name for name in globals() if name.startswith("test_")}
@@ -149,7 +149,7 @@ def test_precision_and_layout(capability: tuple[int, int], name: str, scaled: bo
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_the_optimiser_is_fused(kind: str) -> None:
-    """And computes the same. Not for divided weights, nor for fp64, for which not every GPU's torch has a kernel."""
+    """With the same result. Not for sharded weights, nor for fp64, for which some GPUs have no kernel."""
     assert not has_fused_kernel(nn.Parameter(torch.ones(1)))
     config = Config(data="", optimizer=kind, nesterov=kind == "sgd")
     torch.manual_seed(0)
@@ -174,7 +174,7 @@ def test_the_optimiser_is_fused(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "lars"])
 def test_a_resumed_optimiser_has_the_layout_of_its_weights(kind: str) -> None:
-    """Rank 0's momenta arrive contiguous, and a checkpoint may be of another layout: fused kernels do not look."""
+    """Rank 0's momenta arrive contiguous, and a checkpoint may have another layout: fused kernels do not check."""
     config, found = Config(data="", optimizer=kind), list[list[torch.Tensor]]()
 
     def advance(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int) -> None:
@@ -199,7 +199,7 @@ def test_a_resumed_optimiser_has_the_layout_of_its_weights(kind: str) -> None:
 
 
 def test_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One replica a GPU; torch's own DataParallel makes them."""
+    """One replica per GPU, created by torch's DataParallel."""
     monkeypatch.setattr(nn, "DataParallel", lambda model, devices: (model, devices))
     with pretend.gpu(4):
         assert dp.devices(Config(data=""), ALONE) == 4
@@ -237,7 +237,7 @@ def test_costs_are_measured_on_a_gpu(capsys: pytest.CaptureFixture[str], monkeyp
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_synchronised_batch_norm_by_kernels(layout: torch.memory_format, kind: torch.dtype) -> None:
-    """Passes that are single kernels on a GPU equal the others, at a mean of 100 too; an empty batch is no error."""
+    """Passes with single kernels on a GPU equal the others, also at a mean of 100; an empty batch is not an error."""
     assert not syncbn.has_kernels(torch.ones(1))
     torch.manual_seed(0)
     x = (torch.randn(9, 4, 5, 5) * 3 + (100 if kind is torch.float32 else 0)).to(kind).contiguous(memory_format=layout)
@@ -260,8 +260,8 @@ def test_synchronised_batch_norm_by_kernels(layout: torch.memory_format, kind: t
         assert float((ours - theirs).abs().max() / theirs.abs().max()) < (1e-5 if kind is torch.float32 else 1e-2)
 
 
-def told(device: torch.device) -> list[Any]:
-    """What a meter reports, and when: seven steps in intervals of two, with a checkpoint after the fifth."""
+def reports(device: torch.device) -> list[Any]:
+    """Return a meter's reports in order: seven steps in intervals of two, with a checkpoint after the fifth."""
     seen: list[Any] = []
     with pretend.gpu():
         meter = Meter(replace(ALONE, device=device))
@@ -278,17 +278,17 @@ def told(device: torch.device) -> list[Any]:
     return [*seen, meter.epoch.tolist(), meter.interval.tolist()]
 
 
-def test_figures_that_are_read_late_are_the_same() -> None:
+def test_values_that_are_read_late_are_the_same() -> None:
     """On a GPU an interval is reported when the next one ends, before a checkpoint, or at the end; with equal sums."""
     assert not read_late(CPU)
-    at_once, late = told(CPU), told(GPU)
+    at_once, late = reports(CPU), reports(GPU)
     assert at_once[:2] == [([0.1 + 0.2] * 4, 2.0), "closed"]
     assert late[0] == "closed"
     assert [line for line in at_once if line != "closed"] == [line for line in late if line != "closed"]
 
 
 def test_own_work_is_measured_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By events, which are read when they have happened, the last of them when the interval is reported."""
+    """By events, which are read after they have occurred, the last ones when the interval is reported."""
 
     def batch(own: OwnWork, waited: float) -> None:
         own.request()
@@ -321,8 +321,8 @@ def test_own_work_is_measured_without_waiting(monkeypatch: pytest.MonkeyPatch) -
         assert waits.restart()()[2] == 0
 
 
-def test_a_checkpoint_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next step changes the weights at once, while they are copied; it waits for that on the device."""
+def test_a_checkpoint_has_the_state_at_its_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step changes the weights immediately, while they are copied; it waits for the copy on the device."""
 
     def saved(folder: Path) -> list[bool]:
         weights = {name: torch.zeros(1000, 4) for name in ("a", "b")}
@@ -351,10 +351,10 @@ def test_the_memory_of_a_copy_is_used_again() -> None:
     first = copy.take(state)
     state["a"] += 1
     assert first["a"].tolist() == [1, 1, 1]
-    places = [first["a"].data_ptr(), first["b"][0].data_ptr()]
+    addresses = [first["a"].data_ptr(), first["b"][0].data_ptr()]
     state["c"] = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     second = copy.take(state)
-    assert [second["a"].data_ptr(), second["b"][0].data_ptr()] == places
+    assert [second["a"].data_ptr(), second["b"][0].data_ptr()] == addresses
     assert second["a"].tolist() == [2, 2, 2]
     assert second["c"].is_contiguous(memory_format=torch.channels_last)
     assert second["b"][1] == "text"
@@ -366,7 +366,7 @@ def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_equals_that_on_a_cpu(tmp_path: Path) -> None:
-    """One process: layout, bf16, late copies in their own stream, fused updates, figures that are read late.
+    """One process: layout, bf16, late copies in a separate stream, fused updates, values that are read late.
 
     And augmentation on the device, of images that have arrived.
     """

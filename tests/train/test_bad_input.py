@@ -120,7 +120,7 @@ def shard_that_is_a_pipe(data: Path) -> Path:
 
 @pytest.fixture
 def without_roots_rights() -> Iterator[None]:
-    """This thread, and those that it starts, may read what its user may (capabilities(7)), also where that is root."""
+    """Drop the capability of root to read any file (capabilities(7)), in this thread and those that it starts."""
     libc, before, header = ctypes.CDLL(None), (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 2)(0x20080522, 0)
     assert libc.capget(header, before) == 0
     now = (ctypes.c_uint32 * 6)(*before)
@@ -272,7 +272,7 @@ def test_damaged_images_are_reported_once_skipped_and_not_counted(
 
 
 def test_a_pipe_named_like_an_image_is_skipped(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """To open one waits for a writer."""
+    """Opening a pipe waits for a writer."""
     for split in ("train", "val"):
         os.mkfifo(data / split / "0" / "pipe.jpg")
     assert main(["--data", str(data), "--output", str(tmp_path / "o"), *QUICK]) == 0
@@ -285,7 +285,7 @@ def test_a_pipe_named_like_an_image_is_skipped(data: Path, tmp_path: Path, capfd
 
 
 def test_a_read_that_never_returns_does_not_outlive_sigterm(data: Path, tmp_path: Path) -> None:
-    """The rank that reads says which file; the other one waits for it in a collective."""
+    """The reading rank reports the file; the other rank waits for it in a collective."""
     for rank in ("0", "1"):
         (tmp_path / rank).symlink_to(data)
     ranks = start(tmp_path / "out", 2, tmp_path, *QUICK, program=BY_RANK, env={"STUCK": "0"})
@@ -298,7 +298,7 @@ def test_a_read_that_never_returns_does_not_outlive_sigterm(data: Path, tmp_path
     assert re.search(r"after SIGTERM; .*/train/\d/\w+.jpg", ranks[0].text), ranks[0].text
 
 
-def test_a_training_that_diverges_ends_and_says_where(
+def test_a_training_that_diverges_fails_and_reports_the_step(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     common = ["--data", str(data), *QUICK, "--lr", "1e20", "--epochs", "2"]

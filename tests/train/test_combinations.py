@@ -1,4 +1,4 @@
-"""Options that do not go together are refused by name, before anything is read."""
+"""Unsupported combinations of options are refused by name, before anything is read."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_refused(processes: int, options: str, why: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "fsdp", "pipeline --last-batch drop", "dual_batch --schedule multistep"])
-def test_what_amp_auto_selects_is_judged_not_the_word(kind: str) -> None:
+def test_the_selection_of_amp_auto_is_checked(kind: str) -> None:
     """On a GPU without bf16, auto is fp16 with a loss scale, which stages and a parameter server do not have."""
     assert "--amp auto, which is fp16 on this GPU" in problem(f"--parallel {kind}", amp="fp16", device="cuda")
     assert problem(f"--parallel {kind}", amp="bf16", device="cuda") == ""

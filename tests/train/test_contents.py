@@ -1,4 +1,4 @@
-"""Data sets that differ between ranks, or from a checkpoint's, are told apart without reading their images."""
+"""Data sets that differ between ranks, or from a checkpoint's, are detected without reading their images."""
 
 import io
 import tarfile
@@ -76,10 +76,10 @@ def test_a_checkpoint_of_an_older_version_lacks_some_keys() -> None:
     assert _changes(now | {"data": "z"}, now) == ["other images (names, order or classes)"]
 
 
-def test_other_data_with_as_many_images_is_noticed_when_a_run_goes_on(
+def test_other_data_with_as_many_images_is_detected_on_resume(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Between epochs it is a line; inside an epoch the order of images would change, and it is refused."""
+    """Between epochs it is reported; within an epoch the order of images would change, so it is refused."""
     data = digit_tree(tmp_path / "data", 24, 12)
     options = ["--data", str(data), "--output", str(tmp_path / "out"), *OPTIONS.split()]
     assert main(options) == 0
@@ -97,7 +97,7 @@ def test_other_data_with_as_many_images_is_noticed_when_a_run_goes_on(
 
 
 class Second(World):
-    """Rank 1 of two, without the other one, which sends what is given here."""
+    """Rank 1 of two, without the other rank, whose messages are given here."""
 
     def __init__(self, sent: object, object_sent: object = None) -> None:
         super().__init__(1, 2, 0, 1, torch.device("cpu"), "none")
@@ -133,7 +133,7 @@ def test_other_decoders_and_versions_are_one_warning() -> None:
 
 
 def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
-    """As many images in as many classes, but rank 1 lacks one class and has another."""
+    """The same number of images and classes, but rank 1 lacks a class and has another."""
     for rank in ("0", "1"):
         digit_tree(tmp_path / rank, 24, 12)
     for split in ("train", "val"):

@@ -73,7 +73,7 @@ def test_the_requested_number_of_epoch_checkpoints_is_kept(accumulated: list[Ran
 
 
 def test_training_changes_the_weights(alone: Rank) -> None:
-    """Otherwise the equality above would hold for a trainer that does nothing."""
+    """Otherwise the equality would hold for a trainer that does nothing."""
     losses = [epoch["train"]["loss"] for epoch in alone.metrics("epoch")]
     assert losses[-1] < losses[0] - 0.01
 

@@ -168,8 +168,8 @@ def test_the_compiled_decoder_reports_damage_and_never_crashes(roi: Decoder) -> 
     rng = np.random.default_rng(0)
     for _ in range(300):
         broken = bytearray(intact)
-        for place in rng.integers(2, len(broken), 20):
-            broken[place] = int(rng.integers(256))
+        for index in rng.integers(2, len(broken), 20):
+            broken[index] = int(rng.integers(256))
         with contextlib.suppress(DecodeError, NotAnImageError):
             assert decode(bytes(broken), decoder=roi).shape == (32, 32, 3)
 
@@ -182,7 +182,7 @@ def fast(request: pytest.FixtureRequest) -> Decoder:
         pytest.skip(str(error))
 
 
-def test_every_decoder_gives_about_the_same_pixels_as_pillow(fast: Decoder) -> None:
+def test_every_decoder_returns_about_the_same_pixels_as_pillow(fast: Decoder) -> None:
     """The same crops, including flips, of a colour and a grey image; two-tap resampling costs some accuracy."""
     least = {"roi": 30, "simplejpeg": 30, "torchvision": 45}[fast.name]
     for image in (photo(), photo().convert("L")):
@@ -220,8 +220,8 @@ def test_every_decoder_refuses_an_image_too_large_for_pillow(fast: Decoder) -> N
         decode(bytes(data), decoder=fast)
 
 
-def test_an_image_that_begins_like_one_or_with_zeros_is_damaged(fast: Decoder) -> None:
-    """As after a crash of the machine that wrote it; a file of another kind is none."""
+def test_a_file_with_an_images_signature_or_zeros_is_damaged(fast: Decoder) -> None:
+    """As after a crash of the machine that wrote it; other files are not images."""
     for data in (bytes(5000), b"\xff\xd8\xff" + bytes(5000), b"\x89PNG" + bytes(100), b""):
         with pytest.raises(DecodeError):
             decode(data, decoder=fast)

@@ -107,10 +107,10 @@ def test_a_worker_out_of_memory_is_reported_and_the_run_continues(data: Path, tm
     assert finish(ranks) == [0] * 3, ranks[2].text
     assert_all_was_done(ranks[0], 4, [2])
     assert ranks[0].text.count("rank 2 is lost (out of memory on") == 1, ranks[0].text
-    assert "train: worker 1 (rank 2) gave up: out of memory: " in ranks[2].text
+    assert "train: worker 1 (rank 2) stopped: out of memory: " in ranks[2].text
 
 
-def test_a_worker_that_dies_before_all_have_joined_fails_the_run_at_once(data: Path, tmp_path: Path) -> None:
+def test_a_worker_that_dies_before_all_have_joined_fails_the_run_immediately(data: Path, tmp_path: Path) -> None:
     """Rank 2 never starts, so the others wait; the guard of rank 1 cannot report the loss and exits with the signal."""
     ranks = start(tmp_path, 3, *COMMON, "--data", data, "--epochs", 2, "--batch-size", 10)
     ranks[2].process.kill()

@@ -97,7 +97,7 @@ def test_without_small_workers_any_ratio_is_valid() -> None:
         (6, 1, float("nan"), "greater than 0"),
     ],
 )
-def test_impossible_plans_say_why(workers: int, small: int, ratio: float, why: str) -> None:
+def test_impossible_plans_are_refused_with_the_reason(workers: int, small: int, ratio: float, why: str) -> None:
     with pytest.raises(TrainError, match=why):
         published(workers, small, ratio)
 

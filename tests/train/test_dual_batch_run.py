@@ -72,7 +72,7 @@ def test_a_killed_server_ends_the_workers(data: Path, tmp_path: Path) -> None:
     killed = time.monotonic()
     assert finish(ranks)[1:] == [2, 2]
     assert time.monotonic() - killed < 120  # the time limit is 10 s; a hang would not end
-    assert "the parameter server (rank 0, 127.0.0.1) does not answer" in ranks[1].text
+    assert "the parameter server (rank 0, 127.0.0.1) does not respond" in ranks[1].text
 
 
 def test_all_workers_lost_is_a_failure(data: Path, tmp_path: Path) -> None:

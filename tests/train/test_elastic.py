@@ -1,4 +1,4 @@
-"""Nodes without a master, as processes on a loopback address: any of them is lost, and training goes on."""
+"""Nodes without a master, as processes on a loopback address: training continues if any of them is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Node:
-    """What the engine does: starts the agent again when it fails."""
+    """A node with its engine, which restarts the agent when it fails."""
 
     def __init__(self, folder: Path, name: str, meeting: dict[str, object], port: int, program: list[str]) -> None:
         self.folder, self.name, self.restarts = folder / name, name, 0
@@ -63,7 +63,7 @@ class Node:
         return (self.folder / "log").read_text()
 
     def signal(self, number: signal.Signals) -> None:
-        """To all of the node's processes: SIGKILL, it is gone; SIGSTOP, it is silent."""
+        """Send a signal to all processes of the node: SIGKILL to lose it, SIGSTOP to make it silent."""
         mark = f"LAUNCHER_OUTPUT={self.env['LAUNCHER_OUTPUT']}\0".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended, or is another user's
@@ -72,7 +72,7 @@ class Node:
 
 
 class Engine:
-    """Starts again what fails, as the engines of these nodes would."""
+    """Restarts failed nodes, like their engines."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes, self.left = nodes, list(nodes)
@@ -93,7 +93,7 @@ class Engine:
             time.sleep(0.1)
 
     def says(self, text: str, *names: str) -> Node:
-        """The first of these nodes, or of all that are left, with such a line."""
+        """Return the first of these nodes, or of all remaining ones, with such a line."""
         nodes = [self[name] for name in names] or self.left
         self.until(lambda: any(re.search(text, node.log, re.MULTILINE) for node in nodes), text)
         return next(node for node in nodes if re.search(text, node.log, re.MULTILINE))
@@ -103,7 +103,7 @@ class Engine:
         self[name].signal(number)
 
     def ends(self) -> None:
-        """All nodes that are left end with 0."""
+        """All remaining nodes exit with 0."""
         self.until(lambda: all(node.process.poll() == 0 for node in self.left), "the end of all nodes")
 
 
@@ -153,9 +153,7 @@ def test_weights_equal_those_of_a_run_that_changes_its_size_at_the_same_step(
 
 
 @pytest.mark.slow
-def test_a_spare_takes_the_place_of_a_silent_node_which_finds_out_when_it_wakes(
-    begin: Callable[..., Engine], data: Path
-) -> None:
+def test_a_spare_replaces_a_silent_node_which_detects_it_on_resuming(begin: Callable[..., Engine], data: Path) -> None:
     options = ["--data", str(data), *OPTIONS.split(), "--checkpoint-every", "5"]
     engine = begin("abcs", 3, 3, "torchrun", "-m", "train", *options)
     engine.says("^launcher: waiting until a node is lost; rank 0 is on a$", "s")
@@ -173,7 +171,7 @@ def test_a_spare_takes_the_place_of_a_silent_node_which_finds_out_when_it_wakes(
 
 
 def signed_with(key: bytes, **state: object) -> bytes:
-    """A message as the nodes send it, of another run or of a forger."""
+    """Return a message in the nodes' format, from another run or from an attacker."""
     body = json.dumps({"members": [], "hears": [], **state}).encode()
     return hmac.new(key, body, hashlib.sha256).hexdigest().encode() + b" " + body + b"\n"
 
@@ -181,7 +179,7 @@ def signed_with(key: bytes, **state: object) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["a", "c"])
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
-def test_training_goes_on_without_any_node(
+def test_training_continues_without_any_node(
     begin: Callable[..., Engine], data: Path, lost: str, fault: signal.Signals
 ) -> None:
     engine = begin("abc", 3, 2, "torchrun", "-m", "train", "--data", str(data), *OPTIONS.split())
@@ -191,12 +189,12 @@ def test_training_goes_on_without_any_node(
     engine.ends()
 
 
-def test_a_command_is_told_its_world_and_no_stranger_changes_it(begin: Callable[..., Engine], tmp_path: Path) -> None:
+def test_a_command_gets_its_world_and_no_stranger_changes_it(begin: Callable[..., Engine], tmp_path: Path) -> None:
     seen = tmp_path / "seen"
-    told = (
+    report = (
         "echo $LAUNCHER_GENERATION $LAUNCHER_WORLD $LAUNCHER_RANK $LAUNCHER_MASTER $RANK of $WORLD_SIZE, $MASTER_PORT"
     )
-    engine = begin("abc", 3, 2, "command", "sh", "-c", f"{told}; until [ -e {seen} ]; do sleep 0.2; done")
+    engine = begin("abc", 3, 2, "command", "sh", "-c", f"{report}; until [ -e {seen} ]; do sleep 0.2; done")
     engine.says(r"^1 3 2 127\.0\.0\.1:(\d+) 2 of 3, \1$", "c")
     for line in (b"\xff\n", b"x" * 100_000, b"0 {}\n", signed_with(b"another key", node="a", life=9, phase="done")):
         with socket.create_connection(engine["c"].address) as link, suppress(OSError):

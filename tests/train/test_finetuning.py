@@ -44,13 +44,13 @@ class Net(nn.Module):
 
 
 def by_name(config: Config, model: nn.Module) -> dict[str, tuple[float, float]]:
-    """Each parameter's weight decay and factor of the rate."""
+    """Return each parameter's weight decay and learning rate factor."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = parameter_groups(config, model, list(model.parameters()))
     return {names[id(p)]: (g["weight_decay"], g.get("lr_scale", 1.0)) for g in groups for p in g["params"]}
 
 
-def test_a_transformers_layers_begin_with_its_blocks() -> None:
+def test_a_transformers_layers_start_with_its_blocks() -> None:
     found = layers(make_model("vit_b_16", 10))
     assert {found[name] for name in ("class_token", "conv_proj.weight", "encoder.pos_embedding")} <= {0, 1}
     blocks = [found[f"encoder.layers.encoder_layer_{index}.mlp.0.weight"] for index in range(12)]
@@ -108,7 +108,7 @@ def trained(model: nn.Module, optimizers: list[Any], steps: int, seed: int) -> N
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9")
-def test_muon_beside_adamw_equals_the_two_by_hand_and_goes_on_after_a_checkpoint() -> None:
+def test_muon_with_adamw_equals_separate_optimisers_and_resumes_from_a_checkpoint() -> None:
     torch.manual_seed(0)
     ours, theirs = Net(), Net()
     theirs.load_state_dict(ours.state_dict())
@@ -203,7 +203,7 @@ def test_the_groups_are_those_of_timm(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_timm_model_is_fine_tuned_resumed_and_exported(tmp_path: Path) -> None:
-    """With all of it at once, and timm's own rates of drop path."""
+    """With all options combined, and timm's default drop path rates."""
     timm = import_module("timm")
     config = replace(CONFIG, arch="timm:test_vit", drop_path=0.2)
     theirs = timm.create_model("test_vit", num_classes=10, drop_path_rate=0.2)
@@ -236,7 +236,7 @@ def test_a_timm_model_is_fine_tuned_resumed_and_exported(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_rates_by_layer_are_resumed_in_a_sharded_run(tmp_path: Path) -> None:
-    """At a constant rate, two epochs at once equal one after the other."""
+    """At a constant rate, two epochs in one run equal two runs of one epoch."""
     data = digit_tree(tmp_path / "data", 40, 20)
     options = "--arch smallcnn --image-size 16 --batch-size 4 --workers 1 --parallel fsdp --optimizer adamw --lr 0.002"
     options += " --schedule multistep --warmup 0 --milestones 1 --last-batch drop --print-digest"

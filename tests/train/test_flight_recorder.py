@@ -32,7 +32,7 @@ reads()
 
 
 @pytest.mark.parametrize("how", ["hangs", "fails"])
-def test_a_worker_writes_down_its_collectives_and_where_it_is(tmp_path: Path, how: str) -> None:
+def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str) -> None:
     kit, program = tmp_path / "kit", tmp_path / "program.py"
     (kit / "home").mkdir(parents=True)
     (tmp_path / "logs").mkdir()

@@ -1,4 +1,4 @@
-"""Models from elsewhere: a function in the user's code, and (slow) timm's."""
+"""External models: a function in the user's code, and (slow) timm's."""
 
 import importlib
 import sys
@@ -52,14 +52,14 @@ number = 3
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module of the user's, another one in every test, as modules are imported once."""
+    """Return the name of a user module, different in every test because modules are imported once."""
     name = f"nets_of_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     return name
 
 
-def test_the_model_says_the_defaults_of_the_images(module: str) -> None:
+def test_the_model_sets_the_default_image_options(module: str) -> None:
     config = parse(["--data", "x", "--arch", f"{module}:build"])
     assert (config.mean, config.std) == ((0.5,) * 3, (0.25,) * 3)
     assert (config.image_size, config.val_resize) == (16, 20)
@@ -80,7 +80,7 @@ def test_the_model_says_the_defaults_of_the_images(module: str) -> None:
         ("timm:no_such_net", "timm"),  # it has none of that name, or is not installed
     ],
 )
-def test_what_does_not_work_is_refused_in_one_line(
+def test_an_unusable_model_is_refused_in_one_line(
     arch: str, says: str, module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--data", "synthetic:9", "--output", str(tmp_path / "out"), *QUICK.split(), "--arch"]
@@ -91,7 +91,7 @@ def test_what_does_not_work_is_refused_in_one_line(
 
 
 def whole(arch: str, tmp_path: Path, *options: str) -> torch.nn.Module:
-    """Trains, resumes, exports, begins with the weights again; returns the trained model."""
+    """Train, resume, export, and start again from the weights; return the trained model."""
     data, output = digit_tree(tmp_path / "data", 24, 12), tmp_path / "out"
     common = ["--data", str(data), "--arch", arch, *QUICK.split(), *options]
     once = [*common, "--epochs", "2", "--output", str(tmp_path / "once")]
@@ -159,7 +159,7 @@ def test_only_the_classifier_of_a_model_of_timm_is_new_for_other_classes(name: s
         read_weights(tmp_path / "timm.pth").load(make_model("smallcnn", 7), other_classes=True)
 
 
-def test_timm_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_timm_is_reported_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(TrainError, match="run: pip install timm, or add timm to the job's image"):
         parse(["--data", "x", "--arch", "timm:resnet50"])

@@ -104,10 +104,10 @@ def test_a_damaged_packed_file_is_refused(folder: Path, tmp_path: Path, capfd: p
 
 
 @pytest.mark.parametrize("options", [("--raw", "16"), ()])
-def test_a_damaged_record_of_a_packed_file_is_noticed(
+def test_a_damaged_record_of_a_packed_file_is_detected(
     options: tuple[str, ...], folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Pixels have no structure that a decoder would miss."""
+    """Pixels have no structure that a decoder could check."""
     packed = tmp_path / "digits.pack"
     assert main(["pack", str(folder), str(packed), *options]) == 0
     whole = open_dataset(str(packed)).train
@@ -125,7 +125,7 @@ def test_a_damaged_record_of_a_packed_file_is_noticed(
     assert "its checksum does not match: the packed file is damaged; repair" in capfd.readouterr().err
 
 
-def test_a_packed_file_that_is_cut_while_it_is_read_is_noticed(folder: Path, tmp_path: Path) -> None:
+def test_a_packed_file_that_is_truncated_while_it_is_read_is_detected(folder: Path, tmp_path: Path) -> None:
     packed = tmp_path / "digits.pack"
     assert main(["pack", str(folder), str(packed)]) == 0
     source = open_dataset(str(packed)).train

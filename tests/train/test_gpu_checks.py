@@ -1,4 +1,4 @@
-"""The checks of bench/gpu.py run on a CPU that pretends to be a GPU: with a GPU, only the GPU may be why they fail."""
+"""The checks of bench/gpu.py on a CPU that pretends to be a GPU, so that failures on a GPU are caused by the GPU."""
 
 import signal
 import sys
@@ -41,21 +41,21 @@ def test_fsdp_fails_in_the_layout_that_fully_shard_refuses(monkeypatch: pytest.M
         gpu_checks.check("fsdp", dry=True)
 
 
-def test_a_check_that_hangs_ends_after_its_limit_and_one_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_hangs_is_stopped_and_a_failing_check_reports_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "LIMITS", {"slots": 1.0, "syncbn": 60.0})
     monkeypatch.setattr(gpu, "GRACE", 0.2)
     program = f"import signal, sys, time; signal.signal({int(signal.SIGTERM)}, signal.SIG_IGN)\n"
     program += "if 'slots' in sys.argv: time.sleep(600)\nraise ValueError('the reason')"
     monkeypatch.setattr(gpu, "CHECK", (sys.executable, "-c", program))
     begun = time.monotonic()
-    assert gpu.run("slots") == {"ok": False, "seconds": 1.0, "why": "not done after 1 s"}
+    assert gpu.run("slots") == {"ok": False, "seconds": 1.0, "why": "timed out after 1 s"}
     assert time.monotonic() - begun < 60
     found = gpu.run("syncbn")
     assert (found["ok"], found["why"]) == (False, "ValueError: the reason")
 
 
 def test_there_are_batches_enough_for_every_step() -> None:
-    """Synthetic data has ImageNet's number of images: more steps in an epoch than the warm-up and all turns take."""
+    """Synthetic data has ImageNet's number of images: an epoch has more steps than the warm-up and all rounds."""
     config = Scale(dry=False).options("--data synthetic")
     images = len(open_dataset(config.data, 8).train.labels)
     assert steps_per_epoch(images, config.batch_size, keep_last=False) > 20 * (5 + 1)

@@ -1,4 +1,4 @@
-"""What the trainer says about the machine: operations, peaks, memory, and the cores near a GPU."""
+"""Hardware facts: operations, peaks, memory, and the cores near a GPU."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_lists_of_cores() -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_process_stays_on_the_cores_near_its_gpu() -> None:
-    """Ranks 0 and 1 share one core, rank 2 has the other; of rank 3's GPU the machine says nothing."""
+    """Ranks 0 and 1 share one core, rank 2 has the other; the cores near rank 3's GPU are unknown."""
     all_cores = sorted(os.sched_getaffinity(0))
 
     def bound(rank: int) -> tuple[int, list[int]]:

@@ -46,8 +46,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         board.wait()
 
 
-def asked(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The response, once both runs have been read."""
+def query(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the response after both runs have been read."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     deadline = time.monotonic() + SECONDS
     while True:
@@ -63,7 +63,7 @@ def asked(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_columns_are_the_settings_in_which_runs_differ(address: str) -> None:
-    experiment = asked(address + "experiment", {"experimentName": ""})
+    experiment = query(address + "experiment", {"experimentName": ""})
     names = {info["name"] for info in experiment["hparamInfos"]}
     assert {"parallel", "world", "global_batch", "lr", "syncbn", "dual_merge", "micro_batches"} <= names
     assert "Accuracy/val" in {info["name"]["tag"] for info in experiment["metricInfos"]}
@@ -79,7 +79,7 @@ def test_each_run_is_a_row_with_its_results(address: str) -> None:
         "startIndex": 0,
         "sliceSize": 100,
     }
-    groups = asked(address + "session_groups", body)["sessionGroups"]
+    groups = query(address + "session_groups", body)["sessionGroups"]
     found = {
         group["hparams"]["lr"]: (
             group["hparams"]["parallel"],

@@ -1,4 +1,4 @@
-"""Flat InfiniBand ports, in a folder as Linux has it (train/infiniband.py)."""
+"""Idle InfiniBand ports, in a folder like Linux's sysfs (train/infiniband.py)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_single_line_names_the_nodes() -> None:
     assert text.startswith("3 of 4 active InfiniBand ports had no traffic in the first minute (on gpu-a, gpu-b); ")
 
 
-def test_a_run_says_it_once(
+def test_a_run_prints_the_warning_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "infiniband"

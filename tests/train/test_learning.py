@@ -1,4 +1,4 @@
-"""The trainer learns real digits with two processes in well under two minutes; and what it logs meanwhile."""
+"""The trainer learns real digits with two processes in less than two minutes; and its logs."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Batches keep their images however late the device reads them, and a loader that is left leaves nothing running."""
+"""Batches keep their images even if the device reads them late, and an abandoned loader leaves nothing running."""
 
 import threading
 import time
@@ -50,7 +50,7 @@ class LateEvent:
     queue: list["LateEvent"]
 
     def wait(self, stream: object = None) -> None:
-        """What computes with the copy is not modelled: the test looks at it at the end."""
+        """Computation with the copy is not modelled: the test checks the copy at the end."""
 
     def synchronize(self) -> None:
         while self in self.queue:
@@ -64,7 +64,7 @@ class LateCopy(Copy):
 
 
 class LaggingDevice(Transfer):
-    """Its copies happen in order, as on a stream, and no earlier than a stream waits for them."""
+    """Copies are done in order, as on a stream, and no earlier than a stream waits for them."""
 
     def __init__(self) -> None:
         super().__init__(CPU)
@@ -118,7 +118,7 @@ def test_an_abandoned_epoch_does_not_write_into_the_next() -> None:
 
 
 class Lost(Numbered):
-    """A network disk that has gone: from image 6 on nothing is read until `back` is set."""
+    """A lost network file system: from image 6 on, reads block until `back` is set."""
 
     def __init__(self) -> None:
         self.back = threading.Event()
@@ -129,7 +129,7 @@ class Lost(Numbered):
         return super().read(index)
 
 
-def test_a_read_that_does_not_return_is_named_and_then_an_error(
+def test_a_read_that_does_not_return_is_reported_and_then_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("POLL", "REPORT_AFTER", "GIVE_UP"):

@@ -1,4 +1,4 @@
-"""Every parallel method computes the same as one process, judged by its checkpoint and its metrics."""
+"""Every parallel method computes the same as one process, compared by checkpoint and metrics."""
 
 import os
 import re
@@ -100,7 +100,7 @@ def test_a_pipeline_in_bf16_equals_gradient_accumulation_in_bf16(data: Path, tmp
 
 
 def test_data_parallel_equals_ddp(data: Path, tmp_path: Path) -> None:
-    """With batch norm, which sees a replica's piece in one and a rank's in the other; the pieces are equal."""
+    """With batch norm, which uses a replica's piece or a rank's piece; the pieces are equal."""
     options = ["--data", data, "--arch", "cifar_resnet20", "--dtype", "float64", "--epochs", 1, *COMMON]
     options += ["--last-batch", "drop"]
     replicas = run(tmp_path / "dp", 1, "--parallel", "dp", "--replicas", 2, "--batch-size", 8, *options)[0]
@@ -173,7 +173,7 @@ def test_a_model_that_is_not_a_chain_is_refused() -> None:
 
 
 def test_an_unsupported_method_is_refused_once(data: Path, tmp_path: Path) -> None:
-    """test_combinations.py has the others."""
+    """Other combinations are in test_combinations.py."""
     options = ["--arch", "smallcnn", "--batch-size", 8, "--parallel", "dp", *COMMON]
     ranks = start(tmp_path, 2, "--data", data, *options)
     assert finish(ranks) == [2, 2]
@@ -181,7 +181,7 @@ def test_an_unsupported_method_is_refused_once(data: Path, tmp_path: Path) -> No
 
 
 def test_replicas_compute_in_the_runs_precision() -> None:
-    """Each on a thread of its own, where autocast has its defaults."""
+    """Each on a separate thread, where autocast has its defaults."""
     config = Config(data="", image_size=8, amp="bf16", parallel="dp", replicas=2)
     world, model, seen = World(0, 1, 0, 1, CPU, "none"), make_model("smallcnn", 10), list[torch.dtype]()
     model.register_forward_hook(lambda module, inputs, out: seen.append(out.dtype))

@@ -1,4 +1,4 @@
-"""Augmentation after the crop: the same operations as torchvision's, reproducible whatever the number of threads."""
+"""Augmentation after the crop: the same operations as torchvision's, reproducible with any number of threads."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -35,7 +35,7 @@ POLICIES = Config(
 
 
 class Sign:
-    """Draws that give one sign."""
+    """Random numbers with a fixed sign."""
 
     def __init__(self, number: float) -> None:
         self._number = number
@@ -46,7 +46,7 @@ class Sign:
 
 @pytest.mark.parametrize(("name", "strengths"), [("trivial", tuple(range(BINS))), ("rand", (9,))])
 def test_the_outcomes_are_exactly_torchvisions(name: str, strengths: tuple[int, ...]) -> None:
-    """Every image that ours can make, its class makes, and the other way round."""
+    """Every possible result of ours is a result of torchvision's class, and vice versa."""
     policy = make_policy(replace(POLICIES, auto_augment=name))
     assert policy
     image = Image.fromarray(PIXELS)
@@ -130,7 +130,7 @@ def test_images_do_not_depend_on_threads_but_on_epoch_and_copy() -> None:
 
 
 def drawn(kind: str, side: int, strengths: Iterable[int]) -> list[Operation]:
-    """The operation at these strengths, in both directions."""
+    """Return the operation at these strengths, with both signs."""
     if kind == "hue":
         return [Operation(kind, strength / BINS - 0.5) for strength in strengths]
     return [operation(kind, strength, True, side, Sign(sign)) for strength in strengths for sign in (0.1, 0.9)]
@@ -150,7 +150,7 @@ def device_images(side: int) -> torch.Tensor:
     "side", [32, pytest.param(65, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
 def test_an_operation_on_the_device_equals_torchvisions_on_tensors(kind: str, side: int, request: Any) -> None:
-    """To the bit here; another CPU or a GPU may round a product and its sum once or twice, which is a level of 255."""
+    """Bitwise on this CPU; others may round a product and sum once or twice, a difference of one level of 255."""
     policies = make_policy(POLICIES), make_device_policy(replace(POLICIES, augment_on="device"))
     assert policies[0]
     assert policies[1]
@@ -190,10 +190,10 @@ def test_a_batch_on_the_device_gets_each_images_own_changes() -> None:
 def test_the_device_draws_what_the_cpu_draws(name: str) -> None:
     """The images differ only as Pillow and torch round, and as Pillow smooths in another order."""
     config = replace(POLICIES, augment="none", flip=0.0, auto_augment=name, workers=2)
-    there = loaded(replace(config, augment_on="device"), list(range(8)))
-    assert torch.equal(there, loaded(replace(config, augment_on="device", workers=0), list(range(8))))
+    changed = loaded(replace(config, augment_on="device"), list(range(8)))
+    assert torch.equal(changed, loaded(replace(config, augment_on="device", workers=0), list(range(8))))
     here = loaded(config, list(range(8)))
-    distance = (there.int() - here.int()).abs().float()
+    distance = (changed.int() - here.int()).abs().float()
     assert distance.flatten(1).median(1).values.max() <= 2
     plain = loaded(replace(config, auto_augment="none", color_jitter=(0.0,) * 4, random_erase=0.0), list(range(8)))
     assert (plain.int() - here.int()).abs().float().flatten(1).median(1).values.max() > 10

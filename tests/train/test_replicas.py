@@ -1,4 +1,4 @@
-"""Every node has the checkpoints, and the newest whole one counts: nodes are processes with folders of their own."""
+"""Every node stores checkpoints, and the newest complete one is loaded; nodes are processes with separate folders."""
 
 import shutil
 from pathlib import Path
@@ -39,7 +39,7 @@ def copied(whole: list[Rank], tmp_path: Path) -> Path:
 
 
 def content(rank: Rank, name: str = "last.pt") -> str:
-    """Its digest, without the options: --output differs here."""
+    """Return its digest without the options, because --output differs."""
     return digest({key: value for key, value in rank.checkpoint(name).items() if key not in ("sha256", "config")})
 
 
@@ -54,10 +54,10 @@ def test_every_node_writes_the_same(whole: list[Rank]) -> None:
 
 
 @pytest.mark.parametrize("fault", ["wiped", "truncated"])
-def test_a_node_without_a_whole_checkpoint_gets_that_of_another(
+def test_a_node_without_a_complete_checkpoint_gets_one_from_another(
     copied: Path, options: list[str], whole: list[Rank], fault: str
 ) -> None:
-    """Of rank 0, on a new generation, whose first act is to put it on every disk."""
+    """Rank 0 has none, in a new generation, which first saves it on every node."""
     if fault == "wiped":
         shutil.rmtree(copied / "0")
     else:
@@ -79,7 +79,7 @@ def change(file: Path, **values: object) -> None:
 def test_generations_of_an_earlier_run_are_older_than_those_of_this_one(
     copied: Path, options: list[str], whole: list[Rank]
 ) -> None:
-    """Node 1 was a spare: what `up --resume` has copied there is all that it has."""
+    """Node 1 was a spare: it has only the checkpoint copied by `up --resume`."""
     shutil.copy(whole[1].output / LAST, copied / "1" / LAST)
     change(copied / "1" / LAST, generation=9, run="earlier")
     change(copied / "0" / LAST, generation=1)
@@ -89,7 +89,7 @@ def test_generations_of_an_earlier_run_are_older_than_those_of_this_one(
 
 
 def test_a_superseded_generation_is_not_used(copied: Path, options: list[str], whole: list[Rank]) -> None:
-    """Node 0 was away: it is an epoch ahead, in a generation that the others have left behind."""
+    """Node 0 was unreachable: it is an epoch ahead, in an older generation."""
     change(copied / "1" / LAST, generation=3)
     shutil.copy(whole[0].output / LAST, copied / "0" / LAST)
     again = run(copied, 2, *options, nodes=2, env={"LAUNCHER_GENERATION": "4"})
@@ -98,7 +98,7 @@ def test_a_superseded_generation_is_not_used(copied: Path, options: list[str], w
     assert again[0].digest == whole[0].digest
 
 
-def test_one_writes_where_nodes_share_the_folder(options: list[str], tmp_path: Path) -> None:
+def test_one_rank_writes_if_nodes_share_the_folder(options: list[str], tmp_path: Path) -> None:
     ranks = run(tmp_path, 2, *options, "--output", tmp_path / "shared", "--epochs", "1", nodes=2)
     assert sorted(path.name for path in (tmp_path / "shared" / "checkpoints").iterdir()) == ["best.pt", "last.pt"]
     assert ranks[0].digest == ranks[1].digest

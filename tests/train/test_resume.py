@@ -1,4 +1,4 @@
-"""A run that was interrupted anywhere ends bit for bit like one that was not."""
+"""An interrupted run ends bitwise identical to an uninterrupted one."""
 
 import os
 import signal
@@ -92,7 +92,7 @@ def test_resuming_after_a_kill_between_epochs_is_bit_exact(whole: list[Rank], da
 
 
 def test_resuming_after_a_kill_inside_an_epoch_is_bit_exact(data: Path, tmp_path: Path) -> None:
-    """Weights, what the lines of an interval say (a checkpoint falls inside one), and the curves, without a gap."""
+    """Weights, log lines of an interval (a checkpoint is within one), and the curves, without a gap."""
     options = ["--data", data, *COMMON, "--log-every", 4, "--checkpoint-every", 3]
     whole = run(tmp_path / "whole", 2, *options)
     ranks = start(tmp_path / "killed", 2, *options)
@@ -116,7 +116,7 @@ def test_resuming_after_a_kill_inside_an_epoch_is_bit_exact(data: Path, tmp_path
 
 
 def test_a_checkpoint_falls_on_a_step_that_rank_0_announces(tmp_path: Path) -> None:
-    """With a time instead of steps: all ranks save, although the clock of rank 0 alone says when."""
+    """With a time instead of steps: all ranks save at the time of rank 0's clock."""
     options = ["--data", DIGITS, *COMMON, "--epochs", 40, "--batch-size", 2, "--checkpoint-every", "1s"]
     ranks = start(tmp_path, 2, *options)
     file = tmp_path / "0" / "checkpoints" / "last.pt"
@@ -163,7 +163,7 @@ def test_resuming_on_one_rank_keeps_the_order_of_images(data: Path, tmp_path: Pa
     assert max((cut[name] - full[name]).abs().max().item() for name in full) < 1e-10
 
 
-def test_resuming_a_finished_run_ends_at_once(resumed: list[Rank], data: Path) -> None:
+def test_resuming_a_finished_run_exits_immediately(resumed: list[Rank], data: Path) -> None:
     before = (resumed[0].output / "checkpoints" / "last.pt").stat().st_mtime_ns
     again = run(resumed[0].output.parent, 1, "--data", data, *COMMON)
     assert "nothing to do: 3 epochs of 3 are done" in again[0].text
@@ -204,7 +204,7 @@ def test_a_checkpoint_of_stages_fits_stages_only() -> None:
         step.load_state({"optimizer": {"stages": [{}, {}]}})
 
 
-def test_a_loss_scale_starts_anew_after_a_run_without() -> None:
+def test_a_loss_scale_starts_fresh_after_a_run_without() -> None:
     scale = LossScale(enabled=True)
     scale.load_state_dict(LossScale(enabled=False).state_dict())
     assert scale.value == 2**16

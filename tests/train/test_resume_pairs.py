@@ -1,4 +1,4 @@
-"""Every pair of option values, in runs that are stopped and resumed in an epoch: bit for bit as if never stopped."""
+"""Every pair of option values, in runs that are stopped and resumed within an epoch: bitwise as if never stopped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 
 class StopAt(StopSignal):
-    """Asks for a stop before its nth step."""
+    """Requests a stop before its nth step."""
 
     def __init__(self, world: World, step: int) -> None:
         super().__init__(world)
@@ -49,7 +49,7 @@ class StopAt(StopSignal):
 
 
 def covering() -> list[dict[str, str]]:
-    """Few rows in which every two values of different options occur together, built greedily."""
+    """Return few rows that contain every pair of values of different options, built greedily."""
     names = list(OPTIONS)
     missing = {
         frozenset(((a, x), (b, y))) for a, b in combinations(names, 2) for x, y in product(OPTIONS[a], OPTIONS[b])
@@ -77,7 +77,7 @@ EXTRA = [
     {"ffcv": "--arch cifar_resnet20 --blurpool --val-flip"},
 ]
 ROWS = [
-    pytest.param(row, marks=pytest.mark.slow if place > 2 else ()) for place, row in enumerate([*covering(), *EXTRA])
+    pytest.param(row, marks=pytest.mark.slow if index > 2 else ()) for index, row in enumerate([*covering(), *EXTRA])
 ]
 
 
@@ -99,20 +99,20 @@ def trained(options: str, output: Path, data: Path, stop: int = 0) -> dict[str, 
 
 
 def differing(a: object, b: object, path: str = "") -> list[str]:
-    """The places in which two checkpoints differ."""
+    """Return the paths at which two checkpoints differ."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = a.keys() | b.keys()
-        return [place for key in keys for place in differing(a.get(key), b.get(key), f"{path}/{key}")]
+        return [found for key in keys for found in differing(a.get(key), b.get(key), f"{path}/{key}")]
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return [place for i, (x, y) in enumerate(zip(a, b, strict=True)) for place in differing(x, y, f"{path}/{i}")]
+        return [found for i, (x, y) in enumerate(zip(a, b, strict=True)) for found in differing(x, y, f"{path}/{i}")]
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return [] if torch.equal(a, b) else [path]
     return [] if a == b else [path]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(filter(None, row.values())) or "default")
-def test_a_stopped_run_ends_as_one_that_was_not(row: dict[str, str], data: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_ends_like_an_uninterrupted_one(row: dict[str, str], data: Path, tmp_path: Path) -> None:
     options = " ".join(row.values())
     whole, parts = trained(options, tmp_path / "a", data), trained(options, tmp_path / "b", data, stop=3)
     del whole["sha256"], parts["sha256"]
-    assert [place for place in differing(whole, parts) if place != "/config/output"] == []
+    assert [path for path in differing(whole, parts) if path != "/config/output"] == []

@@ -1,4 +1,4 @@
-"""Every rate equals its formula and that of torch's scheduler."""
+"""Every rate equals its formula and torch's scheduler."""
 
 import pytest
 import torch
@@ -94,7 +94,7 @@ def test_the_peak_scales_with_the_global_batch(scaling: str, peak: float) -> Non
     assert peak_rate(Config(data="", lr=1.0, lr_scaling=scaling), global_batch=512) == peak
 
 
-def test_a_warm_up_begins_where_asked() -> None:
+def test_a_warm_up_starts_at_the_given_fraction() -> None:
     """As torch's LinearLR, if it is stepped after every update."""
     config = Config(data="", schedule="cosine", lr=0.5, warmup=0.1, warmup_start=0.01)
     rate = make_schedule(config, 256, 1000)

@@ -1,4 +1,4 @@
-"""Of four ranks one is slow, by its data or by a limit of its processor: it is named. Slowness that wanders is not."""
+"""One of four ranks is slow, by its data or a CPU limit, and is reported. Slowness that changes ranks is not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def trained(data: Path, output: Path, slow: str, seed: int = 0, throttled: int |
 
 
 def _throttle(rank: Rank, ended: threading.Event) -> None:
-    """Stops it after each PIECE of processor time that it used, as a processor limit does; waiting costs it nothing."""
+    """Stop the rank after each PIECE of CPU time, like a CPU limit; waiting does not count."""
     processor = (~rank.process.pid << 3) | 2  # its clock: clock_getcpuclockid(3), which Python lacks
     used = time.clock_gettime(processor)
     with suppress(OSError):  # it has ended
@@ -60,7 +60,7 @@ def _throttle(rank: Rank, ended: threading.Event) -> None:
                 used = before
 
 
-def check_named(first: Rank, rank: int, kind: str) -> None:
+def check_reported(first: Rank, rank: int, kind: str) -> None:
     steps = first.metrics("step")
     assert len(steps) == INTERVALS
     said = [step.get("slow", "") for step in steps[:WINDOW]]
@@ -74,29 +74,29 @@ def check_named(first: Rank, rank: int, kind: str) -> None:
     assert not any(text and not text.startswith(f"rank {rank} on ") for text in said)
 
 
-def check_nobody_named(first: Rank) -> None:
+def check_none_reported(first: Rank) -> None:
     assert not [step for step in first.metrics("step") if "slow" in step], first.text
     assert "the data loader or the collective is the bottleneck" in first.text
     assert first.metrics("end")[-1]["slow"].startswith("the slowest rank takes ")
 
 
 def test_a_rank_with_slow_data_is_named(data: Path, tmp_path: Path) -> None:
-    check_named(trained(data, tmp_path, "2"), 2, "data wait")
+    check_reported(trained(data, tmp_path, "2"), 2, "data wait")
 
 
 def test_a_rank_with_little_processor_time_is_named(data: Path, tmp_path: Path) -> None:
-    check_named(trained(data, tmp_path, "none", throttled=1), 1, ANY)
+    check_reported(trained(data, tmp_path, "none", throttled=1), 1, ANY)
 
 
-def test_slowness_that_wanders_is_nobodys(data: Path, tmp_path: Path) -> None:
-    check_nobody_named(trained(data, tmp_path, "wander"))
+def test_slowness_that_changes_ranks_is_not_reported(data: Path, tmp_path: Path) -> None:
+    check_none_reported(trained(data, tmp_path, "wander"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_again(data: Path, tmp_path: Path, seed: int) -> None:
-    """Every kind ten times, each rank in turn, and wandering in another order."""
+    """Every kind ten times, each rank in turn, and changing ranks in another order."""
     rank = seed % RANKS
-    check_named(trained(data, tmp_path / "data", str(rank)), rank, "data wait")
-    check_named(trained(data, tmp_path / "cpu", "none", throttled=rank), rank, ANY)
-    check_nobody_named(trained(data, tmp_path / "wander", "wander", seed))
+    check_reported(trained(data, tmp_path / "data", str(rank)), rank, "data wait")
+    check_reported(trained(data, tmp_path / "cpu", "none", throttled=rank), rank, ANY)
+    check_none_reported(trained(data, tmp_path / "wander", "wander", seed))

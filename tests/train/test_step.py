@@ -47,7 +47,7 @@ def test_synchronised_batch_norm_is_within_1e5_in_single_precision(reports: list
 
 
 def test_synchronised_batch_norm_in_bf16_rounds_only_its_results() -> None:
-    """Its weights stay in fp32, so the scaled output is rounded once and their gradients not at all."""
+    """Its weights stay in fp32, so the scaled output is rounded once and the weights' gradients are not rounded."""
     torch.manual_seed(0)
     ours, oracle = SyncBatchNorm(8), nn.BatchNorm2d(8).double()
     for module in (ours, oracle):
@@ -67,7 +67,7 @@ def test_synchronised_batch_norm_in_bf16_rounds_only_its_results() -> None:
 
 
 def test_single_precision_sums_would_lose_digits_that_double_precision_keeps() -> None:
-    """At mean 100 the variance from float32 sums is wrong by some thousandths, from float64 ones by less than 5e-6."""
+    """At mean 100, the variance has an error of some thousandths from float32 sums, less than 5e-6 from float64."""
     torch.manual_seed(0)
     x = torch.randn(4096, 8) + 100
     expected = x.double().var(0, unbiased=False)
@@ -110,7 +110,7 @@ def test_gradients_are_reduced_once_per_update_for_any_number_of_micro_batches(r
         }
 
 
-def test_gradients_travel_in_bf16_on_request(reports: list[dict[str, Any]]) -> None:
+def test_gradients_are_reduced_in_bf16_on_request(reports: list[dict[str, Any]]) -> None:
     """Each rank's half of the mean is rounded to 8 bits before they are added, and their sum after."""
     for report in reports:
         assert report["compression"]["against bf16"] < 1e-6
@@ -209,7 +209,7 @@ def test_precision_levels_match_the_table() -> None:
 
 
 def test_fp16_weights_gather_micro_batches_in_fp32() -> None:
-    """A hundred small gradients after a large one: fp16 would lose each of them, as it has 11 bits."""
+    """A hundred small gradients after a large one: fp16 would lose each, because it has 11 bits."""
     weight = nn.Linear(1, 1, bias=False).half()
     masters = Masters(weight)
     for micro_batch in range(100):
@@ -305,14 +305,14 @@ def test_lars_on_many_tensors_equals_a_loop_over_them() -> None:
     velocities = [torch.zeros_like(parameter) for parameter in theirs]
     optimizer = LARS(ours, lr=0.5, momentum=0.8, weight_decay=0.1)
     for _ in range(3):
-        for place, parameter in enumerate(ours):
+        for index, parameter in enumerate(ours):
             gradient = parameter.grad = torch.randn_like(parameter)
-            weight, rate = theirs[place], 0.5
+            weight, rate = theirs[index], 0.5
             if weight.ndim > 1:
                 rate *= 1e-3 * float(weight.norm()) / (float(gradient.norm()) + 0.1 * float(weight.norm()))
                 gradient = gradient + 0.1 * weight
-            velocities[place] = 0.8 * velocities[place] + rate * gradient
-            theirs[place] = weight - velocities[place]
+            velocities[index] = 0.8 * velocities[index] + rate * gradient
+            theirs[index] = weight - velocities[index]
         optimizer.step()
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.detach(), b, rtol=1e-5, atol=1e-7)
@@ -360,7 +360,7 @@ def test_the_average_moves_by_less_than_16_bits_resolve(amp: str) -> None:
     assert float(step.ema.model.state_dict()[name][0]) == pytest.approx(expected, abs=1e-3)
 
 
-def test_weights_are_averaged_every_so_many_steps() -> None:
+def test_weights_are_averaged_at_the_given_interval() -> None:
     config = Config(data="", image_size=8, ema_decay=0.5, ema_every=3)
     model = SmallCNN(10)
     step = make_step(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), model)
@@ -415,7 +415,7 @@ def test_binary_cross_entropy_is_that_of_the_soft_label_summed_over_the_classes(
     assert torch.allclose(losses(logits, labels, "bce", 0.1, Mix(0.7, None)), expected)
 
 
-def test_residual_branches_begin_at_zero_only_if_asked() -> None:
+def test_residual_branches_start_at_zero_only_with_the_option() -> None:
     norms = [make_model("resnet18", 10, zero).state_dict()["layer1.0.bn2.weight"].abs().max() for zero in (True, False)]
     assert norms == [0, 1]
 

@@ -1,4 +1,4 @@
-"""Which rank is named as slow: the rule, over any figures (train/stragglers.py)."""
+"""The rule that detects slow ranks, for arbitrary figures (train/stragglers.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ parts = st.tuples(*[st.floats(0.05, 5.0)] * len(KINDS))
 
 
 def even(ranks: int = 4, slow: dict[int, tuple[float, float, float]] | None = None) -> list[tuple[float, float, float]]:
-    """Every rank waits 0.5 s and computes for 2 s; those in `slow` take longer by so much."""
+    """Every rank waits 0.5 s and computes for 2 s; `slow`: additional times of slow ranks."""
     more = slow or {}
     return [(0.5 + a, 0.0 + b, 2.0 + c) for a, b, c in (more.get(rank, (0.0, 0.0, 0.0)) for rank in range(ranks))]
 
@@ -56,13 +56,13 @@ def test_the_first_interval_does_not_count() -> None:
     assert seen.now is None
 
 
-def test_a_rank_that_recovers_is_no_longer_named_but_the_end_has_it() -> None:
+def test_a_rank_that_recovers_is_no_longer_reported_except_in_the_summary() -> None:
     seen = after([even(slow={1: (1.0, 0.0, 0.0)})] * 8 + [even(slow={3: (0.01, 0.0, 0.0)})] * 8)
     assert seen.now is None
     assert "rank 1 on gpu-b" in seen.conclusion()
 
 
-def test_slowness_that_wanders_is_nobodys() -> None:
+def test_slowness_that_changes_ranks_is_not_reported() -> None:
     seen = after([even(slow={turn % 4: (1.0, 0.0, 0.0)}) for turn in range(20)])
     assert seen.now is None
     assert seen.conclusion() == (
@@ -71,12 +71,12 @@ def test_slowness_that_wanders_is_nobodys() -> None:
     )
 
 
-def test_ranks_as_fast_as_one_another() -> None:
+def test_equally_fast_ranks() -> None:
     seen = after([even()] * 20)
     assert (seen.now, seen.conclusion()) == (None, "")
 
 
-def test_a_few_microseconds_delay_nobody() -> None:
+def test_a_few_microseconds_do_not_count() -> None:
     """With --headspace and synchronised batch norm hardly anything is measured."""
     seen = after([[(1e-5, 0.0, 0.0), (1e-5, 0.0, 0.0), (9e-5, 0.0, 0.0), (1e-5, 0.0, 0.0)]] * 20)
     assert (seen.now, seen.conclusion()) == (None, "")
@@ -97,7 +97,7 @@ def test_ranks_that_did_nothing() -> None:
 
 @given(st.integers(2, 6).flatmap(lambda n: st.lists(st.lists(parts, min_size=n, max_size=n), max_size=WINDOW)))
 def test_the_rule(window: list[list[tuple[float, float, float]]]) -> None:
-    """As the documentation has it, computed in another way."""
+    """As in the documentation, computed in another way."""
     named = persistent(window, [SECONDS] * len(window))
     ranks = range(len(window[0]) if window else 0)
     means = [sum(sum(own[rank]) for own in window) / len(window) for rank in ranks]

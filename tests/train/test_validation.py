@@ -52,7 +52,7 @@ def test_scores_equal_those_of_one_process(
             assert ours["top1"] == theirs["top1"]
 
 
-def test_validation_in_intervals_with_a_batch_size_of_its_own(tmp_path: Path) -> None:
+def test_validation_in_intervals_with_a_separate_batch_size(tmp_path: Path) -> None:
     """After epochs 2 and 4, and after the last: in batches of 3, four for ten images."""
     data = digit_tree(tmp_path / "data", 10, 10)
     options = (
@@ -68,7 +68,7 @@ def test_validation_in_intervals_with_a_batch_size_of_its_own(tmp_path: Path) ->
 
 
 def test_the_first_mistakes_are_kept_whatever_the_batches() -> None:
-    """Images 0 to 99 in batches of 7; every third is wrong. An image of weight 0 is none."""
+    """Images 0 to 99 in batches of 7; every third is misclassified. Images with weight 0 do not count."""
     mistaken, side = Mistaken(), 8
     numbers = torch.arange(105)
     for part in numbers.split(7):

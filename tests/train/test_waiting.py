@@ -1,4 +1,4 @@
-"""What a step asks of a device: few operations however many tensors there are, and none that waits for its results."""
+"""Operations of a step on the device: few for any number of tensors, and none that waits for results."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_masters_are_copied_at_once() -> None:
 
 
 def kernels(what: Any) -> int:
-    """As a GPU starts them: an operation on lists is one, unless a tensor of one list has another size in the other."""
+    """Count kernels as on a GPU: an operation on lists is one, unless the sizes of the lists' tensors differ."""
 
     class Started(TorchDispatchMode):
         number = 0
@@ -88,7 +88,7 @@ def kernels(what: Any) -> int:
 def test_lars_starts_as_many_kernels_for_many_tensors_as_for_few(kind: Any) -> None:
     found = []
     for count in (1, 20):
-        layers = nn.Sequential(*(kind(4 + place) for place in range(count)))
+        layers = nn.Sequential(*(kind(4 + index) for index in range(count)))
         for parameter in layers.parameters():
             parameter.grad = torch.ones_like(parameter)
         optimizer = make_optimizer(Config(data="", optimizer="lars"), layers)

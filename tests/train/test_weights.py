@@ -55,7 +55,7 @@ def test_evaluate_gives_the_scores_of_the_best_epoch_on_two_processes(
     assert not (first.output / "checkpoints").exists()
 
 
-def test_fine_tuning_begins_with_all_weights_but_the_last_layers(trained: Path, tmp_path: Path) -> None:
+def test_fine_tuning_starts_with_all_weights_except_the_last_layers(trained: Path, tmp_path: Path) -> None:
     """From ten digits to three."""
     tree = digit_tree(tmp_path / "data", 48, 21)
     for folder in tree.glob("*/[3-9]"):
@@ -71,7 +71,7 @@ def test_fine_tuning_begins_with_all_weights_but_the_last_layers(trained: Path, 
     for name, value in source.items():
         if not name.startswith("classifier"):
             assert torch.allclose(tuned[name], value, atol=1e-6), name
-    # a resumed run goes on from its own checkpoint, not from --pretrained again
+    # a resumed run continues from its checkpoint, not from --pretrained again
     assert main([*options, "--epochs", "2", "--lr", "1e-12", "--pretrained", "/not/there.pt"]) == 0
 
 
@@ -98,7 +98,7 @@ def test_fine_tuning_begins_with_all_weights_but_the_last_layers(trained: Path, 
         (lambda state: state | {"AuxLogits.conv0.weight": torch.zeros(1)}, "inception_v3"),
     ],
 )
-def test_files_of_torchvision_and_timm_fit(tmp_path: Path, wrap: Any, arch: str) -> None:
+def test_files_of_torchvision_and_timm_are_loaded(tmp_path: Path, wrap: Any, arch: str) -> None:
     state = make_model(arch, 7).state_dict()
     torch.save(wrap(state), tmp_path / "weights.pth")
     weights, model = read_weights(tmp_path / "weights.pth"), make_model(arch, 5)
@@ -110,7 +110,7 @@ def test_files_of_torchvision_and_timm_fit(tmp_path: Path, wrap: Any, arch: str)
         weights.load(model, other_classes=False)
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_weights_that_do_not_match_are_refused(tmp_path: Path) -> None:
     torch.save(make_model("resnet18", 5).state_dict(), tmp_path / "weights.pth")
     says = (
         r"does not match --arch: it lacks \d+ of the model's 320 tensors \(first layer1.0.conv3.weight\), \d+ have "
@@ -145,7 +145,7 @@ def test_the_architecture_of_a_file_is_named(content: Any, use: str, tmp_path: P
 
 
 class Code:
-    """Another class than the two that may be in `args`."""
+    """A class that is not allowed in `args`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("/tmp/was-here"),)

@@ -1,4 +1,4 @@
-"""python unguarded.py ARG...: the trainer; a worker of a parameter server works here and not in a child process."""
+"""python unguarded.py ARG...: the trainer, with a parameter server's worker in this process, not in a child."""
 
 import os
 import sys

@@ -138,7 +138,7 @@ def test_no_packages_runs_nothing(install):
     assert install("packages", str(SCRIPT.with_name("requirements.txt")))[2] == []
 
 
-def test_a_step_that_replaces_torch_fails_and_says_so(install, tmp_path):
+def test_a_step_that_replaces_torch_fails_with_a_message(install, tmp_path):
     (tmp_path / "requirements.txt").write_text("evil\n")
     replace = f"echo \"__version__ = '2.6.0'\" >{tmp_path}/site/torch/version.py"
     code, said, _ = install("packages", str(tmp_path / "requirements.txt"), PIP_DOES=replace)
@@ -157,9 +157,9 @@ def test_an_unknown_step_is_refused(install):
 def test_the_dockerfile_follows_the_rules_that_matter():
     """hadolint DL3006, DL3007 (no latest), DL3020 (no ADD), DL3042 (no cache), DL3002 (the base's own user last)."""
     lines = [line for line in asset("Dockerfile").splitlines() if line and not line.startswith("#")]
-    words = [line.split()[0] for line in lines if not line.startswith(" ")]
-    assert words[:2] == ["ARG", "FROM"]
-    assert not {"ADD", "MAINTAINER"} & set(words)
+    instructions = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert instructions[:2] == ["ARG", "FROM"]
+    assert not {"ADD", "MAINTAINER"} & set(instructions)
     assert ":latest" not in asset("Dockerfile")
     assert lines[-1] == "USER ${RUN_USER}"
     assert "--mount" not in asset("Dockerfile")  # the classic builder builds it too

@@ -1,4 +1,4 @@
-"""A Ctrl-C during image work ends the program at once, without waiting for a node's current step."""
+"""Ctrl-C during image work stops the program immediately, without waiting for a node's current step."""
 
 import signal
 import subprocess
@@ -66,7 +66,7 @@ ensure(Image(ref="x:1"), ImageLocations(nodes, None, print), job="x")
     ("step", "nodes"),
     [("inspect", 2), ("inspect", 3), ("survey", 2), ("survey", 3), ("save", 3), ("load", 2), ("load", 3)],
 )
-def test_a_ctrl_c_ends_image_work_at_once(step, nodes, tmp_path):
+def test_ctrl_c_stops_image_work_immediately(step, nodes, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, step, str(nodes)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={"XDG_CACHE_HOME": str(tmp_path)},

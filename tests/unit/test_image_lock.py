@@ -1,4 +1,4 @@
-"""The lock file beside a job."""
+"""The lock file of a job."""
 
 import json
 
@@ -24,7 +24,7 @@ LOCK = lock.Lock(
 )
 
 
-def test_the_lock_file_is_beside_the_job_and_round_trips(tmp_path):
+def test_the_lock_file_is_next_to_the_job_and_round_trips(tmp_path):
     path = lock.lock_path(tmp_path / "vgg.yaml")
     assert path.name == "vgg.lock.json"
     assert lock.read(path) is None
@@ -36,7 +36,7 @@ def test_the_lock_file_is_beside_the_job_and_round_trips(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["vgg.lock.json"]
 
 
-def test_the_lock_file_is_valid_while_the_job_asks_for_the_same():
+def test_the_lock_file_is_valid_until_the_image_section_changes():
     same = {"base": LOCK.base, "packages": ["six"]}
     assert LOCK.fits(Image.model_validate(same))
     for change in ({"packages": []}, {"torchvision": "0.29.1"}, {"base": "other:1"}):

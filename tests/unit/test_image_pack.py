@@ -1,4 +1,4 @@
-"""images/pack.py on a folder like containerd's content, and its peers: what is not proven does not reach the engine."""
+"""images/pack.py on a folder like containerd's content, and peers: unauthenticated data never reaches the engine."""
 
 import hashlib
 import io
@@ -27,7 +27,7 @@ def digest(data):
 
 
 class Content:
-    """A store with one image behind an index, as a registry's pull leaves it."""
+    """A store with one image behind an index, as after a pull from a registry."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -68,7 +68,7 @@ def content(tmp_path):
     return Content(tmp_path / "content")
 
 
-def test_the_whole_image_has_its_own_manifest_for_both_kinds_of_stores(content):
+def test_a_complete_image_has_a_manifest_for_both_kinds_of_stores(content):
     found = content.archive(0)
     assert json.loads(found["index.json"])["manifests"][0]["digest"] == content.manifest
     [listed] = json.loads(found["manifest.json"])
@@ -78,13 +78,13 @@ def test_the_whole_image_has_its_own_manifest_for_both_kinds_of_stores(content):
     assert {blob(digest(layer)) for layer in LAYERS} < set(found)
 
 
-def test_known_layers_are_left_out(content):
+def test_known_layers_are_omitted(content):
     found = content.archive(2)
     assert [digest(layer) for layer in LAYERS if blob(digest(layer)) in found] == [digest(LAYERS[2])]
     assert len(json.loads(found["manifest.json"])[0]["Layers"]) == 3
 
 
-def test_a_part_is_an_image_of_its_own_of_the_layers_so_far(content):
+def test_a_part_is_an_image_of_the_layers_so_far(content):
     found = content.archive(1, chunk=1)
     assert sum(blob(digest(layer)) in found for layer in LAYERS) == 1
     [listed] = json.loads(found["manifest.json"])
@@ -103,7 +103,7 @@ def test_a_store_without_all_layers_is_left_to_docker_save(content):
 
 @pytest.fixture
 def port(content):
-    """Of a peer that serves the image; it ends with its stdin."""
+    """Port of a peer that serves the image; it exits when its stdin is closed."""
     pipe = subprocess.PIPE
     with subprocess.Popen(content.argv("serve"), stdin=pipe, stdout=pipe, text=True) as process:
         process.stdin.write(f"{TOKEN}\n")
@@ -114,7 +114,7 @@ def port(content):
 
 
 def pull(tmp_path, port, token=TOKEN):
-    """The client's script with a `docker` that writes what it is given to a file: (success, what it was given)."""
+    """Run the client's script with a `docker` that writes its stdin to a file; return success and that input."""
     program = tmp_path / "bin" / "docker"
     program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\ncat >"{tmp_path}/loaded"\n')
@@ -139,7 +139,7 @@ def test_a_client_without_the_token_gets_nothing(content, tmp_path, port):
 
 
 def between(port, change):
-    """A port at which a man in the middle relays every connection to `port`; change(connection, data) is answered."""
+    """Port of a man in the middle that relays connections to `port`; responses become change(connection, data)."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def run():
@@ -156,15 +156,15 @@ def between(port, change):
     return listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("place", [200, 5_000_000])
-def test_what_is_altered_on_the_path_does_not_reach_the_engine(content, tmp_path, port, place):
+@pytest.mark.parametrize("position", [200, 5_000_000])
+def test_altered_data_does_not_reach_the_engine(content, tmp_path, port, position):
     def change(_, data):
-        return data if len(data) < place else data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        return data if len(data) < position else data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
 
     assert pull(tmp_path, between(port, change)) == (False, b"")
 
 
-def test_what_was_answered_to_an_earlier_client_cannot_be_replayed(content, tmp_path, port):
+def test_a_response_to_an_earlier_client_cannot_be_replayed(content, tmp_path, port):
     earlier = []
 
     def change(number, data):

@@ -47,7 +47,7 @@ def probe(tmp_path):
 
 
 TORCH = {
-    "torch/__init__.py": "raise RuntimeError('a look must not import torch')",
+    "torch/__init__.py": "raise RuntimeError('the facts probe must not import torch')",
     "torch/version.py": "__version__ = '2.6.0a0+ecf3bae40a.nv25.01'\ncuda: Optional[str] = '12.8'\n",
     "torch/distributed/run.py": RUN_PY,
     "torch/distributed/launch.py": "",
@@ -104,7 +104,7 @@ def test_a_crashing_library_is_a_result(probe):
     assert "cannot be imported: crashed with signal 11" in str(find_faults(found)[0])
 
 
-def test_a_package_that_exits_is_a_result_too(probe):
+def test_a_package_that_exits_is_a_result(probe):
     found = probe("full", {**TORCH, "torch/__init__.py": "raise SystemExit('no licence')"})
     assert found.checks["import_torch"].error == "SystemExit: no licence"
 
