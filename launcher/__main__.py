@@ -19,12 +19,12 @@ def main() -> None:
 
 
 def _use_utf8() -> None:
-    """Job files, names of files and what programs print are UTF-8, whatever the locale says. Python decides on its
-    encoding at its start: where it has another one, it is started again. Programs of a run keep the caller's settings.
+    """Use UTF-8 for job files, file names and output, whatever the locale. Python chooses its encoding when it starts, so
+    restart it if it chose another one. Programs of a run keep the caller's settings.
     """
-    again = "utf8" not in sys._xoptions  # noqa: SLF001 - documented; without this an -X utf8=0 would have no end
+    again = "utf8" not in sys._xoptions  # noqa: SLF001 - documented; otherwise -X utf8=0 would loop forever
     if sys.getfilesystemencoding() != "utf-8" and again and sys.executable:
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - no shell is wanted
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - no shell
     for stream in (sys.stdout, sys.stderr):  # PYTHONIOENCODING may name an encoding that lacks characters
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
