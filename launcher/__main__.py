@@ -1,4 +1,4 @@
-"""`python -m launcher`, and what the command `launcher` calls: a Ctrl-C has its exit code while modules load, too."""
+"""Entry point of `launcher` and `python -m launcher`. Ctrl-C has its usual exit code even while modules are imported."""
 
 import io
 import os
