@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Outcome", "Run", "errors", "find", "load", "plan", "up"]
-_PLACES = {
+_MODULES = {
     "load": "launcher.api.jobs",
     "plan": "launcher.api.jobs",
     "up": "launcher.api.up",
@@ -26,9 +26,9 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when it is first used: `import launcher` costs nothing."""
+    """Import a name's module on first use, so that `import launcher` is fast."""
     if name == "errors":
         return importlib.import_module("launcher.errors")
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
