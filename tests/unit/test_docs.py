@@ -86,3 +86,12 @@ def check_examples(model: type[BaseModel], definitions: dict[str, Any]) -> None:
         for example in field.examples or []:
             schema = {"$defs": definitions, **definitions[model.__name__]["properties"][name]}
             Draft202012Validator(schema).validate(example)
+
+
+def test_the_tests_that_pages_name_exist() -> None:
+    root = DOCS.parent
+    files = {path.name: path.read_text(encoding="utf-8") for path in (root / "tests").rglob("*.py")}
+    known = {*files, *re.findall(r"def (test_\w+)", "".join(files.values()))}
+    for path in (*DOCS.rglob("*.md"), *root.glob("*.md")):
+        named = re.findall(r"\btest_\w+(?:\.py)?", path.read_text(encoding="utf-8"))
+        assert [name for name in named if name not in known and f"{name}.py" not in known] == [], path.name
