@@ -1,4 +1,4 @@
-"""Entry point of `launcher` and `python -m launcher`. Ctrl-C has its usual exit code even while modules are imported."""
+"""Entry point of `launcher` and `python -m launcher`. Ctrl-C has its exit code even during imports."""
 
 import io
 import os
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def _use_utf8() -> None:
-    """Use UTF-8 for job files, file names and output, whatever the locale. Python chooses its encoding when it starts, so
+    """Use UTF-8 for job files, file names and output, whatever the locale. Python chooses its encoding at its start, so
     restart it if it chose another one. Programs of a run keep the caller's settings.
     """
     again = "utf8" not in sys._xoptions  # noqa: SLF001 - documented; otherwise -X utf8=0 would loop forever
