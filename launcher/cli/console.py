@@ -271,8 +271,8 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
 
     complete: all files of the run were downloaded.
     """
-    logs, everything = f"runs/{outcome.run}/logs/", f"logs and TensorBoard logs in runs/{outcome.run}/"
-    incomplete = f"runs/{outcome.run}/ lacks some logs or TensorBoard logs, see the warning"
+    logs, everything = f"runs/{outcome.run}/logs/", f"logs and curves in runs/{outcome.run}/"
+    incomplete = f"runs/{outcome.run}/ lacks some logs or curves, see the warning"
     if failure := outcome.failure:
         who = failure.node if failure.rank is None else f"rank {failure.rank} on {failure.node}"
         if failure.words:

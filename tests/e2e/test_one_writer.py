@@ -56,8 +56,8 @@ def test_a_full_local_disk_loses_no_output(home_cli: Cli, code: int) -> None:
         missing = [line for line in done.stderr.splitlines() if "not downloaded" in line and "/logs/" in line]
         assert len(missing) == done.stderr.count("free disk space, then run: launcher fetch") == 1, done.stderr
         assert "Traceback" not in done.stderr
-        assert "TensorBoard logs in runs/" not in done.stderr
-        assert "lacks some logs or TensorBoard logs" in done.stderr
+        assert "curves in runs/" not in done.stderr
+        assert "lacks some logs or curves" in done.stderr
         home_cli("down", code=None)
 
 

@@ -90,8 +90,9 @@ def check_examples(model: type[BaseModel], definitions: dict[str, Any]) -> None:
 
 def test_the_tests_that_pages_name_exist() -> None:
     root = DOCS.parent
-    files = {path.name: path.read_text(encoding="utf-8") for path in (root / "tests").rglob("*.py")}
-    known = {*files, *re.findall(r"def (test_\w+)", "".join(files.values()))}
+    files = list((root / "tests").rglob("*.py"))
+    defined = re.findall(r"def (test_\w+)", "".join(path.read_text(encoding="utf-8") for path in files))
+    known = {*defined, *(path.name for path in files)}
     for path in (*DOCS.rglob("*.md"), *root.glob("*.md")):
         named = re.findall(r"\btest_\w+(?:\.py)?", path.read_text(encoding="utf-8"))
         assert [name for name in named if name not in known and f"{name}.py" not in known] == [], path.name
