@@ -103,7 +103,8 @@ def decide(rules: Rules, me: State, view: View, now: float) -> State:
             failed = "the ranks of the other nodes finished, but those of this node failed"
             return _end(me, now, failed if me.joined == other.generation else "", last=True)
         if other.phase == RUNNING and _promised(me, other) and me.joined < me.generation:
-            return _run(replace(me, members=other.members), now)
+            # with the proposal's history: a node that restarted after its promise has added its own account
+            return _run(replace(me, members=other.members, ends=other.ends), now)
     for other in alive.values():
         if other.phase == ENDED and other.over:
             return _end(replace(me, over=True), now, other.reason, last=True)

@@ -207,6 +207,11 @@ def test_generations_never_overlap() -> None:
     assert sum(formed) > 1.5 * QUICK  # generations do end because of faults, and new ones form
 
 
+@pytest.mark.parametrize("number", [15758])  # a promise was kept over a restart, but not the history that came with it
+def test_a_schedule_that_failed_once(number: int) -> None:
+    explore(number)
+
+
 @pytest.mark.parametrize("fault", ["minority", "forgetful"])
 def test_the_model_detects_violations_of_the_rules(fault: str) -> None:
     with pytest.raises(AssertionError, match="schedule"):
