@@ -164,7 +164,7 @@ class TestOnTheBed:
         running("down")
         assert bed.wait_clean() == []
         kept = pipe(running, "echo work > /output/own\n", "shell", job)
-        assert "1 file(s) stay" in kept.stderr
+        assert "1 file(s) kept in" in kept.stderr
         assert bed.sh(bed.nodes[0], "cat /home/trainer/.launcher/*/own").strip() == "work"
 
     def test_a_killed_shell_removes_its_container(self, running: Cli, bed: Bed) -> None:

@@ -97,7 +97,7 @@ def test_a_run_works_with_few_sessions_and_other_login_shells_and_doctor_warns(b
     ):
         seen = examined(bed_cli, "node1", "node2", code=0)
         assert seen["node1", "ssh sessions"]["level"] == "warn"
-        assert "2 commands at once" in seen["node1", "ssh sessions"]["what"]
+        assert "2 concurrent sessions" in seen["node1", "ssh sessions"]["what"]
         assert ("node2", "ssh sessions") not in seen
         assert "rank 0 of 2" in bed_cli("up", job).stdout
     assert bed_cli.result()["state"] == "done"

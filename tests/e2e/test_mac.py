@@ -22,7 +22,7 @@ def mac(home_cli: Cli, tmp_path: Path) -> Cli:
 def test_a_mac_as_a_node_is_refused_before_anything_starts(mac: Cli, tmp_path: Path, keys: dict[str, object]) -> None:
     file = mac.job("here", nodes=["local"], gpus="none", run={"command": ["true"]}, **keys)
     refused = mac("up", file, code=3)
-    assert "this machine runs macOS, and nodes must run Linux" in refused.stderr
+    assert "nodes must run Linux, but this machine runs macOS" in refused.stderr
     assert "nodes: [gpu-a, gpu-b]" in refused.stderr
     assert not mac.runs()
     assert laptop.called(tmp_path) == []

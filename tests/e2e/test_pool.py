@@ -47,9 +47,21 @@ class Job:
             time.sleep(0.05)
 
 
+def events(run: Path) -> list[dict[str, object]]:
+    path = run / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def group_of(cli: Cli) -> str:
-    events = [json.loads(line) for line in (cli.runs()[-1] / "events.jsonl").read_text().splitlines()]
-    return next(str(event["group"]) for event in events if event["event"] == "group")
+    return next(str(event["group"]) for event in events(cli.runs()[-1]) if event["event"] == "group")
+
+
+def wait_until_started(cli: Cli, runs: int) -> None:
+    """A program begins shortly before its launcher records the start; a start without a record is repeated."""
+    deadline = time.monotonic() + 60
+    while sum(any(event["event"] == "started" for event in events(run)) for run in cli.runs()) < runs:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def states(cli: Cli, group: str) -> dict[str, str]:
@@ -153,6 +165,7 @@ def test_a_resumed_sweep_repeats_nothing(home_cli: Cli, how: signal.Signals) -> 
     group = group_of(home_cli)
     up = home_cli.start("up", job.file, "--resume", group)  # 1 has a result already
     job.wait_for(begun=4)  # 1, and now 2, then 3, which fails, and 4
+    wait_until_started(home_cli, runs=4)
     up.send_signal(how)
     _, messages = up.communicate(timeout=60)
     if how is signal.SIGINT:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from train.errors import TrainError
-from train.parallel.peers import name_lost_peers
+from train.parallel.peers import report_lost_peers
 from train.parallel.world import World
 
 
@@ -41,7 +41,7 @@ dist.barrier()  # all ranks have started: no collective below waits for a starti
 world = World(dist.get_rank(), dist.get_world_size(), 0, 1, torch.device("cpu"), "gloo")
 if how == "skip":
     try:
-        with name_lost_peers(world):
+        with report_lost_peers(world):
             train()
     except TrainError as error:
         print(f"error: {error}", flush=True)
