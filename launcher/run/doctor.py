@@ -37,10 +37,12 @@ SAMPLE = 16  # files of a data set that are read completely on every node
 _PEERS = "if command -v timeout >/dev/null; then timeout 20 nvidia-smi topo -p2p r; else nvidia-smi topo -p2p r; fi"
 _MTU = 'cat "/sys/class/net/$1/mtu"'
 _READABLE = 'if [ ! -e "$1" ]; then echo missing; elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok; fi'
-# $1: a folder or file, $2: number of its files to read. Prints `<files> <digest of names and sizes> <of the sample>`.
+# $1: a folder or file, $2: number of its files to read. Prints `<files> <digest of names and sizes> <of the sample>`,
+# or `missing`.
 _DATA = """
 LC_ALL=C; export LC_ALL
 digest() { sha256sum | cut -c1-12; }
+[ -e "$1" ] || { echo missing; exit; }
 if [ ! -d "$1" ]; then echo "1 $(digest <"$1")"; exit; fi
 cd -- "$1" || exit
 listed() { find . -type f -printf '%P %s\\n' 2>/dev/null || find . -type f -exec stat -c '%n %s' {} +; }
@@ -218,6 +220,8 @@ def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
         if not mount.read_only:
             continue
         seen = _everywhere(fleet.engines, _DATA, mount.source, str(SAMPLE), timeout=DATA_TIMEOUT)
+        if {found.strip() for found in seen} == {"missing"}:
+            continue  # reported by _mounts
         if len(set(seen)) == 1 and seen[0].strip():
             count = seen[0].split()[0]
             yield Check("all", "data", Level.OK, f"{mount.source}: the same {count} files on every node")

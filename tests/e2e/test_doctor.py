@@ -93,6 +93,15 @@ def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
     assert (seen["node1", "port"]["level"], seen["node2", "shared memory"]["level"]) == ("fail", "warn")
 
 
+def test_a_mount_source_that_no_node_has_is_not_called_the_same_data(bed_cli: Cli) -> None:
+    done = bed_cli("doctor", job(bed_cli, mounts={"/srv/nowhere": "/nowhere:ro"}), "--json", code=3)
+    about = [check for check in json.loads(done.stdout)["checks"] if "/srv/nowhere" in check["what"]]
+    assert [(check["node"], check["name"], check["level"]) for check in about] == [
+        ("node1", "mount", "fail"),
+        ("node2", "mount", "fail"),
+    ]
+
+
 def test_a_firewall_between_the_nodes_is_found(bed_cli: Cli, bed: Bed) -> None:
     with faults.blocked_port(bed, bed.nodes[0], 29500):
         seen = examined(bed_cli, job(bed_cli), code=3)
