@@ -106,11 +106,16 @@ def _conclude(
     else:
         if with_gpus:
             terminal.console(soft_wrap=False).print(gpus.table(with_gpus))
-        console.print(f"{count[Level.OK]} ok, {count[Level.WARN]} warnings, {count[Level.FAIL]} failures")
+        warnings, failures = _number(count[Level.WARN], "warning"), _number(count[Level.FAIL], "failure")
+        console.print(f"{count[Level.OK]} ok, {warnings}, {failures}")
         if examined:
             show_bench(console, examined)
     if worst is Level.FAIL or (examined and (examined.findings or not examined.nodes)):
         raise typer.Exit(3)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -> Job | None:

@@ -81,11 +81,12 @@ def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
 
 
 def _idle(node: NodeFacts, count: int, found: Sequence[Device], problem: Fault | None) -> tuple[str, ...]:
+    requested = f"{count} GPU{'' if count == 1 else 's'} requested"
     if count > len(found):
-        raise _lacks(node, f"{count} GPUs are requested", problem)
+        raise _lacks(node, requested, problem)
     idle = [device.uuid for device in found if not user(node, device)]
     if len(idle) < count:
-        what = f"{count} GPUs are requested, {len(idle)} of {len(found)} are idle: {'; '.join(in_use(node, found))}"
+        what = f"{requested}, {len(idle)} of {len(found)} are idle: {'; '.join(in_use(node, found))}"
         fix = "wait for them: --wait; name GPUs that no run holds to share them: gpus: [0, 1]; or choose another node"
         raise InUse(f"node {node.name}", what, fix)
     return tuple(idle[:count])

@@ -117,11 +117,11 @@ def test_no_engine_and_missing_gpus(bed_cli: Cli, bed: Bed) -> None:
     with faults.without_engine(bed, bed.nodes[1]):
         seen = examined(bed_cli, job(bed_cli, gpus=2), code=3)
     assert seen["node2", "engine"]["level"] == "fail"
-    assert "2 GPUs are requested" in seen["node1", "gpus"]["what"]
+    assert "2 GPUs requested" in seen["node1", "gpus"]["what"]
 
 
 def test_the_text_output_includes_the_fixes(bed_cli: Cli) -> None:
     output = bed_cli("doctor", "node1", "wrong-key", code=3).stdout
     assert "FAIL wrong-key" in output
     assert "->" in output
-    assert "1 failures" in output
+    assert "1 failure\n" in output

@@ -157,14 +157,14 @@ def test_gpus_in_use_by_others(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
     assert f"warning: node1: {who}" in taken.stderr
     assert f"warning: node1: {who}" in bed_cli("up", job, "--set", "gpus=[0]").stderr
     refused = bed_cli("up", job, "--set", "gpus=2", code=3).stderr
-    assert f"node node1: 2 GPUs are requested, 1 of 2 are idle: {who} for " in refused
+    assert f"node node1: 2 GPUs requested, 1 of 2 are idle: {who} for " in refused
     assert f"1 of 2 are idle: {who}" in bed_cli("plan", job, "--set", "gpus=2").stdout
     for shown in (bed_cli("status", "--nodes", "node1,node2"), bed_cli("doctor", "node1")):
         table = " ".join(shown.stdout.split())
         assert f"node1 0 A100-SXM4-80GB 60.0/80 GiB 60.0 GiB by trainer, python3 (pid {pid})" in table
         assert "node1 1 A100-SXM4-80GB 0.0/80 GiB" in table
     waits = Drill.follow(bed_cli, "up", "--wait", job, "--set", "gpus=2")
-    waits.sees("waiting: node node1: 2 GPUs are requested")
+    waits.sees("waiting: node node1: 2 GPUs requested")
     bed.sh(gpu_node, f"kill {pid}")
     answering(bed, gpu_node, Machine([Card("07:00.0", "GPU-a"), Card("0f:00.0", "GPU-b")]))
     waits.sees("GPUs: GPU-a,GPU-b")

@@ -49,7 +49,7 @@ def test_a_number_selects_the_gpu_that_no_run_holds(bed_cli: Cli, bed: Bed, gpus
     bed_cli("up", "-d", job(bed_cli, "second", 600, 1), "--set", "port=29501")
     assert [node["gpus"] for node in json.loads(bed_cli("status", "--json").stdout)["nodes"]] == [gpus[1:]]
     refused = bed_cli("up", job(bed_cli, "third", 1, 1), "--set", "port=29502", code=3).stderr
-    assert f"1 GPUs are requested, 0 of 2 are idle: GPU 0: the run {first} of " in refused
+    assert f"1 GPU requested, 0 of 2 are idle: GPU 0: the run {first} of " in refused
     assert f"the run {first} of" in " ".join(bed_cli("status", "--nodes", "node1").stdout.split())
     bed_cli("down", "--all")
     assert bed.wait_clean() == []

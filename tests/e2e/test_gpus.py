@@ -66,7 +66,7 @@ def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path:
         who = f"GPU 0: 60.0 GiB by {user}, python3 (pid {notebook.pid})"
         assert f"warning: local: {who}" in taken.stderr
         refused = machine_cli("up", file, "--set", "gpus=2", code=3).stderr
-        assert f"2 GPUs are requested, 1 of 2 are idle: {who}" in refused
+        assert f"2 GPUs requested, 1 of 2 are idle: {who}" in refused
         shown = machine_cli("plan", file, "--set", "gpus=2", "--json").stdout
         plan = json.loads(shown)
         assert plan["nodes"][0]["container"]["gpus"] == ["GPU-a", "GPU-b"]

@@ -120,7 +120,7 @@ def test_a_number_takes_idle_gpus() -> None:
     with pytest.raises(InUse) as caught:
         gpus.select(claimed, 3)
     assert caught.value.what == (
-        "3 GPUs are requested, 2 of 5 are idle: GPU 0: 60.0 GiB by erin, python3 (pid 4242) for 3:00:00; GPU 1: the "
+        "3 GPUs requested, 2 of 5 are idle: GPU 0: 60.0 GiB by erin, python3 (pid 4242) for 3:00:00; GPU 1: the "
         "run cifar-1 of ada@laptop for 2:00:00; GPU 3: 1.5 GiB by processes that are not visible"
     )
     assert "--wait" in caught.value.next_step
@@ -130,7 +130,7 @@ def test_a_preview_lists_the_users_of_the_gpus() -> None:
     busy, idle = on(Machine([NOTEBOOK, *cards(2)[1:]])), on(Machine(cards(2)), 1)
     facts, notes = assume_idle(job(2, gpus=2), [busy, idle])
     assert [len(each.container.gpus) for each in planned(job(2, gpus=2), facts).nodes] == [2, 2]
-    assert "node gpu-0: 2 GPUs are requested, 1 of 2 are idle: GPU 0: 60.0 GiB by erin, python3 (pid 4242)" in notes[0]
+    assert "node gpu-0: 2 GPUs requested, 1 of 2 are idle: GPU 0: 60.0 GiB by erin, python3 (pid 4242)" in notes[0]
     assert "`up --wait` waits" in notes[0]
     assert assume_idle(job(2, gpus=1), [busy, idle]) == ([busy, idle], ())
     with pytest.raises(NodesFailed, match="but the node has: 0: NVIDIA A100"):  # waiting does not help
