@@ -71,7 +71,7 @@ class FollowedNode:
         with self._lock:
             if not self.unreachable_since:
                 self.unreachable_since = time.monotonic()
-                self._put(messages.NodeLost(self.name, str(error), self.last_answer))
+                self._put(messages.NodeLost(self.name, error.what, self.last_answer))
 
     def mark_reachable(self) -> None:
         with self._lock:
