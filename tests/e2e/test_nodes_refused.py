@@ -12,7 +12,7 @@ from tests.e2e.cli import Cli, bed_job
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(120)]
 
 CASES = {
-    "blackhole": ["no answer", "->"],
+    "blackhole": ["no response", "->"],
     "refused": ["refused", "->"],
     "no-such-host": ["->"],
     "unknown-host-key": ["host key", "ssh-keyscan"],

@@ -92,7 +92,7 @@ def test_another_users_run_is_shown_but_not_stopped_or_purged_unasked(bed_cli: C
     seen = neighbour("status", "--nodes", "node1")
     assert "running" in seen.stdout
     assert "Permission denied" in seen.stdout
-    assert f"{run} is of {row['started_by']}" in seen.stderr
+    assert f"{run} belongs to another user, {row['started_by']}" in seen.stderr
     refused = neighbour("fetch", "--nodes", "node1", code=3)
     assert "Permission denied" in refused.stderr
     refused = neighbour("logs", "--no-follow", "--nodes", "node1", code=3)
