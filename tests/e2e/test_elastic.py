@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def test_a_node_that_is_paused_when_the_others_finish_does_not_block_the_launche
     up.sees("^step 12$")
     # the supervisor continues: `docker pause` does not pause the engine either
     for pid in processes_of(home_cli, "local-2", "^(?!.*supervisor.py)"):
-        with suppress(ProcessLookupError):  # short-lived, such as sleep
+        with contextlib.suppress(ProcessLookupError):  # short-lived, such as sleep
             os.kill(pid, signal.SIGSTOP)
     up.sees("rank 0 finished")
     up.end(0, timeout=60)
