@@ -2,9 +2,9 @@
 
     python -m bench.gpu [--json FILE] [--only NAME ...] [--dry]
 
-Each check (bench/gpu_checks.py) runs in a separate process with a time limit, with the installed torch and torchvision.
+Each check (tests/gpu/checks.py) runs in a separate process with a time limit, with the installed torch and torchvision.
 Requires one GPU and no network. `--dry` runs the same checks with the same number of steps and images, with a small
-model on a simulated GPU on the CPU (bench/pretend.py). Prints a line per check and a row for
+model on a simulated GPU on the CPU (tests/gpu/pretend.py). Prints a line per check and a row for
 docs/internals/benchmarks.md; the exit code is 1 if a check failed.
 """
 
@@ -42,7 +42,7 @@ LIMITS = {  # name of a check -> time limit in seconds; cheap and important ones
 }
 PATIENCE = 5  # factor of the limits on a CPU
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL, for a process that is stuck in the driver
-CHECK = (sys.executable, "-m", "bench.gpu_checks")
+CHECK = (sys.executable, "-m", "tests.gpu.checks")
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Time to running containers and to the first line of output: `launcher up` and a hand-written shell script.
 
-    python -m tests.bed up -n 8 && python -m bench.launch [--nodes 2 8] [--repeat 15] [--json FILE]
+    python -m tests.bed up -n 8 && python -m bench.launch [--far] [--nodes 2 8] [--repeat 15] [--json FILE]
 
 Both start the same program in the same image with the same mounts on the same nodes of the test bed. The nodes already
 have the image; the code is sent. The script (bench/programs/launch.sh) starts one node after another. Two times are
@@ -12,6 +12,15 @@ measured, in separate runs:
 
 The two alternate, and the order changes each time; the ratio is the median over pairs. Also measured: `launcher
 --help`, and which modules `up` imports.
+
+With --far, the nodes have an ssh round trip of 50 ms (tests/bed/delay.py), and the baseline is `ssh NODE docker run` to
+all nodes concurrently, which sends no code, verifies no image and collects nothing. With one node and with all:
+
+- start: `launcher up -d` of a job that sleeps; baseline: `docker run -d` of the same program.
+- a whole run: an attached `launcher up` of a job that does nothing (`true`); baseline: `docker run --rm`.
+- down: `launcher down` of the job that sleeps; baseline: `docker rm -f`.
+- the end of a run: from the end of its last container, as Docker reports it, to the exit of an attached `up`. The nodes
+  share this machine's clock.
 """
 
 from __future__ import annotations
@@ -19,6 +28,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,8 +38,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import report
-from bench.environment import LAUNCHER, LIMIT, Caller, bed_of
+from bench.environment import LAUNCHER, LIMIT, Caller, bed_of, ssh_to_all
 from tests.bed.bed import Bed
+from tests.bed.delay import delayed
 from tests.bed.settings import SITE_PACKAGES_IN_NODE, TRAIN_IMAGE
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -37,10 +48,22 @@ RUNNING, FIRST_LINE = "last container runs", "first line"
 TARGETS = {(RUNNING, 2): 1.6, (RUNNING, 8): 0.8, (FIRST_LINE, 2): 1.08}  # ours / the script's
 HELP_TARGET = 0.3  # seconds
 SLEEP = "sleep 600"
+DELAY = 0.025  # seconds each way, with --far
+START, WHOLE, DOWN, END = "start", "whole run", "down", "end of a run"
+START_TARGET = 2.2  # launcher / ssh, with all nodes
+WHOLE_FACTOR, WHOLE_EXTRA = 1.3, 1.0  # allowed growth from one node to all: factor on ssh's growth, plus seconds
+DOWN_TARGET = 1.0  # seconds, growth from one node to all
+END_TARGET = 0.7  # seconds, one node
+SHORT = ["sleep", "4"]  # long enough for the launcher to follow the run before it ends
+CONTAINER = "bench-far"
+OPTIONS = f"--name {CONTAINER} --network host --ipc host --init"
 JOB_KEYS: dict[str, Any] = {
     "mounts": {"/opt/venv": "/opt/venv:ro"},
     "env": {"PYTHONPATH": SITE_PACKAGES_IN_NODE, "OMP_NUM_THREADS": "1"},
 }
+
+
+Values = dict[tuple[str, str, int], list[float]]  # (what, method, nodes) -> seconds
 
 
 def main() -> int:
@@ -48,7 +71,10 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--repeat", type=int, default=15, help="pairs of each, after one warm-up")
     parser.add_argument("--json", type=Path, help="write all values to this file")
+    parser.add_argument("--far", action="store_true", help="distant nodes, one and the most of --nodes")
     call = parser.parse_args()
+    if call.far:
+        return far(max(call.nodes), call.repeat, call.json)
     result: dict[str, Any] = {"machine": report.machine(), "results": []}
     with bed_of(max(call.nodes)) as bed, Caller.at(bed.ssh_config) as caller:
         shutil.copy(PROGRAMS / "first_line.py", caller.folder)
@@ -200,6 +226,92 @@ def show(result: Mapping[str, Any]) -> None:
     print(report.table(rows))
     print(f"\nlauncher --help: {report.compared(result['help']['median'], HELP_TARGET, 's')}")
     print(f"torch imported by up: {', '.join(result['torch_modules_imported_by_up']) or 'nothing'}")
+
+
+def far(most: int, repeat: int, file: Path | None) -> int:
+    machine = report.machine()
+    values: Values = {}
+    with bed_of(most) as bed, delayed(bed, DELAY) as config, Caller.at(config) as caller:
+        distant = DistantNodes(bed, caller)
+        for turn in range(repeat + 1):
+            for nodes in (1, most):
+                for who, seconds in distant.turn(nodes) if turn % 2 else reversed(distant.turn(nodes)):
+                    for what, took in seconds().items():
+                        if turn:  # the first fills caches on both sides
+                            values.setdefault((what, who, nodes), []).append(took)
+                            print(f"  {turn}/{repeat}  {nodes} nodes, {what}: {who:8} {took:6.2f} s", flush=True)
+    machine["load_after"] = round(os.getloadavg()[0], 2)
+    show_far(values, most)
+    if file:
+        results = [{"what": w, "who": n, "nodes": c, **report.summary(v)} for (w, n, c), v in values.items()]
+        report.write(file, {"machine": machine, "delay_each_way_s": DELAY, "results": results})
+    return 0
+
+
+class DistantNodes:
+    """The launcher and ssh on distant nodes. Each call cleans up after itself; that is not timed."""
+
+    def __init__(self, bed: Bed, caller: Caller) -> None:
+        self._nodes = [node.alias for node in bed.nodes]
+        self._caller = caller
+
+    def turn(self, nodes: int) -> list[tuple[str, Any]]:
+        return [
+            ("launcher", lambda: self.launcher(self._nodes[:nodes])),
+            ("ssh", lambda: self.ssh(self._nodes[:nodes])),
+        ]
+
+    def launcher(self, nodes: Sequence[str]) -> dict[str, float]:
+        call, seconds = self._caller.launcher, {}
+        seconds[START] = call("up", "-d", self._caller.job("bench-sleep", nodes, {"command": SLEEP.split()})).wall
+        seconds[DOWN] = call("down").wall
+        seconds[WHOLE] = call("up", self._caller.job("bench-true", nodes, {"command": ["true"]})).wall
+        self._caller.down()
+        call("up", self._caller.job("bench-short", nodes, {"command": SHORT}))
+        seconds[END] = self._caller.seconds_since_end()
+        self._caller.down()
+        return seconds
+
+    def ssh(self, nodes: Sequence[str]) -> dict[str, float]:
+        run = f"docker run {OPTIONS}"
+        return {
+            START: self._on_all(nodes, f"{run} -d {TRAIN_IMAGE} {SLEEP}"),
+            DOWN: self._on_all(nodes, f"docker rm -f {CONTAINER}"),
+            WHOLE: self._on_all(nodes, f"{run} --rm {TRAIN_IMAGE} true"),
+        }
+
+    def _on_all(self, nodes: Sequence[str], command: str) -> float:
+        return ssh_to_all(self._caller.ssh_config, nodes, command).wall
+
+
+def show_far(values: Values, most: int) -> None:
+    rows = [("", *(f"{who}, {nodes} node{'s' * (nodes > 1)}" for who in ("launcher", "ssh") for nodes in (1, most)))]
+    for what in (START, WHOLE, DOWN, END):
+        cells = [values.get((what, who, nodes)) for who in ("launcher", "ssh") for nodes in (1, most)]
+        rows.append((what, *("" if cell is None else _cell(cell) for cell in cells)))
+    print()
+    print(report.table(rows))
+
+    def median(what: str, who: str, nodes: int) -> float:
+        return statistics.median(values[what, who, nodes])
+
+    def growth(what: str, who: str) -> float:
+        return median(what, who, most) - median(what, who, 1)
+
+    pairs = zip(values[START, "launcher", most], values[START, "ssh", most], strict=True)
+    start = statistics.median(ours / theirs for ours, theirs in pairs)
+    allowed = WHOLE_FACTOR * growth(WHOLE, "ssh") + WHOLE_EXTRA
+    print()
+    print(f"start with {most} nodes, ratio to concurrent ssh: {report.compared(start, START_TARGET)}")
+    whole = report.compared(growth(WHOLE, "launcher"), allowed, "s")
+    formula = f"{WHOLE_FACTOR:g} x {growth(WHOLE, 'ssh'):.2f} s of ssh + {WHOLE_EXTRA:g} s"
+    print(f"a whole run grows from 1 to {most} nodes by {whole} ({formula})")
+    print(f"down grows from 1 to {most} nodes by {report.compared(growth(DOWN, 'launcher'), DOWN_TARGET, 's')}")
+    print(f"the end of a run on one node: {report.compared(median(END, 'launcher', 1), END_TARGET, 's')}")
+
+
+def _cell(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Loaded:
 
     epoch: Callable[[], Iterator[int]]
     crop: Crop | None = None
+    expected: Crop | None = None  # what the crop is compared with, if not `of_file`
     workers: Callable[[], list[int]] = list  # pids of worker processes
 
 
@@ -68,7 +70,7 @@ def data_loader(dataset: Any, crop: Crop | None, **options: Any) -> Loaded:
     def workers() -> list[int]:
         return [worker.pid for worker in multiprocessing.active_children() if worker.pid is not None]
 
-    return Loaded(epoch, crop, workers)
+    return Loaded(epoch, crop, workers=workers)
 
 
 def classic(places: Places) -> Loaded:
@@ -161,7 +163,7 @@ def dali(places: Places) -> Loaded:
 
 
 def of_file(path: Path, box: Box) -> NDArray[np.uint8]:
-    """The reference for all crops: Pillow on the original file."""
+    """The reference: Pillow's antialiased crop of the file."""
     out = np.empty((SIDE, SIDE, 3), np.uint8)
     decode.Pillow().decode(path.read_bytes(), lambda *_: augment.View(box), out)
     return out
@@ -186,25 +188,29 @@ def ours(places: Places, data: Path, decoder: str) -> Loaded:
         for batch in loader.batches((Request(piece, len(piece)) for piece in pieces), number):
             yield len(batch.labels)
 
-    def crop(path: Path, box: Box) -> NDArray[np.uint8]:
+    def crop_by(decoder: decode.Decoder, path: Path, box: Box) -> NDArray[np.uint8]:
         """A packed record may be smaller than the original, so the box is scaled with it."""
         wide, high = Image.open(path).size
         out = np.empty((SIDE, SIDE, 3), np.uint8)
 
         def choose(width: int, height: int) -> augment.View:
             x, y = width / wide, height / high
-            return augment.View((box[0] * x, box[1] * y, box[2] * x, box[3] * y))
+            left, top, w, h = round(box[0] * x), round(box[1] * y), round(box[2] * x), round(box[3] * y)
+            return augment.View((left, top, max(min(w, width - left), 1), max(min(h, height - top), 1)))
 
         record = source.read(files.index(path))
-        chosen.resize(record, choose, out) if isinstance(record, np.ndarray) else chosen.decode(record, choose, out)
+        if isinstance(record, np.ndarray):
+            decoder.resize(record, choose, out)
+        else:
+            decoder.decode(record, choose, out)
         return out
 
-    return Loaded(epoch, crop)
+    return Loaded(epoch, functools.partial(crop_by, chosen), functools.partial(crop_by, decode.Pillow()))
 
 
 CLASSIC, UINT8 = "torchvision classic (PIL, float32)", "torchvision uint8 (decode_jpeg, v2)"
 TIMM, DALI = "timm (uint8, fast_collate)", "DALI on CPU (fused crop)"
-COMPILED, SIMPLEJPEG, TORCHVISION = "ours, compiled", "ours, simplejpeg + OpenCV", "ours, torchvision"
+COMPILED, TORCHVISION = "ours, compiled", "ours, torchvision"
 PACKED = "ours, compiled, packed JPEG <= 400 px"
 
 VARIANTS: dict[str, Callable[[Places], Loaded]] = {
@@ -213,7 +219,6 @@ VARIANTS: dict[str, Callable[[Places], Loaded]] = {
     TIMM: timm,
     DALI: dali,
     COMPILED: lambda places: ours(places, places.folder, "roi"),
-    SIMPLEJPEG: lambda places: ours(places, places.folder, "simplejpeg"),
     TORCHVISION: lambda places: ours(places, places.folder, "torchvision"),
     "ours, Pillow": lambda places: ours(places, places.folder, "pil"),
     PACKED: lambda places: ours(places, places.packed, "roi"),

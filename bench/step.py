@@ -27,6 +27,7 @@ from train.config import Config, parse
 from train.data.sampler import fold
 from train.metrics import Meter
 from train.models import make_model
+from train.optim import has_fused_kernel
 from train.own_work import OwnWork
 from train.parallel.world import StopSignal, World, start
 from train.precision import choose_precision
@@ -48,7 +49,8 @@ def bare_loop(config: Config, world: World) -> Callable[[int], None]:
     """A function that runs the given number of minimal steps."""
     precision, device = choose_precision(config, world.device), world.device
     model = precision.cast(make_model(config.arch, 1000), device).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
+    fused = all(map(has_fused_kernel, model.parameters()))  # as ours
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4, fused=fused)
     scaler = torch.amp.GradScaler(device.type, enabled=precision.scaled)
     side = config.image_size
     images = torch.randn(config.batch_size, 3, side, side, device=device).contiguous(memory_format=precision.layout)
@@ -69,7 +71,7 @@ def bare_loop(config: Config, world: World) -> Callable[[int], None]:
 class Unmeasured(OwnWork):
     """Replaces the measurement of a rank's own work: does nothing."""
 
-    def ask(self) -> None:
+    def request(self) -> None:
         pass
 
     def arrive(self, waited: float) -> None:

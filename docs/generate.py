@@ -96,7 +96,8 @@ def job_page() -> list[str]:
         "Only `name`, `nodes` and `run` are required in every job, and `image` unless `runtime` is `process`:",
         "",
         *_code(_yaml(SHORTEST)),
-        "Unknown keys are errors. A key without a value (`null`) has its default. A duration is written as `90s`, "
+        "Unknown keys are errors, except top-level keys that start with `x-`, for YAML anchors. A key without a value "
+        "(`null`) has its default. A duration is written as `90s`, "
         "`15m`, `24h`, `1h30m` or a number of seconds, a size as `512m`, `64g` (powers of 1024) or a number of bytes. "
         "Text that is passed to your program, such as arguments and variables, is passed as written: `1e-4` and `007` "
         "need no quotes.",
@@ -145,7 +146,8 @@ def _settings() -> list[str]:
         example = {name: found.examples[0] for name, found in model.model_fields.items() if found.examples}
         shown = {key: {"hpc" if model is settings.Cluster else "k8s": example} if key == "clusters" else example}
         lines += [f"### {title}", "", _described(model), "", *_code(_yaml(shown)), *_keys(model, schema), ""]
-        lines += ["See also [slurm.md](slurm.md).", ""] if key == "clusters" else []
+        page = "slurm.md" if model is settings.Cluster else "kubernetes.md"
+        lines += [f"See also [{page}]({page}).", ""] if key == "clusters" else []
     root = _key("data_root", settings.Settings, schema)
     return [*lines, *_section(root, "###"), "See also [data.md](data.md).", ""]
 

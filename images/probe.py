@@ -22,6 +22,7 @@ VERSION = re.compile(r"""^__version__(?:\s*:\s*\w+)?\s*=\s*['"]([^'"]+)['"]""", 
 CUDA = re.compile(r"""^cuda\s*(?::[^=\n]*)?=\s*['"]([\d.]+)['"]""", re.M)
 ARGUMENTS = re.compile(r"""add_argument\(((?:\s*['"]-{1,2}[a-zA-Z][\w-]*['"]\s*,?)+)""")
 LONG = re.compile(r"""['"]--([a-zA-Z][\w-]*)['"]""")
+CODE = "/workspace/code"
 SOURCE_TREES = ("/opt/pytorch/vision", "/opt/pytorch/pytorch/vision")
 
 
@@ -62,6 +63,14 @@ def options(source):
     return sorted({name.replace("-", "_") for call in ARGUMENTS.findall(source) for name in LONG.findall(call)})
 
 
+def own_files():
+    """Return the names in the image's own folder at the path of the job's code, which will hide them."""
+    try:
+        return sorted(os.listdir(CODE))
+    except OSError:
+        return []
+
+
 def facts(name):
     torch = folder("torch")
     vision = folder("torchvision")
@@ -79,6 +88,7 @@ def facts(name):
         "run": bool(run),
         "launch": bool(launch),
         "flags": options(run or launch),
+        "code": own_files(),
     }
 
 

@@ -9,6 +9,7 @@ STOPPED = 5  # errors.StoppedByUser, whose module is not loaded yet
 
 def main() -> None:
     try:
+        _open_streams()
         _use_utf8()
         from launcher.cli.main import main as run
 
@@ -16,6 +17,15 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("launcher: stopped; nothing was started\n")
         sys.exit(STOPPED)
+
+
+def _open_streams() -> None:
+    """Open /dev/null in place of streams that the caller has closed (`>&-`): a connection would get their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            while os.open(os.devnull, os.O_RDWR) < number:
+                pass
+            setattr(sys, name, open(number, "w" if number else "r"))  # noqa: PTH123, SIM115 - a number, for the whole process
 
 
 def _use_utf8() -> None:

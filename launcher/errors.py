@@ -86,7 +86,7 @@ class NoRoomHere(NodeError):
 
 
 class InUse(NodeUnfit):
-    """A GPU or a port that the job needs is in use by another run."""
+    """A GPU or a port that the job needs is in use, mostly by another run: waiting may help."""
 
 
 class EngineUnavailable(NodeError):

@@ -1,15 +1,21 @@
-"""Fixtures available to every test, settings of all property tests, and which tests run beside one another."""
+"""Fixtures available to every test, settings of property tests, and how tests are selected and handed out."""
 
+from __future__ import annotations
+
+import itertools
 import os
+import re
 import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import train  # noqa: F401 - or pytest takes tests/train for it, and the modules of an installed one
-from tests.bed import cluster
-from tests.bed.fixtures import bed, clean_bed
-from tests.bed.settings import Settings
+from tests.bed.fixtures import bed, clean_bed, required
 
 __all__ = ["bed", "clean_bed"]
 
@@ -18,15 +24,26 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# The programs that tests start, again and again, find their byte code.
+# The programs that tests start, again and again, find their byte code, and so do the workers that of the tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
+WORKERS = 4  # at least: many tests wait most of the time
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
-WORKER_NUMBER = int(WORKER.removeprefix("gw") or 0)
-FURTHER_BEDS = (1, 2)  # the lanes that have them
-OWN_PORTS = ("test_elastic", "test_input")
-if WORKER_NUMBER in FURTHER_BEDS:
-    os.environ["LAUNCHER_BED_NAME"] = f"{os.environ.get('LAUNCHER_BED_NAME', 'launcher-bed')}-{WORKER_NUMBER + 1}"
+if WORKER not in ("", "gw0"):  # each worker has a separate bed
+    os.environ["LAUNCHER_BED_NAME"] = f"{os.environ.get('LAUNCHER_BED_NAME', 'launcher-bed')}-{WORKER}"
+
+OF_CALLERS_ENGINE = "image|compose|crash"  # files whose tests make and remove images in this machine's own engine
+SECONDS = {"e2e": 3.0, "unit": 0.15}  # that a test of this folder takes, roughly; others 1
+
+# What `python -m pytest` leaves out (pyproject.toml), and how to run it
+LEFT_OUT = {
+    "slow": ("slow", "-m slow"),
+    "gpu": ("for a GPU", "-m gpu"),
+    "bed": ("for a cluster", "-m 'bed and not slow'"),
+    "ci": ("longer", "-m 'ci and not bed and not slow'"),
+}
+_left_out: Counter[str] = Counter()
 
 # On a busy machine an example may take seconds.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,24 +51,80 @@ settings.load_profile("untimed")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n 6`, six lanes, most of which wait most of the time. pytest-xdist (`--dist each`) lets each process run
-    what it has collected."""
-    if WORKER:
-        count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        items[:] = [item for item in items if lane(item) % count == WORKER_NUMBER]
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Tests that are named by file run in this process, which starts faster; others run in several processes."""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    return 0 if named and all(".py" in arg for arg in config.args) else max(WORKERS, os.cpu_count() or 1)
 
 
-def pytest_sessionfinish() -> None:
-    if WORKER_NUMBER in FURTHER_BEDS:
-        cluster.down(Settings.from_environment())
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that need a cluster, and those that stay in one worker because they share something.
 
-
-def lane(item: pytest.Item) -> int:
+    Here, and not when all tests have been collected: by then pytest-xdist has read the groups.
+    """
     folder, file = item.path.parent.name, item.path.stem
-    if "bed" in getattr(item, "fixturenames", ()) or item.get_closest_marker("bed"):
-        on_first = folder == "bed" or "image" in file or file > "test_r"
-        return 0 if on_first else 1 if file < "test_f" else 2  # each with a bed of its own
-    if folder in ("e2e", "bed"):
-        return 4 if file.startswith(OWN_PORTS) else 3  # plain processes share this machine's port 29500
-    return 4 if folder in ("process", "slurm") else 5
+    if "bed" in getattr(item, "fixturenames", ()) or folder == "slurm":
+        item.add_marker("bed")
+    if folder == "train":  # expensive fixtures, one per file
+        item.add_marker(pytest.mark.xdist_group(file))
+    elif folder == "slurm":
+        item.add_marker(pytest.mark.xdist_group("slurm"))
+    elif folder == "bed" or (folder == "e2e" and re.search(OF_CALLERS_ENGINE, file)):
+        item.add_marker(pytest.mark.xdist_group("images"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests into the order in which the workers take them: first the long groups, one for each worker.
+
+    The others that wait for a cluster are spread evenly among those that compute.
+    """
+    kinds: dict[str, list[pytest.Item]] = {"slurm": [], "images": [], "bed": [], "": []}
+    for item in items:
+        group = next((mark.args[0] for mark in item.iter_markers("xdist_group")), "")
+        kinds[group if group in kinds else "bed" if item.get_closest_marker("bed") else ""].append(item)
+    placed = []
+    for kind in (kinds["bed"], kinds[""]):
+        ends = list(itertools.accumulate(SECONDS.get(item.path.parent.name, 1.0) for item in kind))
+        placed += [(end / ends[-1], item) for end, item in zip(ends, kind, strict=True)]
+    items[:] = [*kinds["slurm"], *kinds["images"], *(item for _, item in sorted(placed, key=lambda each: each[0]))]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+    if WORKER and grouped and not any("@" in item.nodeid for item in grouped):
+        pytest.exit("pytest-xdist ignores the groups of tests: install the versions of constraints.txt", returncode=4)
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        _left_out.update([next((mark for mark in LEFT_OUT if item.get_closest_marker(mark)), "")])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config: Any = session.config
+    if WORKER:
+        config.workeroutput["left_out"] = dict(_left_out)
+    elif _skipped(config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if node.gateway.id == "gw0" and error is None:  # all workers collect the same tests
+        _left_out.update(node.workeroutput["left_out"])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    counts = [f"{_left_out[mark]} {what} ({how})" for mark, (what, how) in LEFT_OUT.items() if _left_out[mark]]
+    if counts:
+        terminalreporter.write_line(f"tests left out: {', '.join(counts)}")
+    if _skipped(config):
+        terminalreporter.write_line("skipped tests count as failures, since LAUNCHER_BED_REQUIRED is set")
+
+
+def _skipped(config: pytest.Config) -> bool:
+    """Whether tests were skipped although nothing may be missing here."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    return required() and bool(reporter and reporter.stats.get("skipped"))

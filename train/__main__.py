@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import os
@@ -10,27 +11,34 @@ import socket
 import sys
 from typing import NoReturn
 
-from train.config import Config, parse
+from train.config import Config, declared, parse
 from train.dual_batch import guard
-from train.errors import Stopped, TrainError
+from train.errors import Stopped, TrainError, alike_on_a_machine, tell
 
 EXIT_USAGE, EXIT_STOPPED = 2, 143
+OF_THE_USER = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # a full or write-protected folder
+CHECK = "--check"  # as `launcher plan` and `up` call it, where torch may not be installed
 
 # first argument -> module whose main(argv) handles it; any other first argument means training
 COMMANDS = {"dual-batch": "train.dual_batch.cli", "export": "train.export", "pack": "train.data.pack"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return the exit code: 0 success, 2 invalid options, data or checkpoint, 143 stopped by SIGTERM with a checkpoint.
+    """Return the exit code: 0 success, 2 invalid options, data or checkpoint, or a file that could not be written,
+    143 stopped by SIGTERM with a checkpoint.
 
-    Any other exception ends the process with its traceback, which torchrun also writes to its error file.
+    Any other exception is raised, after torch's `record` has written it to torchrun's error file.
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
         if argv and argv[0] in COMMANDS:
             importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
             return 0
-        config = parse(argv)
+        with alike_on_a_machine():
+            if CHECK in argv:
+                declared([word for word in argv if word != CHECK])
+                return 0
+            config = parse(argv)
         if guard.needed(config.parallel):
             return guard.guard(argv)
         # imported after parsing: --help and option errors must not wait for torch
@@ -38,13 +46,30 @@ def main(argv: list[str] | None = None) -> int:
         from torch.distributed.elastic.multiprocessing.errors import record
 
         gc.enable()
-        record(run)(config)
+        if failure := record(_run)(config):
+            raise failure
     except TrainError as error:
-        print(f"train: error: {error}", file=sys.stderr, flush=True)
+        tell(error)
         return EXIT_USAGE
     except Stopped:
         return EXIT_STOPPED
     return 0
+
+
+def _run(config: Config) -> TrainError | None:
+    """Return a TrainError, which `tell` records: torch's `record` would record it with its traceback."""
+    try:
+        run(config)
+    except TrainError as error:
+        return error
+    except OSError as error:
+        if error.errno not in OF_THE_USER:
+            raise
+        where = error.filename2 or error.filename or f"a file in {config.output}"
+        failure = TrainError(f"{where} could not be written: {error.strerror}")
+        failure.alike = config.parallel == "fsdp"  # its ranks write together, and all report the error of one
+        return failure
+    return None
 
 
 def run(config: Config) -> None:
@@ -74,15 +99,31 @@ def run(config: Config) -> None:
             f"torch {torch.__version__}",
             flush=True,
         )
+    together = False  # whether all ranks end here: a failed one must not wait for collectives that others never join
     try:
         with exit_after_sigterm(f"rank {world.rank} on {socket.gethostname()}", stop.reached), report_lost_peers(world):
             from train.loop import train
 
             train(config, world, stop)
+        together = True
+    except Stopped:
+        together = True
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
-        if dist.is_initialized():
+        if together and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def exit_code(argv: list[str] | None = None) -> int:
+    """Return the exit code of `main`, and 1 after an unexpected error, with its traceback."""
+    try:
+        return main(argv)
+    except SystemExit as ended:  # --help, or another rank reports the error
+        return ended.code if isinstance(ended.code, int) else 0
+    except Exception:  # noqa: BLE001 - it is printed as Python prints it
+        sys.excepthook(*sys.exc_info())
+        return 1
 
 
 def leave(code: int) -> NoReturn:
@@ -99,4 +140,4 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(exit_code())

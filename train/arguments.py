@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+from collections.abc import Sequence
 from dataclasses import MISSING, field, fields
-from typing import Any
+from typing import Any, NoReturn
 
 from train.errors import TrainError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises TrainError, in one line, where argparse prints the usage and exits."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Unknown options come first: a required option that seems to be missing may be misspelt."""
+        if unknown := self._unknown(args or ()):
+            raise TrainError("; ".join(unknown))
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        _, missing, names = message.partition("arguments are required: ")
+        raise TrainError(f"{names}: required" if missing else message.removeprefix("argument "))
+
+    def _unknown(self, args: Sequence[str]) -> list[str]:
+        known = self._option_string_actions  # argparse has no public list
+        given = [name for arg in args if (name := arg.partition("=")[0]).startswith("--") and len(name) > 2]
+        if self._subparsers is not None:  # the parser of the command that follows knows the options
+            return []
+        found = []
+        for name in dict.fromkeys(name for name in given if name not in known):
+            close = difflib.get_close_matches(name.replace("_", "-"), [*known], n=1)
+            found.append(f"{name}: no such option; " + (f"closest: {close[0]}" if close else f"see {self.prog} --help"))
+        return found
 
 
 def option(group: str, text: str, default: Any, **limits: Any) -> Any:
@@ -18,7 +45,7 @@ def parsed(declared: Any, argv: list[str], prog: str, description: str) -> tuple
     """Return the values of all options of the dataclass `declared` by field name, and the names of those in `argv`.
 
     Raises:
-        SystemExit: 2, from argparse, for unknown options.
+        TrainError: an option is unknown or missing, or its value is of another type.
     """
     defaults = {item.name: item.default for item in fields(declared)}
     empty = argparse.Namespace(**dict.fromkeys(defaults, MISSING))  # so argparse fills in no default
@@ -29,8 +56,8 @@ def parsed(declared: Any, argv: list[str], prog: str, description: str) -> tuple
     return defaults | given, frozenset(given)
 
 
-def _parser(declared: Any, prog: str, description: str) -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(
+def _parser(declared: Any, prog: str, description: str) -> Parser:
+    root = Parser(
         prog=prog,
         description=description,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

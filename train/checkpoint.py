@@ -6,6 +6,7 @@ damaged, `previous.pt` is used instead. Every file is a plain `torch.load` file.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -25,6 +26,8 @@ from train.host_copy import HostCopy, map_tensors
 CPU = torch.device("cpu")
 State = dict[str, Any]
 FORMAT = 1
+LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)  # link(2), by file system
 
 
 def run_id() -> str:
@@ -128,25 +131,43 @@ class Saver:
     def _write(self, state: State, best: bool, epoch: int | None) -> None:
         self._copy.wait()
         self._folder.mkdir(parents=True, exist_ok=True)
-        last, fresh = self._folder / "last.pt", self._folder / "last.pt.tmp"
+        last, fresh = self._folder / LAST, self._folder / f"{LAST}.tmp"
         _dump(fresh, state)
+        if last.exists():
+            last.replace(self._folder / PREVIOUS)
+        fresh.replace(last)
         if best:
-            self._duplicate(fresh, "best.pt")
+            _link(last, self._folder / BEST)
         if self._keep and epoch is not None:
-            self._duplicate(fresh, f"epoch-{epoch:04d}.pt")
+            _link(last, self._folder / f"epoch-{epoch:04d}.pt")
             for old in sorted(self._folder.glob("epoch-*.pt"))[: -self._keep]:
                 old.unlink()
-        if last.exists():
-            last.replace(self._folder / "previous.pt")
-        fresh.replace(last)
         _sync_folder(self._folder)
 
-    def _duplicate(self, source: Path, name: str) -> None:
-        copy = self._folder / f"{name}.tmp"
-        shutil.copyfile(source, copy)
-        with copy.open("rb") as file:
-            os.fsync(file.fileno())
-        copy.replace(self._folder / name)
+
+def check_replaceable(folder: Path) -> None:
+    """Raise TrainError if a checkpoint of this folder could not be replaced because its name is a folder's."""
+    for name in (LAST, PREVIOUS, BEST):
+        if (path := folder / name).is_dir():
+            raise TrainError(f"{path} is a folder, not a checkpoint; remove it, or use another --output")
+
+
+def _link(file: Path, other: Path) -> None:
+    """Make `other` the same file, which takes no space; a copy where the file system has no hard links.
+
+    No file is changed after it has got its name.
+    """
+    fresh = other.with_name(f"{other.name}.tmp")
+    fresh.unlink(missing_ok=True)
+    try:
+        fresh.hardlink_to(file)
+    except OSError as error:
+        if error.errno not in WITHOUT_LINKS:
+            raise
+        shutil.copyfile(file, fresh)
+        with fresh.open("rb") as copied:
+            os.fsync(copied.fileno())
+    fresh.replace(other)
 
 
 def write(path: Path, state: State) -> None:
@@ -157,10 +178,17 @@ def write(path: Path, state: State) -> None:
 
 
 def _dump(path: Path, state: State) -> None:
-    with path.open("wb") as file:
-        torch.save({**state, "sha256": digest(state)}, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb") as file:
+            torch.save({**state, "sha256": digest(state)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:
+        path.unlink(missing_ok=True)  # a full disk needs its space
+        why = error if isinstance(error, OSError) else error.__context__  # torch raises a RuntimeError after an OSError
+        if not isinstance(why, OSError):
+            raise
+        raise OSError(why.errno, why.strerror, str(path)) from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,6 +1,8 @@
-"""Models for 32x32 images: MobileNetV2 with and without batch norm, and VGG16."""
+"""Models for 32x32 images: MobileNetV2 with and without batch norm, VGG16, and the models of experiments 2 and 3."""
 
 from __future__ import annotations
+
+import math
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -72,3 +74,54 @@ def cifar_vgg16(num_classes: int) -> nn.Module:
         else:
             layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+
+
+def cifar_convnet(num_classes: int) -> nn.Module:
+    """Experiment 3's model, 825,988 parameters with 100 classes; its only batch norm follows a linear layer."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 3), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(32, 32, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Dropout(0.25), nn.Flatten()),
+        *(nn.Linear(6272, 128), nn.BatchNorm1d(128, affine=False), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+        nn.Linear(128, num_classes),
+    )
+
+
+class _Residual(nn.Module):
+    """Two 3x3 convolutions as in Keras; a projected shortcut where the side is halved."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        first = _keras_conv(channels, width, 3, stride)
+        self.body = nn.Sequential(*first, nn.ReLU(inplace=True), *_keras_conv(width, width, 3))
+        self.shortcut = nn.Identity() if stride == 1 else _keras_conv(channels, width, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, channels, H, W) -> (N, width, H/stride, W/stride)."""
+        return functional.relu(self.body(x) + self.shortcut(x))
+
+
+def _keras_conv(channels: int, width: int, size: int, stride: int = 1) -> nn.Sequential:
+    """Convolution with a bias, he_normal weights and padding `same`, then batch norm with Keras's defaults.
+
+    `same` pads an even side of a 3x3 convolution with stride 2 only at its end, by one.
+    """
+    conv = nn.Conv2d(channels, width, size, stride, size // 2 if stride == 1 else 0)
+    std = math.sqrt(2 / (channels * size * size)) / 0.87962566103423978  # of a normal distribution cut at two sigma
+    nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
+    assert conv.bias is not None
+    nn.init.zeros_(conv.bias)
+    pad = nn.ZeroPad2d((0, 1, 0, 1)) if (size, stride) == (3, 2) else nn.Identity()
+    return nn.Sequential(pad, conv, nn.BatchNorm2d(width, eps=1e-3, momentum=0.01))  # Keras's momentum is 0.99
+
+
+def cifar_resnet18_keras(num_classes: int) -> nn.Module:
+    """Experiment 2's model: `cifar_resnet18` with Keras's biases, initial weights, padding and batch norm."""
+    layers: list[nn.Module] = [*_keras_conv(3, 64, 3), nn.ReLU(inplace=True)]
+    channels = 64
+    for width in (64, 128, 256, 512):
+        layers += [_Residual(channels, width, 1 if channels == width else 2), _Residual(width, width, 1)]
+        channels = width
+    head = nn.Linear(channels, num_classes)
+    nn.init.xavier_uniform_(head.weight)
+    nn.init.zeros_(head.bias)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)

@@ -68,6 +68,11 @@ def used(config: Config, amp: str) -> dict[str, str]:
         "layer_decay": config.layer_decay < 1,
         "no_decay": bool(config.no_decay),
         "static_graph": config.static_graph,
+        "val_interval": config.val_interval > 1,
+        "profile": config.profile,
+        "metrics": config.metrics != "exact",
+        "print_digest": config.print_digest,
+        "last_batch": config.last_batch != "keep",
     }
     texts = {name: f"--{name.replace('_', '-')} {getattr(config, name)}" for name, on in found.items() if on}
     if "replicate" in texts and not config.replicate:

@@ -70,7 +70,7 @@ class DataOptions:
         "data",
         "decoder for training images; auto: the fastest available (roi is compiled on first use)",
         "auto",
-        choices=("auto", "roi", "simplejpeg", "torchvision", "pil"),
+        choices=("auto", "roi", "torchvision", "pil"),
     )
     workers: int = option(
         "data", "data loading threads per process; -1: the process's share of the CPU cores", -1, minimum=-1
@@ -279,18 +279,30 @@ class Config(
         return asdict(self)
 
 
-def parse(argv: list[str]) -> Config:
-    """Parse and validate the options.
+def declared(argv: list[str]) -> tuple[Config, frozenset[str]]:
+    """Return the options as given, and the names of those in `argv`; without a foreign model's own, torch or data.
 
     Raises:
-        TrainError: a value is outside its limits.
-        SystemExit: 2, from argparse, for unknown options.
+        TrainError: see `parse`.
     """
-    text = "Train an image classifier on CPU (gloo) or GPUs (NCCL), as a single process or with torchrun."
+    text = (
+        "Train an image classifier on CPU (gloo) or GPUs (NCCL), as a single process or with torchrun. With --check, "
+        "only check the options, without torch."
+    )
     values, given = parsed(Config, argv, "python -m train", text)
     values["output"] = values["output"] or os.environ.get("LAUNCHER_OUTPUT", "output")
     config = Config(**values)
     config.check()
+    return config, given
+
+
+def parse(argv: list[str]) -> Config:
+    """Parse and validate the options.
+
+    Raises:
+        TrainError: an option is unknown or missing, or its value is invalid.
+    """
+    config, given = declared(argv)
     if not is_foreign(config.arch):
         return config
     side = config.image_size if "image_size" in given else None

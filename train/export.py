@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 from dataclasses import fields
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from train.arguments import Parser
 from train.config import Config
 from train.errors import TrainError
 from train.models import configured_model
@@ -37,7 +37,7 @@ class Classifier(nn.Module):
 
 def main(argv: list[str]) -> None:
     """Run the command. Raises TrainError if the checkpoint is not usable or packages for the format are missing."""
-    parser = argparse.ArgumentParser(prog="python -m train export", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="python -m train export", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "checkpoint", type=Path, help="checkpoint, such as checkpoints/best.pt; EMA weights are exported if present"
     )

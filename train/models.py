@@ -10,10 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 
 from train import drop_path, foreign
 from train.blurpool import with_blurred_strides
-from train.cifar_models import cifar_mobilenet_v2, cifar_mobilenet_v2_nobn, cifar_vgg16
+from train.cifar_models import (
+    cifar_convnet,
+    cifar_mobilenet_v2,
+    cifar_mobilenet_v2_nobn,
+    cifar_resnet18_keras,
+    cifar_vgg16,
+)
 from train.config import Config
 from train.errors import TrainError
 from train.syncbn import BATCH_NORMS
@@ -89,7 +96,9 @@ OWN: dict[str, Callable[[int], nn.Module]] = {
     "cifar_mobilenet_v2_nobn": cifar_mobilenet_v2_nobn,
     "cifar_vgg16": cifar_vgg16,
     "smallcnn": SmallCNN,
+    "cifar_convnet": cifar_convnet,
     "cifar_resnet18": cifar_resnet18,
+    "cifar_resnet18_keras": cifar_resnet18_keras,
     "cifar_resnet20": cifar_resnet20,
 }
 
@@ -150,20 +159,56 @@ def _built(
         raise TrainError(f"--model-kwargs {' '.join(options)}: {arch} does not accept them: {error}") from error
 
 
-def check_sides(model: nn.Module, arch: str, sides: Iterable[int], classes: int) -> None:
-    """Raise TrainError if the model does not return logits for these image sizes; computes shapes only."""
-    state = {name: value.to("meta") for name, value in (*model.named_parameters(), *model.named_buffers())}
+def check_sides(model: nn.Module, arch: str, sides: Iterable[int], classes: int) -> str | None:
+    """Check the model's output for these image sizes, by shapes only; return a warning where that is not possible.
+
+    Raises:
+        TrainError: the model does not return logits, or has layers that get their shapes in the first forward pass.
+    """
+    lazy = [name for name, value in (*model.named_parameters(), *model.named_buffers()) if is_lazy(value)]
+    if lazy:
+        raise TrainError(
+            f"--arch {arch}: {lazy[0]} has no shape before the first forward pass, so it has no initial weights to "
+            f"share; give the layer its input size instead of using a lazy one"
+        )
+    state = _shapes(model)
     for side in sides:
         try:
-            found = functional_call(model.eval(), state, (torch.empty(2, 3, side, side, device="meta"),))
+            with torch.no_grad():
+                found = functional_call(model.eval(), state, (_two_images(side),))
         except (RuntimeError, ValueError, AssertionError) as error:  # raised by layers of torch and torchvision
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            if "meta" in why.lower():  # the forward pass reads values, or creates tensors on a device of its own
+                return f"train: warning: --arch {arch}: images of {side} px not checked before the first step: {why}"
             raise TrainError(
-                f"--arch {arch} does not accept images of {side} px ({str(error).splitlines()[0]}); "
-                f"change --image-size or --phases"
+                f"--arch {arch} does not accept images of {side} px ({why}); change --image-size or --phases"
             ) from error
+        finally:
+            model.train()
         if (shape := getattr(found, "shape", type(found).__name__)) != (2, classes):
             raise TrainError(f"--arch {arch} returns {shape} for two images, not logits of shape (2, {classes})")
-    model.train()
+    return None
+
+
+def without_gradient(model: nn.Module, side: int) -> list[str]:
+    """Return the trainable parameters that a training step gives no gradient; [] if shapes do not suffice to tell."""
+    state = _shapes(model)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    try:
+        found: Tensor = functional_call(model, state, (_two_images(side),))
+        gradients = torch.autograd.grad(found.sum(), [state[name] for name in trained], allow_unused=True)
+    except (RuntimeError, ValueError, AssertionError, AttributeError):  # as in `check_sides`, or no tensor
+        return []
+    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
+
+
+def _shapes(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers without values."""
+    return {name: value.to("meta") for name, value in (*model.named_parameters(), *model.named_buffers())}
+
+
+def _two_images(side: int) -> Tensor:
+    return torch.empty(2, 3, side, side, device="meta")
 
 
 def last_layer(model: nn.Module) -> list[str]:

@@ -91,7 +91,7 @@ def make_optimizer(
 
 def has_fused_kernel(parameter: nn.Parameter) -> bool:
     """Whether the fused update is faster; torch's CPU version is not."""
-    return parameter.device.type == "cuda"
+    return parameter.is_cuda
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -59,11 +59,11 @@ class Precision:
 
     def cast(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Move the model to the device, with this precision's types and memory layout; O2 keeps batch norm in fp32."""
+        norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)] if self.masters else []
+        exact = [module.state_dict() for module in norms]  # fp16 would round these, and has no number above 65504
         model = model.to(device, self.weights, memory_format=self.weights_layout)  # type: ignore[call-overload]
-        if self.masters:
-            for module in model.modules():
-                if isinstance(module, BATCH_NORMS):
-                    module.float()
+        for module, values in zip(norms, exact, strict=True):
+            module.float().load_state_dict(values)
         return model
 
 
@@ -177,13 +177,14 @@ class Masters:
             zero_(self._aside)
 
     def take_gradients(self) -> None:
-        """Copy the model's gradients, in fp32, to the masters."""
-        gradients = self._gradients()
-        for index, _ in gradients:
-            if self.parameters[index].grad is None:
-                self.parameters[index].grad = torch.empty_like(self.parameters[index])
-        own = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        copy_(own, [gradient for _, gradient in gradients])
+        """Copy the model's gradients, in fp32, to the masters; the masters of weights without one get None."""
+        for master, parameter in zip(self.parameters, self._model, strict=True):
+            if parameter.grad is None:
+                master.grad = None
+            elif master.grad is None:
+                master.grad = torch.empty_like(master)
+        own = [master.grad for master in self.parameters if master.grad is not None]
+        copy_(own, [gradient for _, gradient in self._gradients()])
 
     @torch.no_grad()
     def publish(self) -> None:

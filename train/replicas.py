@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train.checkpoint import Loaded, select
+from train.checkpoint import LAST, PREVIOUS, Loaded, select
 from train.config import Config
 from train.errors import TrainError
 from train.host_copy import map_tensors
@@ -69,7 +69,7 @@ def load(config: Config, world: World) -> Loaded | None:
     failure = ""
     if reads(config, world):
         try:
-            mine = select(config.resume, config.checkpoint_folder, ("last.pt", "previous.pt"))
+            mine = select(config.resume, config.checkpoint_folder, (LAST, PREVIOUS))
         except TrainError as error:
             failure = str(error)
     if world.size == 1:

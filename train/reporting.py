@@ -121,7 +121,7 @@ def _report(
     run.stragglers.add([own[1 : 1 + len(KINDS)] for own in figures], seconds)
     slow = run.stragglers.name(run.stragglers.now) if run.stragglers.now else ""
     if run.stragglers.now and (before is None or before.rank != run.stragglers.now.rank):
-        watch.say(f"train: slow: {slow}, in the last {WINDOW} intervals")
+        watch.say(f"train: {slow}, in the last {WINDOW} intervals")
     if warning := infiniband.warning(run.nodes, [(own[-2], own[-1]) for own in figures]):
         watch.say(f"train: {warning}")
     wait = min(sum(own[0] for own in figures) / (seconds * run.world.size), 1.0)
@@ -150,7 +150,7 @@ def validated(
 def report_stragglers(run: Run, watch: Silent) -> dict[str, str]:
     """Print the slow ranks at the end of a run; return them for the last line of metrics.jsonl."""
     if text := run.stragglers.conclusion():
-        watch.say(f"train: slow: {text}")
+        watch.say(f"train: {text}")
     return {"slow": text} if text else {}
 
 

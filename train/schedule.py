@@ -68,7 +68,8 @@ class MultiStep:
 
 
 def _rising(peak: float, start: float, step: int, steps: int) -> float:
-    return peak * (start + (1 - start) * (step + 1) / steps)
+    """Rise from start * peak, as torch's LinearLR(start, 1, steps); with start 0, in equal parts from peak / steps."""
+    return peak * ((start + (1 - start) * step / steps) if start else (step + 1) / steps)
 
 
 def _two_phases(step: int, total: int, warmup: float, values: tuple[float, float, float]) -> float:

@@ -24,9 +24,9 @@ from train.errors import TrainError
 from train.hardware import device_name, ideal_seconds
 from train.infiniband import Ports
 from train.memory import keep_freed_memory
-from train.models import check_sides, configured_model
+from train.models import check_sides, configured_model, without_gradient
 from train.own_work import node_name
-from train.parallel.agreement import agree
+from train.parallel.agreement import agree, start_alike
 from train.parallel.methods import abilities, make_step, method
 from train.parallel.world import World
 from train.precision import choose_precision
@@ -53,10 +53,12 @@ def prepare(config: Config, world: World) -> Run:
     world.all_ranks_or_exit(lambda: check(config, kind, amp, world.size, world.device.type))
     store = make_store(config, world, sharded=abilities(kind).shards_weights)
     resumed = None if config.evaluate else store.find()
-    own = world.all_ranks_or_exit(lambda: _read_local(config, resumed, say))
+    own = world.all_ranks_or_exit(lambda: _read_local(config, world, kind, resumed, say))
     weights = "" if resumed else config.evaluate or config.pretrained
     if warning := agree(config.data, own.contents, weights, own.model, own.decoder.name, world):
         say(warning)
+    if resumed is None and kind != "ddp":  # which does so itself
+        start_alike(own.model, world)
     run = _build(config, world, own, store, resumed)
     if resumed:
         world.all_ranks_or_exit(lambda: restore(run, resumed, say))
@@ -73,13 +75,29 @@ class _Local:
     decoder: Decoder
 
 
-def _read_local(config: Config, resumed: Loaded | None, say: Callable[[str], None]) -> _Local:
+def _read_local(config: Config, world: World, kind: str, resumed: Loaded | None, say: Callable[[str], None]) -> _Local:
     dataset = open_dataset(config.data, config.image_size)
+    read_within = config.timeout if world.size > 1 else None
     model = configured_model(config, len(dataset.classes))
-    check_sides(model, config.arch, config.sides(), len(dataset.classes))
+    if warning := check_sides(model, config.arch, config.sides(), len(dataset.classes)):
+        say(warning)
+    _check_gradients(model, config, kind, say)
     if resumed is None:
         _load_weights(config, dataset, model, say)
-    return _Local(dataset, Contents.of(dataset), model, choose_decoder(config.decoder, say))
+    return _Local(dataset, Contents.of(dataset, read_within), model, choose_decoder(config.decoder, say))
+
+
+def _check_gradients(model: nn.Module, config: Config, kind: str, say: Callable[[str], None]) -> None:
+    """Name parameters that get no gradient: DDP waits for those of all, with several ranks and no static graph."""
+    if config.evaluate or not (names := without_gradient(model, config.image_size)):
+        return
+    found = f"--arch {config.arch}: no gradient for {', '.join(names[:3])}" + (", ..." if len(names) > 3 else "")
+    if kind == "ddp" and not config.static_graph:
+        raise TrainError(
+            f"{found}, which its forward pass does not use, and DDP needs the gradient of each; set requires_grad "
+            f"to False in the model, or use --static-graph"
+        )
+    say(f"train: warning: {found}: the forward pass does not use it")
 
 
 def _build(config: Config, world: World, own: _Local, store: Store, resumed: Loaded | None) -> Run:

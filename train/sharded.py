@@ -7,6 +7,7 @@ ranks must share the folder.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -36,6 +37,7 @@ T = TypeVar("T")
 LAST, PREVIOUS, RUN = "last.sharded", "previous.sharded", "run.pt"
 PARTS = ("model", "optimizer")  # parts of a checkpoint's state that are sharded
 PIECE = 1 << 20  # bytes per read
+FULL = 1 << 20  # bytes: a disk with less room is full
 
 
 class Shards:
@@ -106,8 +108,9 @@ class Shards:
         try:
             save(parts, checkpoint_id=fresh, planner=Copied(copies), process_group=self._group)
         except CheckpointException as error:  # on every rank
-            rank, (why, _) = next(iter(error.failures.items()))
-            raise OSError(f"{fresh}: rank {rank}: {why}") from error
+            failures = {rank: why for rank, (why, _) in error.failures.items()}
+            rank = next((rank for rank, why in failures.items() if isinstance(why, OSError)), next(iter(failures)))
+            raise _on_rank(rank, failures[rank], fresh) from error
         mine = fresh.glob(f"__{self._world.rank}_*.distcp")
         found = self._together(lambda: {path.name: _sum(path) for path in mine})
         sums = {name: value for part in found for name, value in part.items()}
@@ -124,7 +127,7 @@ class Shards:
         dist.all_gather_object(outcomes, outcome, group=self._group)
         for rank, each in enumerate(outcomes):
             if isinstance(each, OSError):
-                raise OSError(f"the checkpoint could not be written: {each} (rank {rank})") from each
+                raise _on_rank(rank, each, self._folder) from each
         return outcomes
 
     def _finish(
@@ -152,6 +155,15 @@ class Shards:
         weights = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in model.items()}
         load({"model": weights}, checkpoint_id=folder, process_group=self._alone)
         return weights
+
+
+def _on_rank(rank: int, error: BaseException, folder: Path) -> OSError:
+    """Return the error of a rank, for all ranks."""
+    if isinstance(error, OSError) and error.strerror:
+        return OSError(error.errno, f"{error.strerror} (rank {rank})", error.filename or str(folder))
+    if shutil.disk_usage(folder).free < FULL:  # torch.save replaces the error of a full disk by one without a number
+        return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (rank {rank})", str(folder))
+    return OSError(f"{folder} could not be written: {error} (rank {rank})")
 
 
 class Copied(DefaultSavePlanner):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from train import replicas
-from train.checkpoint import Loaded, Saver, State
+from train.checkpoint import Loaded, Saver, State, check_replaceable
 from train.config import Config
 from train.errors import TrainError
 from train.parallel.world import World
@@ -53,12 +53,14 @@ class SingleFiles:
         self._saver: Saver | None = None  # None if other ranks write
 
     def find(self) -> Loaded | None:
-        def check_unsharded() -> None:
-            if (sharded := self._config.checkpoint_folder / "last.sharded").exists():
+        def check_folder() -> None:
+            folder = self._config.checkpoint_folder
+            if (sharded := folder / "last.sharded").exists():
                 raise TrainError(f"{sharded} was saved with --parallel fsdp; use it again, or another --output")
+            check_replaceable(folder)
 
         reads = replicas.reads(self._config, self._world)
-        self._world.all_ranks_or_exit(lambda: check_unsharded() if reads else None)
+        self._world.all_ranks_or_exit(lambda: check_folder() if reads else None)
         return replicas.load(self._config, self._world)
 
     def open(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 KINDS = ("data wait", "transfer", "forward")  # kinds of own work, in the order of a rank's figures
+SHOWN = {"forward": "forward pass"}
 WINDOW, SLOWEST, RATIO = 8, 6, 1.15
 WORTH = 0.01  # fraction of an interval: a smaller excess over the median is ignored
 NAMED = 3  # maximum number of ranks named at the end of a run
@@ -88,15 +89,16 @@ class Stragglers:
             self._named[self.now.rank] = (times + 1, self.now)
 
     def name(self, slow: Slow) -> str:
-        """Return a text such as `rank 5 on gpu-c: 1.31x the median, data wait`."""
-        return f"rank {slow.rank} on {self._nodes[slow.rank]}: {slow.ratio:.2f}x the median, {slow.kind}"
+        """Return `rank 5 on gpu-c is slow: its work takes 1.31x the median, mostly its data wait`."""
+        why = f"its work takes {slow.ratio:.2f}x the median, mostly its {SHOWN.get(slow.kind, slow.kind)}"
+        return f"rank {slow.rank} on {self._nodes[slow.rank]} is slow: {why}"
 
     def conclusion(self) -> str:
         """Return the summary at the end of a run; "" if no rank was slow or there are too few intervals."""
         counted = f"of {self._intervals} intervals"
         if self._named:
             often = sorted(self._named.values(), key=lambda named: -named[0])[:NAMED]
-            return "; ".join(f"{self.name(slow)}, slow at the end of {times} {counted}" for times, slow in often)
+            return "; ".join(f"{self.name(slow)}, at the end of {times} {counted}" for times, slow in often)
         if self._intervals < WINDOW or 2 * len(self._uneven) < self._intervals:
             return ""
         return (

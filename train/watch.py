@@ -54,7 +54,7 @@ class Interval:
     loss_scale: float
     skipped: int  # steps, of the run
     slowest: Slow | None = None  # the rank with the most own work
-    slow: str = ""  # the persistently slow rank: "rank 5 on gpu-c: 1.31x the median, data wait"
+    slow: str = ""  # the persistently slow rank: "rank 5 on gpu-c is slow: its work takes ..."
 
 
 @dataclass(frozen=True)

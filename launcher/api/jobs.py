@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -10,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.job.files import check_files
-from launcher.job.loader import job_from, load_job
+from launcher.job.loader import job_from, load_job, to_json
 from launcher.job.models import Job
 from launcher.job.overrides import of_one_run
 from launcher.model.plan import Plan
 from launcher.model.progress import Log
 from launcher.node.connect import connect
 from launcher.planning.offline import offline as assume
-from launcher.records.snapshot import pack
+from launcher.records.snapshot import list_code, pack
+from launcher.records.trainer import check_options
 from launcher.run.prepare import preview
 
 JobLike = str | PathLike[str] | Mapping[str, Any] | Job
@@ -36,9 +36,7 @@ def load(
     """
     if isinstance(source, Job):
         return source
-    texts = (
-        [f"{key}={json.dumps(value, default=str)}" for key, value in set.items()] if isinstance(set, Mapping) else set
-    )
+    texts = [f"{key}={to_json(key, value)}" for key, value in set.items()] if isinstance(set, Mapping) else set
     if isinstance(source, Mapping):
         return job_from(source, texts, nodes)
     return load_job(source, texts, nodes)
@@ -54,7 +52,9 @@ def plan(
     """
     loaded = of_one_run(load(job))
     check_files(loaded, Path.cwd(), os.environ)
-    code = pack(loaded, Path.cwd(), log)
+    listing = list_code(loaded, Path.cwd(), log)
+    check_options(loaded, listing.folder, listing.trainer)
+    code = pack(listing, log)
     if offline:
         return assume(loaded, code.digest)
     with connect(loaded.hosts(), loaded.runtime, chosen_config(ssh_config)) as fleet:
@@ -62,6 +62,8 @@ def plan(
 
 
 def chosen_config(path: str | PathLike[str] | None) -> Path | None:
-    """Return the ssh config to use instead of the user's: this one, else that of LAUNCHER_SSH_CONFIG."""
+    """Return the ssh config to use instead of the user's, also after a change of the working directory: this one, else
+    that of LAUNCHER_SSH_CONFIG.
+    """
     chosen = path or os.environ.get("LAUNCHER_SSH_CONFIG")
-    return Path(chosen) if chosen else None
+    return Path(chosen).absolute() if chosen else None

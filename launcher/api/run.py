@@ -6,13 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from launcher.api.jobs import chosen_config
-from launcher.errors import NodesFailed, UsageError
+from launcher.errors import NodesFailed, RunUnknown, UsageError
 from launcher.job.settings import Notify, read_settings
 from launcher.logs.lines import Lines
 from launcher.model.container import ContainerState
@@ -20,21 +21,22 @@ from launcher.model.forward import parse_forward
 from launcher.model.host import cluster_host
 from launcher.model.plan import Membership, Plan, RunId
 from launcher.node.connect import connect
-from launcher.records.groups import membership
+from launcher.records.groups import latest_of, membership, runs_of
 from launcher.records.paths import RUNS
-from launcher.records.store import Record, read_json_lines, records
+from launcher.records.store import Record, job_of, read_json_lines, records
 from launcher.records.store import find as on_record
+from launcher.records.workdir import Written
 from launcher.run import exec_shell, messages
-from launcher.run.fetch import Fetched
+from launcher.run.fetch import Fetched, written
 from launcher.run.fetch import fetch as fetch_files
-from launcher.run.locate import Attached, Note, Owner, connect_to, on_nodes, refresh, search
+from launcher.run.locate import Attached, Note, Owner, connect_to, list_runs, refresh, search
 from launcher.run.messages import Message, Output
 from launcher.run.notify import Notice, send
 from launcher.run.outcome import Outcome
-from launcher.run.printed import MASTER, Selection, find_output, master_from_start, read_earlier, read_now
+from launcher.run.printed import MASTER, Selection, find_output, master_from_start, read_earlier, read_now, with_copies
 from launcher.run.state import RunState
 from launcher.run.status import RunStatus, run_status
-from launcher.run.stop import Removed, not_confirmed, stop, take_down
+from launcher.run.stop import Remaining, Removed, not_confirmed, remaining, stop, take_down
 from launcher.run.supervise import Supervision
 
 Show = Callable[[Message], None]
@@ -66,6 +68,8 @@ class Run:
         self.plan = plan
         self._outcome: Outcome | None = None
         self._supervision: Supervision | None = None
+        self._shown = MASTER  # the output that it shows
+        self._readings: set[Supervision] = set()  # of iterators that were not used up
         self._turn = threading.Lock()  # one thread supervises at a time
         self._connecting = threading.Lock()
 
@@ -94,7 +98,7 @@ class Run:
         if self._outcome is None and (result := self._record.result()):
             try:
                 self._outcome = Outcome.from_dict(self.id, result)
-            except (ValueError, TypeError):  # not written by the launcher
+            except ValueError:  # not written by the launcher
                 return None
         return self._outcome
 
@@ -108,7 +112,9 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; the run continues."""
+        """Close the connections; the run continues. An iterator of output that is still in use ends with an error."""
+        for reading in [*self._readings]:
+            reading.close()
         if self._supervision is not None:
             self._supervision.close()
             self._supervision = None
@@ -142,18 +148,22 @@ class Run:
         follow: continue until the run ends. timestamps: start each line with its time, to within a second; this
         disables `follow`.
         """
-        attached = self._now()
+        attached = with_copies(self._now(), self._log)
         attached.require_any()
+        for error in attached.unreachable.values() if logs.all_nodes else ():
+            self._log(f"warning: {error}")
         parts = find_output(attached, logs)
         yield from read_earlier(attached, parts, timestamps=timestamps)
         if timestamps or not follow or not attached.states or self.outcome is not None:
             yield from read_now(attached, parts, timestamps=timestamps)
             return
         reading = Supervision(attached, parts.now, resumed=True, reads_only=True)
+        self._readings.add(reading)
         try:
             yield from (message for message in reading.messages() if isinstance(message, Output))
         finally:
             reading.close()
+            self._readings.discard(reading)
 
     def logs(
         self,
@@ -193,11 +203,24 @@ class Run:
         return list(read_json_lines(self._record.paths.metrics))
 
     def fetch(self, to: str | PathLike[str] | None = None, *, checkpoints: bool = False) -> Fetched:
-        """Download TensorBoard logs, metrics, error files and rank logs, and checkpoints on request.
+        """Download TensorBoard logs, metrics, error files and rank logs.
 
+        checkpoints: also download them, and what the program wrote to its working directories (workdir/NODE/).
         to: destination folder; default: the folder of the run. Only new data is transferred.
         """
         return fetch_files(self._now(), Path(to) if to else self.folder, checkpoints=checkpoints)
+
+    def written(self) -> Written | None:
+        """Return what the program wrote to its working directories; `str()` of it is a sentence.
+
+        None: nothing that `fetch(checkpoints=True)` would still bring, or unknown.
+        """
+        lost = [node.node for node in self.outcome.nodes if node.lost] if self.outcome else []
+        found = written(self._connected(), without=lost)
+        with suppress(RunUnknown):
+            if found is not None and on_record(None, self.folder.parent).run != self.id:
+                return replace(found, run=self.id)
+        return found
 
     def exec(
         self, argv: Sequence[str], node: str | None = None, *, rank: int | None = None, ports: Sequence[str] = ()
@@ -265,6 +288,10 @@ class Run:
         """Return None after `until` (time.monotonic())."""
         notify = read_settings(os.environ).notify  # read at the start, as the file may be edited during the run
         try:
+            if self._supervision is not None and logs != self._shown:
+                self._supervision.close()
+                self._supervision = None
+            self._shown = logs
             supervision = self._supervision = self._supervision or self._begin(show, logs)
             for message in supervision.messages():
                 show(message)
@@ -306,7 +333,7 @@ class Run:
     def _remove_failed(self, show: Show) -> None:
         """Remove everything but the output folders from the nodes; all evidence has been recorded."""
         try:
-            stop(self._connected().fleet, self.id)
+            stop(self._connected().fleet.engines, self.id, code=self._record.sent_code)
         except NodesFailed as left:
             fix = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
             show(messages.Warned(f"{fix}\n{left}"))
@@ -329,21 +356,45 @@ def find(
     config = chosen_config(ssh_config)
     hosts = [cluster_host(cluster)] if cluster is not None else nodes
     if hosts is None:
-        return Run(on_record(run, Path(runs)), config, log)
+        record = on_record(run, Path(runs))
+        for problem in record.ignored():
+            log(f"warning: {problem}")
+        return Run(record, config, log)
     attached = search(run, hosts, config, log, Path(runs))
     return Run(attached.record, config, log, attached)
 
 
-def known_runs(
+def of_group(text: str | None, *, latest: bool = False) -> list[str | None]:
+    """Return the runs of the group with this ID, if it is one that is recorded here, else `text` itself.
+
+    latest: only the latest run of each variant.
+    """
+    found = [] if text is None else runs_of(text)
+    if found and latest:
+        return [record.run for record in latest_of(str(text)).values()]
+    return [*found] or [text]
+
+
+def unfinished(job: str | None = None) -> list[RunId]:
+    """Return the runs of this job, or of all jobs, that were started in this folder and may still be running."""
+    return [record.run for record in records() if record.unfinished and job in (None, job_of(record.run))]
+
+
+def runs_to_stop(
     *,
     nodes: Sequence[str] | None = None,
     cluster: str | None = None,
+    purge: bool = False,
     ssh_config: str | PathLike[str] | None = None,
     log: Note = print,
-) -> list[RunId]:
-    """Return the IDs of the runs recorded here, or of the runs on these nodes or this cluster, the latest last."""
+) -> Remaining:
+    """Return what is left of the runs recorded here, or of all runs on these nodes or this cluster.
+
+    Each node is asked once. purge: output folders count, too.
+    """
     hosts = [cluster_host(cluster)] if cluster is not None else nodes
     if hosts is None:
-        return [record.run for record in records()]
+        return remaining(records(), chosen_config(ssh_config), log, purge=purge)
     with connect([(h, h) for h in hosts], None, chosen_config(ssh_config), allow_failures=True) as fleet:
-        return list(on_nodes(fleet, log))
+        listing = list_runs(fleet, log)
+        return Remaining([*listing.runs], (), 0, [*listing.failed.values()])

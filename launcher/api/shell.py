@@ -13,7 +13,7 @@ from launcher.job.files import check_files, read_secrets
 from launcher.model.forward import parse_forward
 from launcher.model.progress import Log
 from launcher.node.connect import connect
-from launcher.records.snapshot import pack
+from launcher.records.snapshot import list_code, pack
 from launcher.run.exec_shell import shell
 
 
@@ -37,7 +37,7 @@ def open_shell(
         raise UsageError("--node", f"{node}: the job's nodes are {', '.join(each.name for each in loaded.machines)}")
     check_files(loaded, Path.cwd(), os.environ)
     secrets = read_secrets(loaded, Path.cwd(), os.environ)
-    code = pack(loaded, Path.cwd(), log)
+    code = pack(list_code(loaded, Path.cwd(), log), log)
     with connect(
         [pair for pair in loaded.hosts() if pair[0] == entry.name], loaded.runtime, chosen_config(ssh_config)
     ) as fleet:

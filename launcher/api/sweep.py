@@ -248,6 +248,8 @@ class Sweep:
                 self._show(work, state=State.RUNNING, run=run.id)
                 if not self._leaving:
                     self._conclude(work, run.wait(show=partial(self._note, work)))
+                    if work.shown.state.ended and (written := run.written()):
+                        self._log(f"{work.shown.name}: {run.mask(str(written))}")
         except Exception as error:  # noqa: BLE001 - shown as the variant's end
             self._without_result(work, placement, error)
         finally:

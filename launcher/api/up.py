@@ -28,10 +28,11 @@ from launcher.node import output_folder
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
 from launcher.records.groups import GROUPED
-from launcher.records.snapshot import Snapshot, pack
+from launcher.records.snapshot import Snapshot, list_code, pack
 from launcher.records.store import Record, find
+from launcher.records.trainer import check_options
 from launcher.run.cluster import plan_on
-from launcher.run.earlier import checkpoints_of
+from launcher.run.earlier import files_of
 from launcher.run.gpus import Waiting, counts, wait_for_gpus
 from launcher.run.locate import attach
 from launcher.run.prepare import prepare
@@ -48,7 +49,7 @@ class StartOptions:
 
     resume: RunId | None = None  # an earlier run, from whose checkpoints it starts
     fresh_without: bool = False  # if that run has no checkpoint, start without one
-    wait: bool = False  # for GPUs that are in use
+    wait: bool = False  # while GPUs or the port are in use
     log: Log = print
     progress: OnProgress = no_progress
     ssh_config: Path | None = None
@@ -61,8 +62,10 @@ def until_started(started: threading.Event | None = None) -> Iterator[None]:
     """Make Ctrl-C report whether anything was started. started: set when every container is running."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         nothing = "nothing was started, and nothing remains on the nodes"
+        if isinstance(stop.__cause__, LauncherError):  # it failed as well, or something remains there
+            nothing = str(stop.__cause__)
         raise KeyboardInterrupt(
             "to see the run: launcher status" if started and started.is_set() else nothing
         ) from None
@@ -82,10 +85,10 @@ def up(
     """Start a run of this job. Return when every container is running, or when a cluster has accepted the job.
 
     on: a cluster of the settings file, used instead of the job's nodes. resume: an earlier run (ID, prefix or job
-    name), from whose latest checkpoint it starts. wait: wait for GPUs that are in use. log: called with each line of
-    text. progress: called with (node, bytes sent, total bytes) while an image is sent. group: the sweep to which the
-    run belongs. May be called from several threads. Raises the errors of launcher.errors; on any error, and on Ctrl-C,
-    nothing of the run remains on the nodes.
+    name), from whose latest checkpoint it starts. wait: wait while GPUs or the port are in use. log: called with each
+    line of text. progress: called with (node, bytes sent, total bytes) while an image is sent. group: the sweep to
+    which the run belongs. May be called from several threads. Raises the errors of launcher.errors; on any error, and
+    on Ctrl-C, nothing of the run remains on the nodes.
     """
     options = StartOptions(_earlier(resume), False, wait, log, progress, chosen_config(ssh_config))
     with until_started(options.started):
@@ -147,11 +150,16 @@ class Inputs:
     code: Future[Snapshot]
 
 
-def inputs_of(job: Job, log: Log) -> Inputs:
-    """Read the inputs of a run. Raises JobInvalid if a file of the job is missing."""
+def inputs_of(job: Job, log: Log, *, bare: bool = False) -> Inputs:
+    """Read the inputs of a run. bare: as for `list_code`.
+
+    Raises JobInvalid like `list_code`, and if a file of the job is missing.
+    """
     here = Path.cwd()
     check_files(job, here, os.environ)
-    return Inputs(read_secrets(job, here, os.environ), in_background(partial(pack, job, here, log)))
+    listing = list_code(job, here, log, bare=bare)
+    check_options(job, listing.folder, listing.trainer)
+    return Inputs(read_secrets(job, here, os.environ), in_background(partial(pack, listing, log)))
 
 
 def _earlier(resume: str | None) -> RunId | None:
@@ -163,12 +171,24 @@ def _record(job: Job, plan: Plan, inputs: Inputs, group: Membership | None, opti
     """Create runs/<run id>/ with everything that is known before the start."""
     for warning in plan.warnings:
         options.log(f"warning: {warning}")
-    record = Record.create(plan, dump_job(job), inputs.code().archive, secrets=list(inputs.secrets.values()))
+    code = inputs.code()
+    record = Record.create(plan, dump_job(job), code.archive, secrets=list(inputs.secrets.values()))
+    record.write_left_out(code.folder, code.left_out)
     if group is not None:
         record.event(GROUPED, group=group.group, variant=group.variant)
+    if job.file is not None and _is_unchanged(job, job.file):
+        record.event("job", file=str(job.file))
     if options.resume is not None:
         record.event("resumes", earlier=options.resume)
     return record
+
+
+def _is_unchanged(job: Job, file: Path) -> bool:
+    """Whether the file alone gives this job, without --set, --nodes or a sweep."""
+    try:
+        return load(file) == job
+    except LauncherError:
+        return False
 
 
 def _start(plan: Plan, record: Record, fleet: Fleet, inputs: Inputs, options: StartOptions, waiting: Waiting) -> None:
@@ -179,8 +199,8 @@ def _start(plan: Plan, record: Record, fleet: Fleet, inputs: Inputs, options: St
             fill = None
             if options.resume is not None:
                 required = not options.fresh_without
-                found = checkpoints_of(options.resume, plan, fleet, options.ssh_config, options.log, required=required)
-                fill = held.enter_context(found)
+                earlier = partial(files_of, options.resume, plan, fleet, code, options.ssh_config, options.log)
+                fill = held.enter_context(earlier(required=required))
             while True:
                 try:
                     return start(plan, fleet, code, inputs.secrets, record.event, fill)
@@ -203,11 +223,13 @@ def _submit(jobs: Sequence[tuple[Job, Membership | None]], on: str, options: Sta
     array, made, plans = ids if len(ids) > 1 else (), list[Record](), list[Plan]()
     cluster, host = read_settings(os.environ).cluster(on), cluster_host(on)
     with ExitStack() as on_error:
+        # ssh may ask for a password: before anything is printed, such as what is sent as code
         fleet = on_error.enter_context(connect([(host, host)], None, options.ssh_config, ping=False))
+        inputs = inputs_of(jobs[0][0], options.log, bare=cluster.container == "none")  # variants differ only in `args`
+        code = inputs.code()
         try:
             for (job, group), run in zip(jobs, ids, strict=True):
-                inputs = inputs_of(job, options.log)
-                plan = plan_on(job, cluster, fleet.engines[0], inputs.code().digest, run, array)
+                plan = plan_on(job, cluster, fleet.engines[0], code.digest, run, array)
                 plans.append(plan)
                 made.append(_record(job, plan, inputs, group, options))
                 _start(plan, made[-1], fleet, inputs, options, Waiting(options.log, wait=False))
@@ -224,7 +246,8 @@ def _undo(made: Sequence[Record], fleet: Fleet, cause: BaseException) -> None:
     """Remove the variants of an array that were created before its submission failed."""
     code = cause.exit_code if isinstance(cause, LauncherError) else StoppedByUser.exit_code
     for record in made[:-1]:  # the start of the last one has cleaned up
-        stop(fleet, record.run)
+        stop(fleet.engines, record.run, code=None)  # the whole output folder is removed
         master = attach(record, fleet).nodes[0]
         output_folder.remove(fleet.engines[0].files, master.output, record.run)
+        record.event("undone", reason=str(cause) or type(cause).__name__)
         record.finish({"state": RunState.FAILED, "exit_code": code, "why": str(cause)})

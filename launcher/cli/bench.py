@@ -24,7 +24,8 @@ def show_bench(console: Console, examined: BenchResult) -> None:
         console.print(escape(f"note: {note}"))
     console.print()
     for finding in examined.findings:
-        console.print(f"[bold red]{ODD}[/] {escape(finding.line)}")
+        sign = f"[yellow]{DIFFERS} warning:[/]" if finding.undecided else f"[bold red]{ODD}[/]"
+        console.print(f"{sign} {escape(finding.line)}")
     if examined.nodes and not examined.findings:
         console.print("no part is slower than comparable parts")
 

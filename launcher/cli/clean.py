@@ -5,63 +5,98 @@ from __future__ import annotations
 import json as json_
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
 import typer
 
 from launcher.cli import options, terminal
-from launcher.errors import NodesFailed, UsageError
+from launcher.errors import LauncherError, NodesFailed, NotConfirmed, UsageError
 from launcher.model.facts import ImageInfo
-from launcher.node.connect import caller_engine, connect
-from launcher.node.engine import Engine
+from launcher.model.sizes import size_text
+from launcher.node.connect import connect
 from launcher.node.parallel import run_all
 from launcher.records import store
-from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
+from launcher.run.leftovers import Leftovers, OldOutput, find_leftovers, remove_leftovers
 
 
 def clean(
     nodes: options.Nodes = None,
+    all_projects: Annotated[
+        bool, typer.Option("--all-projects", help="Also output folders of runs that other folders started.")
+    ] = False,
+    unfetched: Annotated[
+        bool, typer.Option("--unfetched", help="Also output folders with files that were not fetched.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """List leftovers and ask before removing them: unused images that launcher
-    built, output folders (including checkpoints) of runs without a container,
-    containers of runs that `down` stopped while the node was unreachable, and
-    containers of a killed `doctor --bench` or `shell`.
+    built, output folders of runs that this folder started and that have no
+    container, containers of runs that `down` stopped while the node was
+    unreachable, and containers of a killed `doctor --bench` or `shell`.
+
+    Output folders with checkpoints or other files that are not in runs/ are
+    listed, and kept without --unfetched: launcher fetch RUN --checkpoints.
 
     By default, all nodes of the runs recorded here are checked. Without a
     terminal and without --yes, leftovers are only listed.
 
     Example: launcher clean --nodes gpu-a,gpu-b
     """
-    hosts = options.hosts(nodes) or list(dict.fromkeys(n.host for record in store.records() for n in record.nodes()))
+    records = store.records()
+    hosts = options.hosts(nodes) or list(dict.fromkeys(n.host for record in records for n in record.nodes()))
     if not hosts:
         raise UsageError("launcher clean", "no run is recorded here", "name the nodes: --nodes a,b")
     with connect([(host, host) for host in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
-        named = [image for images in fleet.each(_images) for image in images if image.tags]
-        with caller_engine() as here:
-            sources = [*named, *(_images(here) if here else ())]
-        down = {record.run for record in store.records() if record.taken_down}
-        found = fleet.each(partial(find_leftovers, sources=sources, taken_down=down))
+        listed = find_leftovers(fleet.engines, records)
+        failed = [*fleet.failed.values(), *(each for each in listed if isinstance(each, LauncherError))]
+        every = [each for each in listed if isinstance(each, Leftovers)]
+        failed += [each.unread for each in every if each.unread]
+        found = [replace(each, outputs=[o for o in each.outputs if o.ours or all_projects]) for each in every]
         if json:
             typer.echo(json_.dumps([_leftovers(leftovers) for leftovers in found], indent=2))
         else:
             lines = [line for leftovers in found for line in _lines(leftovers)] or ["nothing to remove"]
             typer.echo(terminal.escaped("\n".join(lines)))
-        if any(found) and not yes and not sys.stdin.isatty():
-            typer.echo("nothing was removed; to remove the listed items, use --yes", err=True)
-        elif any(found) and (yes or typer.confirm("Remove all of these?")):
-            run_all([partial(remove_leftovers, leftovers) for leftovers in found])
-            typer.echo("removed", err=True)
-        failed = [*fleet.failed.values(), *(leftovers.unread for leftovers in found if leftovers.unread)]
+            _explain(every, found, kept=not unfetched)
+        chosen = [replace(each, outputs=[o for o in each.outputs if unfetched or not o.unfetched]) for each in found]
+        if any(chosen) and not yes and not sys.stdin.isatty():
+            terminal.note("nothing was removed; to remove the listed items, use --yes")
+        elif any(chosen) and (yes or typer.confirm(_question(found, chosen))):
+            _remove(chosen)
+            terminal.note("removed")
         if failed:
             raise NodesFailed(failed, of=len(hosts))
 
 
-def _images(engine: Engine) -> Sequence[ImageInfo]:
-    return engine.images.list({}) if engine.images else ()
+def _remove(chosen: Sequence[Leftovers]) -> None:
+    try:
+        run_all([partial(remove_leftovers, leftovers) for leftovers in chosen])
+    except KeyboardInterrupt:
+        what = "interrupted; some of the listed items may have been removed"
+        raise NotConfirmed("clean", what, "to see what is left, repeat the command") from None
+
+
+def _question(found: Sequence[Leftovers], chosen: Sequence[Leftovers]) -> str:
+    everything = sum(len(each.outputs) for each in found) == sum(len(each.outputs) for each in chosen)
+    return "Remove all of these?" if everything else "Remove these, except the output folders that are kept?"
+
+
+def _explain(every: Sequence[Leftovers], found: Sequence[Leftovers], *, kept: bool) -> None:
+    """Name what is not removed: on stderr, as it is no leftover of this folder, or its user may want it."""
+    unfetched = dict.fromkeys(output.run for each in found for output in each.outputs if output.unfetched)
+    if unfetched and kept:
+        first = next(iter(unfetched))
+        fix = f"to download them: launcher fetch {first} --checkpoints; to remove them: --unfetched"
+        terminal.note(f"output folders with files that are not in runs/ are kept; {fix}")
+    others = [o for each, shown in zip(every, found, strict=True) for o in each.outputs if o not in shown.outputs]
+    if others:
+        size = size_text(sum(output.size for output in others))
+        what = f"{len(others)} output folder{'s' * (len(others) != 1)} ({size}) of runs that were not started here"
+        terminal.note(f"{what} {'is' if len(others) == 1 else 'are'} kept; to list them: --all-projects")
 
 
 def _leftovers(leftovers: Leftovers) -> dict[str, object]:
@@ -69,7 +104,17 @@ def _leftovers(leftovers: Leftovers) -> dict[str, object]:
         "node": leftovers.engine.node,
         "containers": [container.name for container in leftovers.containers],
         "images": [{"name": _name(image), "bytes": image.size} for image in leftovers.images],
-        "outputs": [{"path": out.path, "files": out.files, "bytes": out.size} for out in leftovers.outputs],
+        "outputs": [
+            {
+                "run": out.run,
+                "path": out.path,
+                "files": out.files,
+                "bytes": out.size,
+                "started_here": out.ours,
+                "unfetched": [{"path": file.path, "bytes": file.size} for file in out.unfetched],
+            }
+            for out in leftovers.outputs
+        ],
     }
 
 
@@ -81,6 +126,19 @@ def _lines(found: Leftovers) -> list[str]:
     node = found.engine.node
     return [
         *(f"{node}: container {container.name} of a stopped run" for container in found.containers),
-        *(f"{node}: image {_name(image)}  {image.size >> 20} MiB" for image in found.images),
-        *(f"{node}: {out.path}  {out.files} files, {out.size >> 20} MiB" for out in found.outputs),
+        *(f"{node}: image {_name(image)}  {size_text(image.size)}" for image in found.images),
+        *(f"{node}: {_output(output)}" for output in found.outputs),
     ]
+
+
+def _output(output: OldOutput) -> str:
+    line = f"{output.path}  {_files(output.files)}, {size_text(output.size)}"
+    if output.unfetched:
+        largest = max(output.unfetched, key=lambda file: file.size)
+        size = size_text(sum(file.size for file in output.unfetched))
+        line += f"; NOT FETCHED: {_files(len(output.unfetched))}, {size}, such as {largest.path}"
+    return line if output.ours else f"{line}; not started here"
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'s' * (count != 1)}"

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,10 +17,14 @@ from rich.text import Text
 
 from launcher.cli import terminal
 from launcher.cli.terminal import Reporter, interactive
-from launcher.container_scripts.words import TRACEBACK
+from launcher.container_scripts.words import TRACEBACK, last_traceback, lost_peer
 from launcher.logs.lines import Lines
+from launcher.model.plan import RunId
 from launcher.node.parallel import uninterrupted
 from launcher.records.measured import TrainingProgress, top1, training_progress
+from launcher.records.paths import RUNS, RunPaths
+from launcher.records.wanted import EVENTS
+from launcher.records.workdir import Written
 from launcher.run import messages
 from launcher.run.outcome import Outcome
 from launcher.run.state import RunState
@@ -28,7 +33,10 @@ DETACH = "It may still be running there; press Ctrl-C to detach."
 HOLD = 10.0  # seconds for which a traceback is held back
 STATE_EVERY = 1.0  # seconds between two states of a program's progress bar, if they cannot be rewritten
 IMPORTING_EVERY, IMPORTING_LONGEST = 30.0, 300.0  # seconds
+WIDEST = 1 << 14  # characters of a line that are considered for a terminal
+HOLD_CHARACTERS = 1 << 24
 HOLD_LINES = 2000  # a program that prints more after a traceback is still running
+ADDRESS = re.compile(r"^\S+ port \d+: ")
 OWN = re.compile(r"(\S+ \| )?launcher: ")  # a message of the launcher's scripts in a container: wrapped, not cut
 
 
@@ -53,7 +61,11 @@ class TracebackBuffer:
             shown, lines = list(lines[:first]), lines[first:]
             self._since = now
         self._lines += lines
-        if len(self._lines) > HOLD_LINES or (now - self._since > HOLD and not self.failing):
+        if (
+            len(self._lines) > HOLD_LINES
+            or sum(map(len, self._lines)) > HOLD_CHARACTERS
+            or (now - self._since > HOLD and not self.failing)
+        ):
             shown += self.flush()
         return shown
 
@@ -64,7 +76,7 @@ class TracebackBuffer:
 
 
 class FirstOutput:
-    """Reports that a program has printed nothing yet: importing torch from a cold disk takes minutes and is no hang."""
+    """Reports that a program has printed nothing yet, which is no hang: it may still import torch from a cold disk."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # of time.monotonic(); None: something was printed
@@ -81,7 +93,7 @@ class FirstOutput:
         if self._since is None or now - self._said < IMPORTING_EVERY or now - self._since > IMPORTING_LONGEST:
             return ""
         self._said = now
-        return f"no output for {now - self._since:.0f} s; importing torch from a cold disk takes minutes"
+        return f"no output for {now - self._since:.0f} s"
 
 
 class Screen(Reporter):
@@ -104,6 +116,8 @@ class Screen(Reporter):
         self._live: Live | None = None
         self._held = TracebackBuffer()
         self._first = FirstOutput()
+        self._given_up: list[str] = []  # unreachable nodes that the run ended without
+        self._recent = deque[str](maxlen=HOLD_LINES)  # output that was shown
         self._complete = True  # its files could be downloaded
         self.unread = False  # the reader of stdout has exited (`| head`)
         self.silent: dict[str, str] = {}  # nodes that do not respond now, and since when
@@ -134,19 +148,25 @@ class Screen(Reporter):
         self._write(self._held.flush())
         self._hide()
 
-    def conclude(self, outcome: Outcome) -> None:
+    def conclude(self, outcome: Outcome, written: Written | None = None) -> None:
         """Print the remaining output and the outcome of a run that has ended.
 
-        A failure is printed before the output of all ranks about it, which only a file or a pipe gets.
+        The outcome comes last. The output of all ranks about a failure, before it, is only for a file or a pipe.
         """
         self._end_lines()
         late = self._held.flush()
-        if outcome.failure is None:
+        if outcome.failure is None or not sys.stdout.isatty():
             self._write(late)
         self._hide()
-        print_outcome(self.err, outcome, self.mask, complete=self._complete)
-        if outcome.failure is not None and not sys.stdout.isatty():
-            self._write(late)
+        if written is not None:
+            self.log(self.mask(str(written)))
+        words = outcome.failure.words.splitlines() if outcome.failure else []
+        seen = _one_file_for_both() and any(line.endswith(words[-1]) for line in self._recent if words)
+        named = [outcome.failure.node] if outcome.failure else []
+        for node in self._given_up:
+            if node not in named and outcome.state is not RunState.DONE:
+                self.log(f"{node}: did not come back before the run ended")
+        print_outcome(self.err, outcome, self.mask, complete=self._complete, words=not seen)
 
     def _end_lines(self) -> None:
         for node, lines in self._lines.items():
@@ -182,16 +202,18 @@ class Screen(Reporter):
                     self.log(text)
             case messages.NodeEnded(node, state) if state.exit_code != 0:
                 self._held.failing = True
-                self.log(f"{node} exited with code {state.exit_code}")
+                unknown = "ended without a record of its exit code"
+                self.log(f"{node} {unknown if state.exit_code is None else f'exited with code {state.exit_code}'}")
             case messages.NodeLost(node, reason, moment):
                 self.silent[node] = since = messages.clock(moment)
+                reason = ADDRESS.sub("", reason)  # the node has a name
                 self.log(f"{node}: no connection since {since}, reconnecting ({reason}). {DETACH}")
             case messages.NodeRestarted(node, restarts, why):
                 self._write(self._held.flush())  # the run survived the failure
                 self.log(f"{node}: restarted (restart {restarts}, after: {why})")
             case messages.RankZeroMoved():  # the run has survived the failures so far
                 self._held.failing = False
-                self._write(self._held.flush())
+                self._write(_without_lost_peer(self._held.flush()))
             case messages.NodeBack(node):
                 self.silent.pop(node, None)
                 self.log(f"{node}: connected again")
@@ -200,8 +222,8 @@ class Screen(Reporter):
                 self.warn(f"not downloaded: {reason}")
             case messages.Warned(reason):
                 self.warn(reason)
-            case messages.NodeGone(node, reason):
-                self.log(f"{node}: given up because the run ended without it ({reason})")
+            case messages.NodeGone(node):
+                self._given_up.append(node)
             case messages.NodeRemoved(node, folder):
                 self._held.failing = True
                 lost = "output folder was removed or locked" if folder else "container was removed by another process"
@@ -230,7 +252,7 @@ class Screen(Reporter):
         if self._live is None:
             return
         shown = [] if self._progress is None else [Text("  ".join(self._progress.parts()), style="cyan")]
-        shown += [Text.from_ansi(self._clean(state)) for state in self._states.values() if state]
+        shown += [Text.from_ansi(self._clean(state[:WIDEST])) for state in self._states.values() if state]
         self._live.update(Text("\n", no_wrap=True, overflow="ellipsis").join(shown))
 
     def _clean(self, line: str) -> str:
@@ -239,20 +261,43 @@ class Screen(Reporter):
     def _write(self, lines: list[str]) -> None:
         if not lines:
             return
-        lines = [self._clean(line) for line in lines]
+        width = 0
         if self._live is not None:
             uninterrupted(self._live.stop)  # otherwise the progress line would be overwritten
-            if sys.stdout.isatty():
-                width = os.get_terminal_size(sys.stdout.fileno()).columns
-                lines = [line if OWN.match(line) else shorten(line, width) for line in lines]
+            width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
         try:
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            for line in lines:
+                self._write_line(line, width)
             sys.stdout.flush()
         except BrokenPipeError:
             self.unread = True
             terminal.discard(sys.stdout)
+        except OSError as error:  # a full disk
+            terminal.discard(sys.stdout)
+            self.warn(f"stdout cannot be written ({error.strerror}): going on without it; runs/ has the output")
         if self._live is not None:
             uninterrupted(self._live.start)
+
+    def _write_line(self, line: str, width: int) -> None:
+        """width: of the terminal; 0: the whole line is printed."""
+        line = self._clean(line[:WIDEST] if width else line)
+        self._recent.append(line[-WIDEST:])
+        sys.stdout.write(f"{line if not width or OWN.match(line) else shorten(line, width)}\n")
+
+
+def _without_lost_peer(lines: list[str]) -> list[str]:
+    """Return the lines without a traceback, with which they start, of a rank that lost another one."""
+    end = next((index for index, line in enumerate(lines) if OWN.match(line)), len(lines))
+    return lines[end:] if lost_peer(last_traceback("\n".join(lines[:end]))) else lines
+
+
+def _one_file_for_both() -> bool:
+    """Return whether stdout and stderr are written to the same file (`> log 2>&1`)."""
+    try:
+        out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+    except (OSError, ValueError):  # no file at all
+        return False
+    return (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
 
 
 def shorten(line: str, width: int) -> str:
@@ -266,24 +311,29 @@ def shorten(line: str, width: int) -> str:
     return text.plain.replace("\n", " ")
 
 
-def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str], *, complete: bool = True) -> None:
-    """Print the first failure (node or rank, its error text without secrets, the meaning, the fix), or the success.
+def print_outcome(
+    console: Console, outcome: Outcome, mask: Callable[[str], str], *, complete: bool = True, words: bool = True
+) -> None:
+    """Print the first failure (its error text without secrets, then node or rank, cause and fix), or the success.
 
-    complete: all files of the run were downloaded.
+    complete: all files of the run were downloaded. words: also print the error text.
     """
-    logs, everything = f"runs/{outcome.run}/logs/", f"logs and curves in runs/{outcome.run}/"
+    logs, everything = f"runs/{outcome.run}/logs/", f"{_downloaded(outcome.run)} in runs/{outcome.run}/"
     incomplete = f"runs/{outcome.run}/ lacks some logs or curves, see the warning"
     if failure := outcome.failure:
         who = failure.node if failure.rank is None else f"rank {failure.rank} on {failure.node}"
-        if failure.words:
+        if words and failure.words not in failure.what:
             console.print(Text(mask(failure.words)))
-        console.print(f"[bold red]failed[/] {escape(who)} {escape(mask(failure.what))}")
-        if failure.cure:
-            console.print(f"  -> {escape(failure.cure)}")
         victims = [node.node for node in outcome.nodes if node.victim]
         if victims:
             console.print(f"[dim]terminated as a consequence: {escape(', '.join(victims))}[/]")
         console.print(f"[dim]{f'full output: {logs}' if complete else incomplete}[/]")
+        verdict = f"lost[/] {outcome.run}:" if outcome.state is RunState.LOST else "failed[/]"
+        console.print(f"[bold red]{verdict} {escape(who)} {escape(mask(failure.what))}")
+        if failure.cure:
+            console.print(f"  -> {escape(failure.cure)}")
+        if outcome.resume:
+            console.print(f"  -> continue from {escape(outcome.resume)}")
     if outcome.stopped_by is not None:
         console.print(f"[bold]stopped[/] {outcome.run} by {escape(outcome.stopped_by)} from another terminal")
     if outcome.state is RunState.DONE:
@@ -292,3 +342,8 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
         lost = [node.node for node in outcome.nodes if node.exit_code != 0]  # with min_nodes
         extra += f" without {escape(', '.join(lost))}" if lost else ""
         console.print(f"[bold green]done[/] {outcome.run}{extra}; {everything if complete else incomplete}")
+
+
+def _downloaded(run: RunId) -> str:
+    """Return what runs/RUN/ has of a run that has ended."""
+    return "logs and curves" if any(RunPaths(RUNS / run).tensorboard.rglob(EVENTS)) else "logs"

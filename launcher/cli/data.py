@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +15,11 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from launcher.cli import options, terminal
+from launcher.cli import completion, options, terminal
+from launcher.cli.commands import Command, Group
 from launcher.cli.long_work import LongWork
 from launcher.cli.terminal import Reporter
-from launcher.data.distribution import Node, distribute, with_image_of_copy
+from launcher.data.distribution import Distributed, Node, distribute, with_image_of_copy
 from launcher.data.locations import Copy, copies, parse_source, remove, root_of, select
 from launcher.data.push import verify as verify_copy
 from launcher.errors import DataFailed, LauncherError, NodesFailed, UsageError
@@ -29,23 +30,36 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_settled
 
 data = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, help="Copy data to nodes; list, verify and remove copies."
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Copy data to nodes; list, verify and remove copies.",
 )
 
-Nodes = Annotated[str, typer.Option("--nodes", metavar="A,B", help="Nodes, by their ssh aliases.")]
+Nodes = Annotated[
+    str,
+    typer.Option("--nodes", metavar="A,B", autocompletion=completion.hosts, help="Nodes, by their ssh aliases."),
+]
 Image = Annotated[
     str | None, typer.Option("--image", help="Image on the nodes that has Python, to read the data with.")
 ]
 Which = Annotated[
-    str, typer.Argument(metavar="DATA", help="Prefix of the data's name, or its source, as `data ls` shows them.")
+    str,
+    typer.Argument(
+        metavar="DATA", help="Its file or folder, its name in a job, its source, or the hash that `data ls` shows."
+    ),
 ]
 
 
-@data.command(name="push")
+@data.command(cls=Command, name="push", short_help="Copy data to every node.")
 def push_(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or folder, local or on a node: HOST:/PATH.")],
     nodes: Nodes,
     image: Annotated[str, typer.Option("--image", help="Image on the nodes that has Python, to copy the data with.")],
+    rehash: Annotated[
+        bool, typer.Option("--rehash", help="Read the whole source again, also what has not changed by its times.")
+    ] = False,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
@@ -55,25 +69,31 @@ def push_(
     If a node fails, the other nodes still receive the data. Run the command
     again to resume.
 
-    Example: launcher data push gpu-a:/data/imagenet.pack --nodes gpu-a,gpu-b --image IMAGE
+    Example: launcher data push gpu-a:/data/pets --nodes gpu-a,gpu-b --image X
     """
     parsed = parse_source(source, Path.cwd())
     with _connected(nodes, ssh_config) as fleet, LongWork() as work:
         found = run_all([partial(_node, engine, image) for engine in fleet.engines])
-        done = distribute(parsed, found, fleet.ssh_config, work.log, work.progress)
+        done = distribute(parsed, found, fleet.ssh_config, work.log, work.progress, rehash=rehash)
     if json:
         sizes = {"sent": done.delivered.sent, "received": done.delivered.received}
         typer.echo(json_.dumps({"content": done.delivered.content, **sizes, "paths": dict(done.paths)}, indent=2))
         return
+    for line in _pushed(done):
+        typer.echo(terminal.escaped(line))
+
+
+def _pushed(done: Distributed) -> Iterator[str]:
     for node, path in done.paths.items():
         received = done.delivered.received.get(node)
-        how = "used in place" if received is None else f"{decimal(received)} received"
-        typer.echo(terminal.escaped(f"{node}: {path}  {how}"))
+        how = "already complete" if received == 0 else "used in place"
+        yield f"{node}: {path}  {f'{decimal(received)} received' if received else how}"
 
 
-@data.command(name="ls")
+@data.command(cls=Command, name="ls", short_help="List the data on each node.")
 def list_(nodes: Nodes, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
-    """List the data on each node: size, last use, whole or partial.
+    """List the data on each node: size, last use, whole or partial. A node that has
+    the source itself uses it in place.
 
     Example: launcher data ls --nodes gpu-a,gpu-b
     """
@@ -88,13 +108,13 @@ def list_(nodes: Nodes, json: options.Json = False, ssh_config: options.SshConfi
             raise NodesFailed(list(fleet.failed.values()), of=len(fleet.failed) + len(fleet.engines))
 
 
-@data.command(name="verify")
+@data.command(cls=Command, name="verify", short_help="Read every byte of the copies.")
 def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options.SshConfig = None) -> None:
     """Read every byte of the copies and compare their checksums.
 
     Exit code 3 if files differ; they are listed, and `data push` repairs them.
 
-    Example: launcher data verify gpu-a:/data/imagenet.pack --nodes gpu-a,gpu-b
+    Example: launcher data verify pets --nodes gpu-a,gpu-b
     """
     with _connected(nodes, ssh_config) as fleet:
         chosen = select(_copies(fleet), which)
@@ -113,12 +133,12 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
         raise NodesFailed(failed, of=len(outcomes))
 
 
-@data.command()
+@data.command(cls=Command, short_help="Remove your copies from nodes.")
 def rm(which: Which, nodes: Nodes, ssh_config: options.SshConfig = None) -> None:
     """Remove your copies, whole or partial, from these nodes, unless a container
     has them mounted.
 
-    Example: launcher data rm gpu-a:/data/imagenet.pack --nodes gpu-b
+    Example: launcher data rm pets --nodes gpu-b
     """
     settings = read_settings(os.environ)
     with _connected(nodes, ssh_config) as fleet:
@@ -178,4 +198,13 @@ def _table(found: Mapping[str, Sequence[Copy]]) -> Table:
             state = "whole" if copy.whole else f"partial, {decimal(copy.present)} present"
             cells = (node, copy.name[:12], copy.source, decimal(copy.size), f"{copy.files:,}", used, state)
             table.add_row(*map(escape, cells))
+        for copy in _from(node, found):
+            cells = (node, copy.name[:12], copy.source, decimal(copy.size), f"{copy.files:,}", "", "the source")
+            table.add_row(*map(escape, cells))
     return table
+
+
+def _from(node: str, found: Mapping[str, Sequence[Copy]]) -> list[Copy]:
+    """Return a whole copy of each data set whose source is on this node."""
+    every = [copy for each in found.values() for copy in each if copy.whole]
+    return [*{copy.name: copy for copy in every if copy.source.startswith(f"{node}:")}.values()]

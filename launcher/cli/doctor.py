@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from launcher.cli import gpus, options, terminal
+from launcher.cli import gpus, options, terminal, wrapping
 from launcher.cli.bench import show_bench
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, UsageError
@@ -24,6 +25,7 @@ from launcher.job.models import Job
 from launcher.job.settings import read_settings
 from launcher.model.facts import NodeFacts
 from launcher.model.plan import plain
+from launcher.model.sizes import counted
 from launcher.node.connect import connect
 from launcher.planning.checks import Check, Level
 from launcher.run.bench import BenchResult
@@ -49,16 +51,19 @@ def doctor(
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """With a job file, also check what the job needs: mounts, data, port and
-    connections between its nodes. On a cluster, check whether Slurm would accept
-    the job.
+    """With a job file, also check what the job needs: mounts, data, port,
+    connections between its nodes, and whether their engines start its
+    containers. On a cluster, check whether Slurm would accept the job.
 
     Exit codes: 0 if every check passes or only warns, 3 if a check fails or
-    --bench finds a slow part.
+    --bench finds a slow part. Of two parts that differ, --bench blames neither:
+    that is a warning.
 
     Example: launcher doctor job.yaml
     """
     job = _job(targets, sets or [], options.hosts(nodes))
+    if bench:  # its containers load the machines, and are removed as after a Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if bench and job is None:
         raise UsageError("--bench", "needs a job file: the job's nodes are measured in the job's image")
     if on is not None and (job is None or bench):
@@ -106,16 +111,12 @@ def _conclude(
     else:
         if with_gpus:
             terminal.console(soft_wrap=False).print(gpus.table(with_gpus))
-        warnings, failures = _number(count[Level.WARN], "warning"), _number(count[Level.FAIL], "failure")
+        warnings, failures = counted(count[Level.WARN], "warning"), counted(count[Level.FAIL], "failure")
         console.print(f"{count[Level.OK]} ok, {warnings}, {failures}")
         if examined:
             show_bench(console, examined)
-    if worst is Level.FAIL or (examined and (examined.findings or not examined.nodes)):
+    if worst is Level.FAIL or (examined and (examined.faulty or not examined.nodes)):
         raise typer.Exit(3)
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -> Job | None:
@@ -134,12 +135,15 @@ def _show(console: Console, check: Check) -> None:
     """Print a check: one line in a pipe, wrapped to the width of a terminal."""
 
     def cut(text: str, margin: int) -> list[str]:
-        found = (
-            wrap(text, console.width - margin, subsequent_indent=" " * (18 - margin)) if console.is_terminal else [text]
-        )
-        return [escape(line) for line in found]
+        if not console.is_terminal:
+            return [escape(text)]
+        found = wrapping.lines(text, console.width - margin)
+        return [escape(" " * line.indent + text[line.start : line.end]) for line in found]
 
-    first, *more = cut(f"{check.node:12} {check.name:18} {check.what}", 5)
+    what = [f"{check.node:12} {check.name:18} {check.what}"]
+    if console.is_terminal:
+        what = wrap(what[0], console.width - 5, subsequent_indent=" " * 13)
+    first, *more = map(escape, what)
     console.print("\n".join([f"{_SIGNS[check.level]} {first}", *(f"{'':5}{line}" for line in more)]))
     for line in cut(f"-> {check.fix}", 15) if check.fix else ():
         console.print(f"{'':{15 if console.is_terminal else 18}}{line}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json as json_
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,17 +14,18 @@ from rich.console import Console
 from rich.markup import escape
 
 import launcher
-from launcher.api.run import known_runs
+from launcher.api.run import of_group, runs_to_stop, unfinished
 from launcher.cli import options
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NotConfirmed, UsageError
 from launcher.model import labels
+from launcher.run.locate import Note
 from launcher.run.stop import EndedContainer, Removed, not_confirmed
 
 
 def down(
     run: options.Run = None,
-    all_: Annotated[bool, typer.Option("--all", help="Stop all runs recorded here.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Stop all runs that were started in this folder.")] = False,
     purge: Annotated[bool, typer.Option("--purge", help="Also delete the output folders on the nodes.")] = False,
     any_owner: Annotated[bool, typer.Option("--any-owner", help="Also stop the run of another user.")] = False,
     nodes: options.Nodes = None,
@@ -36,38 +39,74 @@ def down(
     Runs of other users are not stopped, nor are runs that the same account
     started from another machine, unless they are named. Exit code 6 if a node
     did not confirm or was left out of --nodes: run the same command again to
-    finish.
+    finish. RUN may also be the ID of a sweep.
 
     Example: launcher down imagenet
     """
     report = Reporter()
     log = cache(report.log)  # each note once, for any number of runs
-    hosts = options.hosts(nodes)
-    names: list[str | None] = [run]
-    if all_:
-        names = [*known_runs(nodes=hosts, cluster=on, ssh_config=ssh_config, log=log)]
+    names, errors = _selected(purge, nodes, on, ssh_config, log) if all_ else (of_group(run), [])
+    several = all_ or len(names) > 1
     results: list[dict[str, object]] = []
-    errors: list[LauncherError] = []
-    for name in names:
+    for index, name in enumerate(names):
+        left = [str(each) for each in names[index:] if each is not None]
         try:
-            with launcher.find(name, nodes=hosts, cluster=on, ssh_config=ssh_config, log=log) as found:
+            with options.find(name, nodes, on, ssh_config, log) as found:
+                left[:1] = [f"{found.id} on {', '.join(found.nodes)}"]
                 removed, failed = _end(found, purge=purge, any_owner=any_owner, own_only=all_ or name is None)
+                written = found.written() if not purge and not failed else None
         except LauncherError as error:
-            if not all_:
+            if not several:
                 raise
             if isinstance(error, UsageError):
                 log(f"skipped: {error}")  # another user's run
             else:
                 errors.append(error)  # the other runs are stopped anyway
             continue
-        results.append({"run": found.id, "nodes": [_removed(r) for r in removed], "failed": [str(e) for e in failed]})
+        except KeyboardInterrupt:
+            raise _interrupted(left) from None
+        nodes_ = [_removed(r) for r in removed]
+        kept = None if written is None else asdict(written)
+        results.append({"run": found.id, "nodes": nodes_, "failed": [str(e) for e in failed], "written": kept})
         errors += failed
         if not json:
+            if written is not None:
+                report.log(found.mask(str(written)))
             _print(report.err, found.id, removed, confirmed=not failed)
     if json:
         typer.echo(json_.dumps(results, indent=2))
+    if not all_ and nodes is None and on is None:
+        _name_others(results, run, report)
     if errors:
         raise not_confirmed((), errors)
+
+
+def _selected(
+    purge: bool, nodes: str | None, on: str | None, ssh_config: Path | None, log: Note
+) -> tuple[list[str | None], list[LauncherError]]:
+    """Return the runs of `down --all`, and the errors of nodes that may have more."""
+    found = runs_to_stop(nodes=options.hosts(nodes), cluster=on, purge=purge, ssh_config=ssh_config, log=log)
+    for name in found.foreign:
+        log(f"skipped: {name} was not started in this folder; to stop it, run: launcher down {name}")
+    if found.skipped:
+        log(f"nothing is left on the nodes of {found.skipped} {'run' if found.skipped == 1 else 'runs'}")
+    if not found.runs and not found.errors:
+        log("nothing to remove")
+    return [*found.runs], [] if nodes and found.runs else [*found.errors]  # every `down` on these nodes repeats them
+
+
+def _interrupted(left: Sequence[str]) -> NotConfirmed:
+    """Return the error for a Ctrl-C. left: what has not been confirmed yet."""
+    what = "interrupted; not confirmed, and possibly still running:\n" + "\n".join(left or ["the run"])
+    return NotConfirmed("down", what, "to finish, repeat the command; to see what still runs: launcher runs")
+
+
+def _name_others(results: Sequence[Mapping[str, object]], wanted: str | None, report: Reporter) -> None:
+    """After a run that the launcher chose, name the others that were meant, perhaps."""
+    stopped = {str(result["run"]) for result in results}
+    for other in unfinished(wanted):  # none if `wanted` is an ID
+        if other not in stopped:
+            report.warn(f"{other} may still be running; to stop it, run: launcher down {other}")
 
 
 def _end(run: launcher.Run, **how: bool) -> tuple[Sequence[Removed], Sequence[LauncherError]]:
@@ -96,5 +135,9 @@ def _print(console: Console, run: str, removed: Sequence[Removed], *, confirmed:
 
 def _ended(container: EndedContainer) -> str:
     state = container.state
-    how = "stopped" if container.stopped else "never started" if state.exit_code is None else f"exit {state.exit_code}"
+    how = f"exit {state.exit_code}"
+    if container.stopped:
+        how = "stopped"
+    elif state.exit_code is None:
+        how = "exit code not recorded" if state.phase.ended else "never started"
     return f"{state.name} ({how})"

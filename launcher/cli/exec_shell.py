@@ -6,18 +6,18 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 import launcher
 from launcher.api.shell import open_shell
 from launcher.cli import options
+from launcher.cli.commands import Command
 from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 
 _TAIL = "launcher.tail"
 
 
-class WithTail(TyperCommand):
+class WithTail(Command):
     """Separates the arguments after `--`, which are the user's command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -16,7 +16,9 @@ from launcher.errors import NodesFailed
 def fetch(
     run: options.Run = None,
     dest: Annotated[Path | None, typer.Argument(help="Destination folder (default: runs/<run id>).")] = None,
-    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Also download checkpoints.")] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Also download checkpoints and what the program wrote elsewhere.")
+    ] = False,
     nodes: options.Nodes = None,
     on: options.On = None,
     json: options.Json = False,
@@ -29,11 +31,14 @@ def fetch(
     """
     with options.find(run, nodes, on, ssh_config) as found:
         fetched = found.fetch(dest, checkpoints=checkpoints)
+        written = None if checkpoints else found.written()
     for problem in fetched.problems:
         Reporter().warn(problem)
     if json:
-        typer.echo(json_.dumps({"run": found.id, "folder": str(fetched.folder), "bytes": fetched.bytes}))
+        typer.echo(json_.dumps({"run": found.id, "folder": str(fetched.shown), "bytes": fetched.bytes}))
     else:
-        typer.echo(f"{found.id}: downloaded {fetched.bytes:,} bytes to {fetched.folder}/")
+        typer.echo(f"{found.id}: downloaded {fetched.bytes:,} bytes to {fetched.shown}/")
+        if written is not None:
+            Reporter().log(found.mask(str(written)))
     if fetched.failed:
         raise NodesFailed(fetched.failed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from launcher import Outcome, Run
 from launcher.cli.console import Screen
@@ -17,7 +19,7 @@ def show_until_end(run: Run, screen: Screen, selection: Selection = MASTER) -> O
     """Show a run until it ends, and its outcome. On KeyboardInterrupt and BrokenPipeError the run continues."""
     with screen.live():
         outcome = run.wait(show=screen.show, logs=selection)
-    screen.conclude(outcome)
+    screen.conclude(outcome, run.written())
     return outcome
 
 
@@ -63,11 +65,20 @@ def _next_steps(run: Run) -> str:
 
 def stop_now(run: Run, screen: Screen) -> int:
     """Stop the run and return the exit code."""
-    screen.log(f"stopping {run.id}; the trainer may save a checkpoint first")
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third Ctrl-C has no effect: the run is being stopped
-    try:
+    screen.log(f"stopping {run.id}; the program may save a checkpoint first")
+    with without_ctrl_c():
         run.down()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    if written := run.written():
+        screen.log(run.mask(str(written)))
     screen.log("stopped; only the output folders remain on the nodes")
     return StoppedByUser.exit_code
+
+
+@contextmanager
+def without_ctrl_c() -> Iterator[None]:
+    """Ignore a third Ctrl-C: the program is being stopped."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

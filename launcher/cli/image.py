@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from launcher.cli import options, terminal
+from launcher.cli.commands import Command, Group
 from launcher.cli.long_work import LongWork
 from launcher.cli.terminal import Reporter
 from launcher.errors import ImageUnfit, UsageError
@@ -29,13 +30,19 @@ from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.node.connect import caller_engine, connect
 from launcher.node.engine import Engine
-from launcher.records.snapshot import pack, repack
+from launcher.records.snapshot import list_code, pack, repack
 from launcher.run.gpus import uses_gpus
 
-image = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Build, verify, ship and list images.")
+image = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Build, verify, ship and list images.",
+)
 
 
-@image.command()
+@image.command(cls=Command, short_help="Build the job's image.")
 def build(
     job: options.JobFile,
     sets: options.Sets = None,
@@ -54,8 +61,10 @@ def build(
     Example: launcher image build job.yaml
     """
     loaded = load_job(job, sets or [])
-    if with_code:
-        check_code(loaded, Path.cwd())  # before minutes of building
+    log = Reporter().log
+    if with_code:  # before minutes of building
+        check_code(loaded, Path.cwd())
+        listing = list_code(loaded, Path.cwd(), log)
     to = None if push is None else registry_repository(push, loaded.name)
     with caller_engine() as local, ExitStack() as stack:
         engine = local or stack.enter_context(connect(loaded.hosts()[:1], ssh_config=ssh_config)).engines[0]
@@ -63,7 +72,7 @@ def build(
         _report(done)
         made = done.images[engine.node]
         if with_code:
-            code = pack(loaded, Path.cwd(), Reporter().log)
+            code = pack(listing, log)
             members = repack(code.archive, IN_CONTEXT, 0, 0)
             with LongWork() as work:
                 name, made = add_code(engine, made, loaded.name, code.digest, members, work.log)
@@ -72,7 +81,7 @@ def build(
             typer.echo(publish(engine, made, to))
 
 
-@image.command()
+@image.command(cls=Command, short_help="Send the job's image to every node.")
 def ship(
     job: options.JobFile,
     sets: options.Sets = None,
@@ -92,7 +101,7 @@ def ship(
         _report(_ensure(loaded, job, fleet.engines, local))
 
 
-@image.command(name="verify")
+@image.command(cls=Command, name="verify", short_help="Test an image in a container.")
 def verify_(
     tag: Annotated[str, typer.Argument(metavar="JOB|TAG", help="A job file or an image.")],
     node: Annotated[str | None, typer.Option(help="Use this node's Docker engine instead of the local one.")] = None,
@@ -128,7 +137,7 @@ def verify_(
     verdict.check()
 
 
-@image.command(name="list")
+@image.command(cls=Command, name="list", short_help="List NVIDIA's releases and images built here.")
 def list_(
     tag: Annotated[str | None, typer.Option(help="Show only this NVIDIA release: 19.06, 25.03-py3.")] = None,
     json: options.Json = False,

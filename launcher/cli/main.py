@@ -5,21 +5,26 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 from typer.main import get_command
 
 from launcher import __version__
+from launcher.cli.commands import Command, Group
 from launcher.errors import LauncherError, NodeUnfit, StoppedByUser
+from launcher.faults import disk
+from launcher.features import FEATURES
 
 NOTHING_STARTED = "nothing was started"
+NOTHING_DONE = {"down": "nothing was stopped", "clean": "nothing was removed"}  # by a Ctrl-C before the command began
 # name -> (module, attribute, help), in the order of a typical workflow
-COMMANDS: dict[str, tuple[str, str, str]] = {
+CORE: dict[str, tuple[str, str, str]] = {
     "init": ("launcher.cli.plan", "init", "Create a commented job file."),
     "doctor": ("launcher.cli.doctor", "doctor", "Check every node and suggest fixes."),
     "plan": ("launcher.cli.plan", "plan", "Print a job's containers, variables and commands without starting them."),
@@ -29,7 +34,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "runs": ("launcher.cli.runs", "runs", "List runs, the most recent last."),
     "fetch": ("launcher.cli.fetch", "fetch", "Download TensorBoard logs, error files and rank logs."),
     "tensorboard": ("launcher.cli.tensorboard", "tensorboard", "Serve the TensorBoard logs of runs."),
-    "compare": ("launcher.cli.compare", "compare", "Compare the speed, accuracy and scaling of runs."),
     "export": ("launcher.cli.plan", "export", "Print a job as an sbatch script or as Kubernetes manifests."),
     "shell": ("launcher.cli.exec_shell", "shell", "Open a shell in a new container of a job."),
     "exec": ("launcher.cli.exec_shell", "exec_", "Run a command in a running container of a run."),
@@ -41,7 +45,20 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
-class LazyGroup(TyperGroup):
+def _with_features(core: Mapping[str, tuple[str, str, str]]) -> dict[str, tuple[str, str, str]]:
+    """Return the commands of the core, each followed by those of the features that belong after it."""
+    found = {}
+    added = {name: command for feature in FEATURES.values() for name, command in feature.commands.items()}
+    for name, command in core.items():
+        found[name] = command
+        found |= {new: (each.module, each.attribute, each.help) for new, each in added.items() if each.after == name}
+    return found
+
+
+COMMANDS = _with_features(CORE)
+
+
+class LazyGroup(Group):
     """Lists commands from the table above; imports a command only to run it or to show its help."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -54,16 +71,19 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name][2], callback=lambda: None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the real command, for a call."""
+        """Return the real command, for a call; in shell completion, None for an unknown one."""
+        close = [] if ctx.resilient_parsing or args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
+        if close:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{close[0]}'?")
         name, _, rest = super().resolve_command(ctx, args)
-        return name, load(str(name)), rest
+        return name, load(name) if name else None, rest
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).make_context(*args, **options), NOTHING_STARTED)
+        return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).make_context(*args, **options), _nothing_done())
 
     def invoke(self, ctx: Any) -> Any:
         """A Ctrl-C inside the command's function is handled there (see `load`); before it, nothing was started."""
-        return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).invoke(ctx), NOTHING_STARTED)
+        return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).invoke(ctx), _nothing_done())
 
 
 def _stopped_by_ctrl_c(step: Callable[[], Any], known: str = "") -> Any:
@@ -73,6 +93,11 @@ def _stopped_by_ctrl_c(step: Callable[[], Any], known: str = "") -> Any:
     except KeyboardInterrupt as stop:
         _print_stopped(str(stop) or known)
         raise typer.Exit(StoppedByUser.exit_code) from None
+
+
+def _nothing_done() -> str:
+    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+    return NOTHING_DONE.get(command, NOTHING_STARTED)
 
 
 def _print_stopped(known: str) -> None:
@@ -87,7 +112,7 @@ def load(name: str) -> Any:
         command = get_command(target)
     else:
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        single.command(name, help=text + "\n\n" + (target.__doc__ or ""))(target)
+        single.command(name, cls=Command, help=text + "\n\n" + (target.__doc__ or ""))(target)
         command = get_command(single)
     command.name = name
     for each in getattr(command, "commands", {name: command}).values():  # of a group, such as `image build`
@@ -133,7 +158,7 @@ def main() -> None:
         _end(error)
     except Exception as error:
         if "KeyboardInterrupt" in str(error):  # raised inside Rust: pydantic converts it to its own error
-            _print_stopped(NOTHING_STARTED)
+            _print_stopped(_nothing_done())
             sys.exit(StoppedByUser.exit_code)
         if "--debug" in takewhile(lambda argument: argument.startswith("-"), sys.argv[1:]):
             raise
@@ -150,8 +175,11 @@ def _end(error: LauncherError) -> NoReturn:
 def _unexpected(error: Exception) -> LauncherError:
     """Return the error for a failed file access on this machine, or for a bug in the launcher."""
     if isinstance(error, OSError) and error.strerror:
+        if disk.is_full(error):
+            found = disk.full(f"the disk of {error.filename}" if error.filename else "a disk")
+            return NodeUnfit("this machine", found.what, "free some space there")
         where = f": {error.filename}" if error.filename else ""
-        return NodeUnfit("this machine", f"{error.strerror}{where}", "check free space and permissions")
+        return NodeUnfit("this machine", f"{error.strerror}{where}", "check the permissions")
     frame = traceback.extract_tb(error.__traceback__)[-1]
     what = f"unexpected {type(error).__name__}: {str(error)[:500]} ({Path(frame.filename).name}:{frame.lineno})"
     fix = "this is a bug in the launcher: report it with the version and the output of `launcher --debug COMMAND ...`"

@@ -8,22 +8,32 @@ from typing import Annotated
 import typer
 
 import launcher
+from launcher.cli import completion
 from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 from launcher.model.host import cluster_host
+from launcher.records.store import job_of
+from launcher.run.locate import Note
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")]
 Run = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
+        autocompletion=completion.runs,
         help="Run ID, unique prefix of one, or job name for its latest run (default: the latest run).",
     ),
 ]
-Nodes = Annotated[str | None, typer.Option(metavar="A,B", help="Query these nodes; no local record is needed.")]
+Nodes = Annotated[
+    str | None,
+    typer.Option(metavar="A,B", autocompletion=completion.hosts, help="Query these nodes; no local record is needed."),
+]
 On = Annotated[str | None, typer.Option(metavar="CLUSTER", help="Use this cluster of the settings file.")]
 NotOn = Annotated[str | None, typer.Option("--on", hidden=True)]  # refuse_cluster says what to do instead
-JobNodes = Annotated[str | None, typer.Option(metavar="A,B", help="Use these nodes instead of the job's.")]
+JobNodes = Annotated[
+    str | None,
+    typer.Option(metavar="A,B", autocompletion=completion.hosts, help="Use these nodes instead of the job's."),
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file: run.args.epochs=3"),
@@ -34,7 +44,11 @@ SshConfig = Annotated[
 ]
 Resume = Annotated[
     str | None,
-    typer.Option(metavar="RUN|GROUP", help="Resume from a run's latest checkpoint, or resume a sweep."),
+    typer.Option(
+        metavar="RUN|GROUP",
+        autocompletion=completion.runs,
+        help="Start with the checkpoints and files of a run, or resume a sweep.",
+    ),
 ]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Pass all terminal escape sequences, not only colours; for trusted output only.")
@@ -49,9 +63,17 @@ def hosts(nodes: str | None, on: str | None = None) -> list[str] | None:
     return None if nodes is None else [host.strip() for host in nodes.split(",") if host.strip()]
 
 
-def find(run: str | None, nodes: str | None, on: str | None, ssh_config: Path | None) -> launcher.Run:
-    """Return the run that the arguments of a command select."""
-    return launcher.find(run, nodes=hosts(nodes), cluster=on, ssh_config=ssh_config, log=Reporter().log)
+def find(
+    run: str | None, nodes: str | None, on: str | None, ssh_config: Path | None, log: Note | None = None
+) -> launcher.Run:
+    """Return the run that the arguments of a command select. If the choice is the launcher's own, it is named."""
+    log = log or Reporter().log
+    found = launcher.find(run, nodes=hosts(nodes), cluster=on, ssh_config=ssh_config, log=log)
+    if run is None:
+        log(f"the latest run is {found.id}")
+    elif run == job_of(found.id):
+        log(f"the latest run of {run} is {found.id}")
+    return found
 
 
 def refuse_cluster(on: str | None, what: str, fix: str) -> None:

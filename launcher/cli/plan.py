@@ -8,26 +8,30 @@ import shlex
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 import launcher
+from launcher import features
 from launcher.cli import options, terminal
 from launcher.errors import NodeUnfit, UsageError
-from launcher.export import kubernetes, slurm
+from launcher.export import slurm
+from launcher.export.target import Target
 from launcher.job.dump import json_schema
-from launcher.job.files import code_folder
+from launcher.job.files import check_code, code_folder
 from launcher.job.models import Job
 from launcher.job.settings import read_settings
 from launcher.local_files import write_atomic
-from launcher.model.plan import NodePlan, Plan, new_run_id
+from launcher.model.plan import NodePlan, Plan
+from launcher.model.sizes import counted
 from launcher.node.docker.values import docker_run
 from launcher.planning.cluster import build
 from launcher.records.code_files import code_files, readable
-from launcher.records.trainer import needed_trainer
+from launcher.records.snapshot import list_code, pack
+from launcher.records.trainer import check_options, needed_trainer
 
 
 def plan(
@@ -43,7 +47,7 @@ def plan(
     """Nothing is started, built or sent. Without --offline, the nodes are
     inspected.
 
-    If `up` would have to wait for GPUs that are in use, a warning lists them;
+    If `up` would have to wait for GPUs or a port in use, a warning names them;
     the exit code is still 0.
 
     Example: launcher plan job.yaml --offline
@@ -52,7 +56,13 @@ def plan(
     if on is not None:
         if docker or json:
             raise UsageError(f"--on {on}", "on a cluster the plan is an sbatch script", "omit --docker and --json")
-        typer.echo(_sbatch(loaded, on), nl=False)
+        script = _sbatch(loaded, on)
+        check_code(loaded, Path.cwd())
+        log, cluster = terminal.Reporter().log, read_settings(os.environ).cluster(on)
+        listing = list_code(loaded, Path.cwd(), log, bare=cluster.container == "none")
+        check_options(loaded, listing.folder, listing.trainer)
+        pack(listing, log)
+        typer.echo(script, nl=False)
         return
     if docker and loaded.runtime != "docker":
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "run: launcher plan JOB")
@@ -69,14 +79,14 @@ def docker_lines(plan: Plan) -> str:
     """Return a shell script, node by node. Its comments describe the other steps of `up`."""
     first = plan.nodes[0].container
     text = (
-        "# `up` creates these containers, copies the code and its own scripts into them\n"
-        f"# ({first.layout.code}, {first.layout.kit}; manually: docker create, docker cp),\n"
-        "# and then starts all of them or none.\n"
+        "# `up` creates these containers, unpacks the code into the folder that is\n"
+        f"# mounted at {first.layout.code}, copies its own scripts to {first.layout.kit}\n"
+        "# (manually: docker create, docker cp), and then starts all of them or none.\n"
     )
     text += "".join(f"# warning: {' '.join(warning.split())}\n" for warning in plan.warnings)
     for node in plan.nodes:
         spec = replace(node.container, image=node.container.image or plan.image)  # the image ID is unknown offline
-        text += f"\n# {node.node}, {_role(plan, node)}\nmkdir -p {shlex.quote(spec.output_dir)}\n"
+        text += f"\n# {node.node}, {_role(plan, node)}\nmkdir -p {shlex.quote(spec.workdir)}\n"
         text += docker_run(spec) + "\n"
     return text
 
@@ -95,15 +105,15 @@ def show(plan: Plan, console: Console) -> None:
     console.print(f"rendezvous {meeting.address}:{meeting.port}  code {plan.code}")
     for node in plan.nodes:
         spec = node.container
-        console.print(
-            f"\n[bold cyan]{escape(node.node)}[/]  {_role(plan, node)}  {node.processes} worker(s)  {spec.name}"
-        )
+        workers = counted(node.processes, "worker")
+        console.print(f"\n[bold cyan]{escape(node.node)}[/]  {_role(plan, node)}  {workers}  {spec.name}")
         console.print(f"  address {meeting.addresses[node.rank]} on {meeting.interfaces[node.rank]}")
         if plan.runtime == "docker":
             limits = " ".join(f"--ulimit {k}={v}" for k, v in spec.ulimits)
             console.print(f"  --network {spec.network} --ipc {spec.ipc} --init --user {spec.user} {limits}".rstrip())
         console.print(f"  gpus {', '.join(spec.gpus) or 'none'}")
         console.print(f"  output {escape(spec.output_dir)} -> {escape(spec.layout.output)}")
+        console.print(f"  code {escape(spec.workdir)} -> {escape(spec.layout.code)}")
         for mount in spec.mounts:
             mode = "read only" if mount.read_only else "writable"
             console.print(f"  mount {escape(mount.source)} -> {escape(mount.target)} ({mode})")
@@ -114,12 +124,34 @@ def show(plan: Plan, console: Console) -> None:
         console.print(f"[yellow]warning[/] {escape(warning)}")
 
 
+_EXPORTS = {name: each for feature in features.FEATURES.values() for name, each in feature.exports.items()}
+TARGETS = {
+    "slurm": "an sbatch script",
+    **{name: each.help for name, each in _EXPORTS.items()},
+}  # name -> what it prints
+
+
+def _known(name: str) -> str:
+    """Return the name. Raises ValueError if there is no such target."""
+    if name not in TARGETS:
+        raise ValueError(f"'{name}' is not one of {', '.join(map(repr, TARGETS))}.")
+    return name
+
+
+def _names_of(printed: str) -> str:
+    return ", ".join(name for name, each in TARGETS.items() if each == printed)
+
+
 def export(
     job: options.JobFile,
     to: Annotated[
-        Literal["slurm", "jobset", "job"],
+        str,
         typer.Option(
-            "--to", metavar="slurm|jobset|job", help="slurm: an sbatch script; jobset, job: Kubernetes manifests."
+            "--to",
+            metavar="|".join(TARGETS),
+            parser=_known,
+            autocompletion=lambda incomplete: [name for name in TARGETS if name.startswith(incomplete)],
+            help="; ".join(f"{_names_of(each)}: {each}" for each in dict.fromkeys(TARGETS.values())) + ".",
         ),
     ],
     sets: options.Sets = None,
@@ -135,15 +167,17 @@ def export(
     Example: launcher export job.yaml --to slurm
     """
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
-    if to == "slurm":
-        _note_trainer(loaded)
-        typer.echo(_sbatch(loaded, on), nl=False)
-        return
-    settings = kubernetes.ANY if on is None else read_settings(os.environ).kubernetes(on)
-    kubernetes.check(loaded, jobset=to == "jobset", image=image)
-    planned, target = build(loaded, "python3"), kubernetes.Target(image or "", new_run_id(loaded.name), settings)
-    made = (kubernetes.jobset if to == "jobset" else kubernetes.indexed_job)(planned, target)
-    typer.echo(kubernetes.text(planned, target, made), nl=False)
+    typer.echo(target(to).text(loaded, on, image), nl=False)
+
+
+def target(name: str) -> Target:
+    """Return a target of the core, or of a feature, which is imported."""
+    return Target(slurm.KEYS, _slurm) if name == "slurm" else features.load(_EXPORTS[name])
+
+
+def _slurm(job: Job, cluster: str | None, image: str | None) -> str:  # noqa: ARG001 - the image is the job's
+    _note_trainer(job)
+    return _sbatch(job, cluster)
 
 
 def _sbatch(job: Job, on: str | None) -> str:

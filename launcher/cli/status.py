@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.api.machines import machines
+from launcher.api.run import of_group
 from launcher.cli import gpus, options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import NodesFailed, RunUnknown
@@ -43,30 +44,35 @@ def status(
     """Show the current state of each node. A node that does not respond is shown as
     unreachable (exit code 3).
 
-    With --nodes and no run, also show who uses the GPUs of these nodes.
+    RUN may also be the ID of a sweep. With --nodes and no run, also show who uses
+    the GPUs of these nodes.
 
     Example: launcher status --watch
     """
     console = terminal.console(soft_wrap=False)
     machines, reasons = _machines(nodes, ssh_config) if run is None and on is None else ([], [])
-    try:
-        with options.find(run, nodes, on, ssh_config) as found:
-            seen = _watch(found.status, console) if watch and not json else found.status()
-    except (RunUnknown, NodesFailed):
-        if not machines:
-            raise
-        seen = None
-    if json:
-        report = {} if seen is None else seen.to_dict()
-        typer.echo(json_.dumps(report | ({"gpus": gpus.rows(machines)} if machines else {}), indent=2))
-    else:
-        if seen is not None and not watch:
+    every = list[RunStatus]()
+    named = of_group(run, latest=True)
+    for one in named:
+        try:
+            with options.find(one, nodes, on, ssh_config) as found:
+                seen = _watch(found.status, console) if watch and not json else found.status()
+        except (RunUnknown, NodesFailed):
+            if not machines:
+                raise
+            continue
+        every.append(seen)
+        if not json and not watch:
             console.print(render(seen, console.width))
-        if machines:
-            console.print(gpus.table(machines))
-    reasons += [node.reason for node in (seen.nodes if seen else ()) if node.reason is not None]
+    if json:
+        reports = [seen.to_dict() for seen in every]
+        report = reports if named != [run] else dict(*reports) | ({"gpus": gpus.rows(machines)} if machines else {})
+        typer.echo(json_.dumps(report, indent=2))
+    elif machines:
+        console.print(gpus.table(machines))
+    reasons += [node.reason for seen in every for node in seen.nodes if node.reason is not None]
     for reason in dict.fromkeys(reasons):
-        typer.echo(terminal.escaped(reason), err=True)
+        terminal.note(reason)
     if reasons:
         raise typer.Exit(3)
 
@@ -99,7 +105,7 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     If the terminal is too narrow, the last line of the log is cut first, then columns are dropped from the right.
     """
     shown, left_out = _some(seen.nodes)
-    rows = [_cells(node) for node in shown]
+    rows = [_cells(node, ended=seen.ended) for node in shown]
     needed = {
         name: max(cell_len(name), *(cell_len(row[name]) for row in rows))
         for name in (rows[0] if rows else ())
@@ -127,7 +133,7 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     ]
     progress = [] if seen.progress is None else [Text("  ".join(seen.progress.parts()), style="cyan")]
     if seen.progress is not None and seen.progress.slow:
-        progress.append(Text(f"slow: {seen.progress.slow}", style="yellow"))
+        progress.append(Text(seen.progress.slow, style="yellow"))
     if seen.world is not None:
         progress.insert(0, Text(seen.world.text))
     rest = [Text(left_out, style="dim")] if left_out else []
@@ -150,7 +156,7 @@ ALWAYS = ("state", "node", "ranks", "restarts")
 STYLES = {"running": "green", "done": "green", "failed": "red", "unreachable": "red", "stopped": "yellow"}
 
 
-def _cells(node: NodeStatus) -> dict[str, str]:
+def _cells(node: NodeStatus, *, ended: bool) -> dict[str, str]:
     """Return the cells by column, the least important column last."""
     first, last = node.ranks or ("", "")
     return {
@@ -159,7 +165,7 @@ def _cells(node: NodeStatus) -> dict[str, str]:
         "ranks": str(first) if first == last else f"{first}-{last}",
         "restarts": str(node.restarts),
         "exit": ("" if node.exit_code is None else str(node.exit_code)) + (" OOM" if node.oom_killed else ""),
-        "age": "" if node.age is None else duration(node.age),
+        "time" if ended else "age": "" if node.age is None else duration(node.age),
         "GPUs": _gpus(node),
         "memory": _memory(node.use),
         "last line": "".join(char if char.isprintable() else " " for char in node.last),

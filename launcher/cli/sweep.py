@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from launcher.api.sweep import State, Sweep, Variant
 from launcher.api.up import until_started
-from launcher.cli.foreground import SECOND_CTRL_C
+from launcher.cli.foreground import SECOND_CTRL_C, without_ctrl_c
 from launcher.cli.long_work import LongWork
 from launcher.cli.status import STYLES
 from launcher.cli.terminal import Reporter, interactive
@@ -60,13 +59,10 @@ def _leave_or_stop(sweep: Sweep, screen: SweepScreen) -> int:
         uninterrupted(sweep.leave)
         time.sleep(max(0.0, until - time.monotonic()) if running else 0)
     except KeyboardInterrupt:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third Ctrl-C has no effect
-        try:
+        with without_ctrl_c():
             sweep.leave()
-            screen.log("stopping the running variants; trainers may save a checkpoint first")
+            screen.log("stopping the running variants; the programs may save checkpoints first")
             sweep.stop()
-        finally:
-            signal.signal(signal.SIGINT, before)
         screen.log("stopped; only the output folders remain on the nodes")
         return StoppedByUser.exit_code
     return 0

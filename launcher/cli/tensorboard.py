@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from launcher import Run
-from launcher.cli import options
+from launcher.cli import completion, options
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, UsageError
 from launcher.node.parallel import in_background
@@ -30,7 +30,10 @@ STOP_LIMIT = 5.0
 
 def tensorboard(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN...", help="Runs to show (default: the latest run).")
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN...", autocompletion=completion.runs, help="Runs to show (default: the latest run)."
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 6006,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -10,11 +10,14 @@ import re
 import sys
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
+from rich.text import Text
+
+from launcher.cli import wrapping
 
 # All of C0 except tab and line feed, DEL, C1, bidirectional controls, and surrogates, which cannot be encoded
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -24,8 +27,10 @@ _SEQUENCE = (
     "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"
     "|\x1b[ -/]*[0-~]"
 )
-_ESCAPED = re.compile(_CONTROL)
-_FILTERED = re.compile(f"{_SEQUENCE}|{_CONTROL}")
+_ESCAPED = re.compile(f"{_CONTROL}+")
+# Runs of controls at once, but none that may begin a sequence: a program may print megabytes of them
+_RUN = f"(?P<run>(?:(?![\x1b\x90\x98\x9b\x9d-\x9f]){_CONTROL})+|[\x1b\x9b]+(?=[\x1b\x9b]))"
+_FILTERED = re.compile(f"{_SEQUENCE}|{_RUN}|{_CONTROL}")
 _COLOUR = re.compile("\x1b\\[[0-9;:]*m")
 
 
@@ -38,7 +43,7 @@ def coloured(text: str) -> str:
     """Keep the colours of a program's line and remove all other escape sequences."""
 
     def keep(found: re.Match[str]) -> str:
-        if len(found[0]) == 1:
+        if len(found[0]) == 1 or found["run"]:
             return escaped(found[0])
         return found[0] if _COLOUR.fullmatch(found[0]) else ""
 
@@ -46,7 +51,28 @@ def coloured(text: str) -> str:
 
 
 class SafeConsole(Console):
-    """Passes all text through `escaped` before colours are added."""
+    """Passes all text through `escaped` before colours are added, and breaks long lines if it is a terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print lines of text, with a hanging indentation, or anything else as rich does.
+
+        Messages without a place, as on a full disk, do not end the command.
+        """
+        try:
+            self._print(*objects, **options)
+        except OSError:
+            if not self.stderr:
+                raise
+            discard(sys.stderr)
+
+    def _print(self, *objects: Any, **options: Any) -> None:
+        text, *more = objects or ("",)
+        if more or not isinstance(text, (str, Text)) or not (self.is_terminal and self.soft_wrap):
+            super().print(*objects, **options)
+            return
+        text = self.render_str(text) if isinstance(text, str) else text
+        for line in wrapping.lines(text.plain, self.width):
+            super().print(Text(" " * line.indent) + text[line.start : line.end], **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -54,7 +80,12 @@ class SafeConsole(Console):
 
 
 def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
-    return SafeConsole(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+    return SafeConsole(stderr=stderr, highlight=False, emoji=False, soft_wrap=soft_wrap)  # a file may be named :fire:
+
+
+def note(text: str) -> None:
+    """Print a line to stderr that is no message of the launcher about a run."""
+    console(stderr=True).print(escape(text))
 
 
 def show_error(text: str) -> None:
@@ -67,7 +98,7 @@ def interactive() -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """Discard all further writes to a stream without a reader, including those at exit."""
+    """Discard all further writes to a stream without a reader or a place, including those at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -87,7 +118,7 @@ class Reporter:
         if not interactive():
             try:
                 print(f"launcher: {escaped(text)}", file=sys.stderr, flush=True)
-            except BrokenPipeError:
+            except OSError:  # without a reader, or a full disk
                 discard(sys.stderr)
             return
         self.err.print(f"[dim]launcher:[/] {escape(text)}")

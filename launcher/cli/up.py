@@ -29,7 +29,7 @@ def up(
         bool, typer.Option("-d", "--detach", help="Start the run and return; `launcher logs` follows it.")
     ] = False,
     resume: options.Resume = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that are in use.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait while GPUs or the port are in use.")] = False,
     raw: options.Raw = False,
     most: Annotated[
         int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Run at most N variants in parallel.")

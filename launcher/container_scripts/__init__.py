@@ -1,8 +1,9 @@
 """Scripts that wrap every process of a job in any image; the shell scripts need only POSIX sh and coreutils.
 
 entry.sh wraps the image's entrypoint, rank.sh each worker, and within.sh the commands that `exec` and `shell` start in
-a running container. agent.py, run by the image's Python, is torchrun with nodes that can rejoin after a restart;
-elastic.py and its modules do the same for jobs with min_nodes. torch loads flight_recorder.py in each worker: when a
+a running container. torchrun.py, run by the image's Python, is torchrun with the exit code of the rank that failed;
+agent.py is it with nodes that can rejoin after a restart, elastic.py and its modules do the same for jobs with
+min_nodes. torch loads flight_recorder.py in each worker: when a
 run hangs, it records the pending collectives, and flight_report.py analyses the recordings in the job's image. The
 folder in the container holds the scripts, `home/` (a writable home for a uid that is unknown in the image) and
 `secrets/NAME` (the value's bytes, mode 0600).
@@ -14,7 +15,7 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-ELASTIC = ("begun.py", "elastic.py", "ends.py", "meeting.py", "wire.py", "words.py")
+ELASTIC = ("begun.py", "elastic.py", "ends.py", "meeting.py", "torchrun.py", "wire.py", "words.py")
 SCRIPTS = ("agent.py", *ELASTIC, "entry.sh", "environment.sh", "rank.sh", "within.sh")
 PLUGIN = "torch_plugin"  # on the workers' PYTHONPATH; a separate folder, so that no script shadows a module of the job
 RECORDER = "launcher_flight_recorder"

@@ -32,7 +32,8 @@ class StartedGeneration:
         """Return the program's error (the exit code for a command); "" if it failed because it lost its peers."""
         ranks = sorted(self.folder.glob("rank-*.log"))
         texts = [_end_of(file) for file in ranks] if torchrun else [_end_of(self.log, self.offset)]
-        victims = {text: words.LOST_PEER.search(words.last_output(text)) is not None for text in texts}
+        lost = words.lost_peer if torchrun else words.lost_connection
+        victims = {text: lost(words.last_output(text)) for text in texts}
         own = next((error for text, victim in victims.items() if not victim and (error := words.error(text))), "")
         if any(victims.values()) and not own:
             return ""

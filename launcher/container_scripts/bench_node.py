@@ -30,11 +30,28 @@ else:
 import torch  # noqa: E402 - after the clock was read
 
 MARK = "launcher-measured "
+PAUSED = 10.0  # seconds without a beat after which the process was paused with its machine or container
 SLACK = 8.0  # seconds after the last phase until a process that is still running exits
 _out = threading.Lock()
 
 
+class Pulse:
+    """Ends the process if it was paused: its values say nothing then, and its peers have gone on without it."""
+
+    last = time.monotonic()
+
+    @classmethod
+    def beat(cls) -> None:
+        now = time.monotonic()
+        if now - cls.last > PAUSED:
+            sys.stdout.write(f"paused for {now - cls.last:.0f} s\n")
+            sys.stdout.flush()
+            os._exit(75)
+        cls.last = now
+
+
 def report(**fields: Any) -> None:
+    Pulse.beat()
     with _out:
         sys.stdout.write(f"{MARK}{json.dumps(fields)}\n")
         sys.stdout.flush()
@@ -94,6 +111,7 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     times, rounds = spec["times"], spec["rounds"]
     rest = sum(times.values()) - times["pair"] + times["pair"] * len(rounds) + SLACK
+    Pulse.last = time.monotonic()  # torch has been imported
     threading.Thread(target=_end_after, args=(rest,), daemon=True).start()
     try:
         meeting = Rendezvous(times["join"] - (time.monotonic() - BEGAN))
@@ -152,7 +170,10 @@ def _until(moment: float) -> float:
 
 def _end_after(seconds: float) -> None:
     """Exit after a timeout: a library may wait forever, and Docker's own limit is longer."""
-    time.sleep(seconds)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(1.0)
+        Pulse.beat()
     report(kind="failed", part="time", what="timed out")
     os._exit(75)
 

@@ -10,6 +10,7 @@ Python 3.8 without packages.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -43,6 +44,10 @@ def report(**message: Any) -> None:
     with _out:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
+
+
+class AgainError(Exception):
+    """A piece that this node had is damaged and now missing; another try sends it. The message names the file."""
 
 
 class Progress:
@@ -89,7 +94,7 @@ def send_digests(link: wire.Link, kind: int, digests: bytes | bytearray) -> None
 
 
 class Source:
-    """The node with the data. It caches hashes by path, size, mtime and inode."""
+    """The node with the data. It caches hashes by path, size, mtime, ctime and inode."""
 
     def __init__(self, order: dict[str, Any], progress: Progress) -> None:
         self._root, self._progress = os.fsencode(order["path"]), progress
@@ -97,7 +102,8 @@ class Source:
         self._kept = Path(order["root"]) / "hashes" / store.digest(self._label.encode("utf-8", "surrogateescape")).hex()
         self.entries = tree.walk(self._root)
         self.pieces = tree.Pieces(self.entries)
-        self.digests = self._known()
+        self._require_readable()
+        self.digests = bytearray(self.pieces.count * tree.DIGEST) if order.get("rehash") else self._known()
         self._files = store.Files(self._top(), self.pieces)
         progress.total = self.pieces.bytes
 
@@ -105,14 +111,21 @@ class Source:
         """Return the folder to which the paths of the entries are relative."""
         return self._root if os.path.isdir(self._root) else os.path.dirname(os.path.realpath(self._root))
 
+    def _require_readable(self) -> None:
+        """Raises PermissionError before the first byte is sent."""
+        for entry in self.pieces.files:
+            path = os.path.join(self._top(), entry.path)
+            if not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
     def _known(self) -> bytearray:
         digests = bytearray(self.pieces.count * tree.DIGEST)
         with contextlib.suppress(OSError, tree.RefusedError):
             entries, kept = tree.unpack(self._kept.read_bytes())
             older = tree.Pieces(entries)
-            old_starts = {(e.path, e.size, e.mtime, e.inode): s for e, s in zip(older.files, older.starts)}
+            old_starts = {entry._replace(mode=0): start for entry, start in zip(older.files, older.starts)}
             for entry, start in zip(self.pieces.files, self.pieces.starts):
-                was = old_starts.get((entry.path, entry.size, entry.mtime, entry.inode))
+                was = old_starts.get(entry._replace(mode=0))
                 for number in range(entry.pieces if was is not None else 0):
                     store.put(digests, start + number, store.at(kept, (was or 0) + number))
         return digests
@@ -185,16 +198,27 @@ class Sink:
         if len(known) != pieces.count * tree.DIGEST:
             raise tree.RefusedError("the upstream node sent a wrong number of hashes")
         complete = all(store.at(known, number) != tree.UNKNOWN for number in range(pieces.count))
-        found = store.whole(self._root, tree.content(entries, known) if complete else "", signature)
-        mine: store.Partial | store.Whole
-        if found:
-            mine = store.Whole(found, pieces)
-        else:
-            mine = store.Partial(self._root, signature, entries, self._order["about"])
+        mine = self._copy(entries, signature, tree.content(entries, known) if complete else "")
+        self._forward(wire.START, b"")  # only now: two transfers get their locks in the order of the nodes
+        if isinstance(mine, store.Partial):
             mine.adopt(known)
             self._check_room(mine)
         self._relay(up, pieces, mine)
         return self._end(up, entries, mine)
+
+    def _copy(self, entries: list[tree.Entry], signature: str, content: str) -> store.Partial | store.Whole:
+        """Return the whole copy or, once no other process writes to it, the partial one. Raises BusyError."""
+        while True:
+            if found := store.whole(self._root, content, signature):
+                try:
+                    different = [bytes_differ for _, bytes_differ in store.differences(found, entries)]
+                except FileNotFoundError:
+                    continue  # another process has found a difference
+                if not different:
+                    return store.Whole(found, tree.Pieces(entries))
+                store.demote(found, None if any(different) else (), signature)
+            with contextlib.suppress(store.MovedError):
+                return store.Partial(self._root, signature, entries, self._order["about"])
 
     def _listing(self, up: wire.Link) -> tuple[list[tree.Entry], bytearray]:
         entries: list[tree.Entry] = []
@@ -207,7 +231,6 @@ class Sink:
                 known += data
             elif kind == wire.START:
                 tree.check(entries)
-                self._forward(kind, data)
                 return entries, known
             else:
                 raise tree.RefusedError("the upstream node sent an oversized or invalid list of files")
@@ -218,9 +241,9 @@ class Sink:
             self._down.send(kind, data)
 
     def _check_room(self, partial: store.Partial) -> None:
-        needed, free = partial.missing_bytes() + SLACK, partial.free_bytes()
-        if needed > free:
-            raise NoRoomError(f"has {free >> 20:,} MiB free, but the copy needs {needed >> 20:,} MiB")
+        needed, free = partial.missing_bytes(), partial.free_bytes()
+        if needed + SLACK > free:
+            raise NoRoomError(f"{_size(free)} free; {_size(needed)} and a reserve of {_size(SLACK)} are needed")
 
     def _relay(self, up: wire.Link, pieces: tree.Pieces, mine: store.Partial | store.Whole) -> None:
         """Process each piece in order: receive it if this node lacks it, forward it if a node downstream lacks it."""
@@ -233,9 +256,13 @@ class Sink:
                 data = self._receive(up, number, size)
                 mine.put(number, index, offset, data)
             elif downstream[number]:
-                data = mine.files.read(index, offset, size)
+                try:
+                    data = mine.files.read(index, offset, size)
+                except OSError:
+                    data = b""
                 if store.digest(data) != mine.digest(number):
-                    raise tree.RefusedError(f"{tree.shown(pieces.files[index].path)} is damaged on this node")
+                    mine.lose(number)
+                    raise AgainError(f"{tree.shown(pieces.files[index].path)} is damaged on this node")
             if downstream[number]:
                 zeros = tree.is_zero(data)
                 self._forward(wire.ZEROS if zeros else wire.DATA, _NUMBER.pack(number) + (b"" if zeros else data))
@@ -271,6 +298,10 @@ class NoRoomError(Exception):
     """The disk of this node has too little space for the data."""
 
 
+def _size(number: int) -> str:
+    return f"{number >> 20:,} MiB" if number >= 1 << 20 else f"{number / 1000:.0f} kB"
+
+
 def _parsed(data: bytes) -> Any:
     try:
         return json.loads(data)
@@ -280,11 +311,10 @@ def _parsed(data: bytes) -> Any:
 
 def verify(order: dict[str, Any]) -> None:
     """Read a whole copy. A damaged copy becomes a partial one."""
-    root = Path(order["root"])
-    folder = root / "copies" / order["content"]
+    folder = Path(order["root"]) / "copies" / order["content"]
     damaged = list(store.damages(folder))
     if damaged:
-        store.demote(root, folder, {number for _, numbers in damaged for number in numbers})
+        store.demote(folder, {number for _, numbers in damaged for number in numbers})
     report(end="verified", damaged=[name for name, _ in damaged])
 
 
@@ -331,6 +361,9 @@ def main() -> None:
     except wire.LostError as error:
         report(**progress.counts())
         report(end="lost", where=error.where, why=str(error))
+    except (AgainError, store.BusyError) as error:
+        report(**progress.counts())
+        report(end="again", why=str(error))
     except NoRoomError as error:
         report(end="room", why=str(error))
     except ChangedError as error:
@@ -340,6 +373,9 @@ def main() -> None:
         report(end="refused", why=str(error))
     except OSError as error:
         name = error.filename.decode("utf-8", "replace") if isinstance(error.filename, bytes) else error.filename
+        name = str(name or "")
+        if order["role"] == "source" and name.startswith(order["path"]):  # which the user knows by another path
+            name = order["label"] + name[len(order["path"]) :]
         report(end="failed", why=f"{error.strerror or error}{f': {name}' if name else ''}")
     sys.stdout.flush()
     os._exit(0)

@@ -12,10 +12,12 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 else:
     import data_tree as tree
 
-LOCK_TIMEOUT = 30.0  # seconds for an earlier transfer, whose launcher was killed, to exit
+LOCK_TIMEOUT = 30, 60  # seconds without progress of the transfer that has the lock: two may wait for each other
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 _RECORD = struct.Struct(f">I{tree.DIGEST}s")
 
@@ -43,9 +45,17 @@ def put(digests: bytearray, number: int, found: bytes) -> None:
 
 def save(path: Path, data: bytes) -> None:
     """Write a file atomically."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")  # containers have the same process ids
     part.write_bytes(data)
     part.replace(path)
+
+
+class MovedError(Exception):
+    """The folder was completed, demoted or removed before this process had its lock: look for a copy again."""
+
+
+class BusyError(Exception):
+    """Another transfer of the same data to this node makes no progress; the message is shown to the user."""
 
 
 class Files:
@@ -115,6 +125,10 @@ class Whole:
             f"received piece {number} for a whole copy: {len(data)} bytes at {offset} of file {index}"
         )
 
+    def lose(self, number: int) -> None:
+        """Make it a partial copy without this piece."""
+        demote(self._folder, {number})
+
     def finish(self, digests: bytes) -> int:
         """See Partial.finish()."""
         used(self._folder)
@@ -125,17 +139,18 @@ class Partial:
     """An incomplete copy of one state of one source. Holds a lock while it is open."""
 
     def __init__(self, root: Path, signature: str, entries: list[tree.Entry], about: dict[str, Any]) -> None:
-        """Raises RefusedError if another transfer writes to it, OSError."""
+        """Wait for other transfers of it while they progress. Raises BusyError, MovedError, OSError."""
         self.pieces, self._root, self._about = tree.Pieces(entries), root, about
         self.folder = root / "partial" / signature
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.folder / "lock")
+        self._lock = _locked(self.folder)
         self.digests = bytearray(self.pieces.count * tree.DIGEST)
         self._journal, self._unflushed = bytearray(), 0  # pending records, and bytes of their pieces
+        self._files.mkdir(exist_ok=True)
+        self._remove_others()
         for entry in entries:
             if entry.kind == tree.FOLDER:
-                (self._files / os.fsdecode(entry.path)).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._files.mkdir(exist_ok=True)
+                (self._files / os.fsdecode(entry.path)).mkdir(mode=0o700, exist_ok=True)
         self.files = Files(os.fsencode(self._files), self.pieces, write=True)
         save(self.folder / "manifest", tree.pack(entries, bytes(len(self.digests))))
         self._write_about(bytes=self.pieces.bytes, files=len(entries))
@@ -175,6 +190,10 @@ class Partial:
     def _record(self, number: int, found: bytes) -> None:
         put(self.digests, number, found)
         self._journal += _RECORD.pack(number, found)
+
+    def lose(self, number: int) -> None:
+        self._record(number, tree.UNKNOWN)
+        self.flush()
 
     def flush(self) -> None:
         self._log.write(self._journal)
@@ -225,15 +244,16 @@ class Partial:
             return len(wrong)
         self.files.close()
         entries = self.pieces.entries
-        self._remove_others({entry.path for entry in entries})
+        self._remove_others()
         for entry in entries:
             path = os.path.join(os.fsencode(self._files), entry.path)
             if entry.kind == tree.LINK:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-                os.symlink(entry.target, path)
+                with contextlib.suppress(FileExistsError):  # with this target
+                    os.symlink(entry.target, path)
             elif entry.kind == tree.FILE:
                 os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))  # creates empty files
+                if os.stat(path).st_size != entry.size:
+                    os.truncate(path, entry.size)
                 os.chmod(path, entry.mode)
         for entry in reversed(entries):
             if entry.kind == tree.FOLDER:
@@ -244,10 +264,13 @@ class Partial:
         os.sync()  # before the rename: a kill must leave a usable partial copy
         target = self._root / "copies" / name
         target.parent.mkdir(exist_ok=True)
-        if target.exists():  # the same content, from another source
-            shutil.rmtree(self.folder)
-        else:
+        try:
             self.folder.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+            shutil.rmtree(self.folder)  # the same content, from another source
+        else:
             (target / "journal").unlink()
         used(target)
         self._remove_older()
@@ -256,19 +279,28 @@ class Partial:
     def _remove_older(self) -> None:
         """Remove partial copies of earlier states of the same source."""
         for folder in (self._root / "partial").glob("*"):
-            with contextlib.suppress(OSError, ValueError, tree.RefusedError):
+            with contextlib.suppress(OSError, ValueError, BusyError, MovedError):
                 if json.loads((folder / "about.json").read_text())["source"] == self._about["source"]:
-                    os.close(_locked(folder / "lock", 0.0))
+                    lock = _locked(folder, 0.0)
                     shutil.rmtree(folder)
+                    os.close(lock)
 
-    def _remove_others(self, named: set[bytes]) -> None:
-        """Remove files that were added to a copy that was whole before."""
+    def _remove_others(self) -> None:
+        """Remove what was added to a copy that was whole before, or put in the place of a file, a folder or a link."""
+        named = {entry.path: (entry.kind, entry.target) for entry in self.pieces.entries}
         top = os.fsencode(self._files)
-        for folder, folders, files in os.walk(top, topdown=False):
+        for folder, folders, files in os.walk(top):
             for name in files + folders:
                 path = os.path.join(folder, name)
-                if os.path.relpath(path, top) not in named:
-                    (os.rmdir if os.path.isdir(path) and not os.path.islink(path) else os.unlink)(path)
+                kind, _, _, target = _found(path)
+                if named.get(path[len(top) + 1 :]) == (kind, target):
+                    if kind == tree.FOLDER:
+                        os.chmod(path, 0o700)
+                elif kind == tree.FOLDER:
+                    folders.remove(name)
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
 
     def _resume(self) -> None:
         boot = BOOT.read_bytes() if BOOT.exists() else b""
@@ -291,18 +323,43 @@ def _read_journal(path: Path, digests: bytearray) -> None:
             put(digests, number, found)
 
 
-def _locked(path: Path, timeout: float = LOCK_TIMEOUT) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + timeout
+def _locked(folder: Path, timeout: float | None = None) -> int:
+    """Lock a copy; wait while the process that has the lock makes progress. Raises BusyError, MovedError, OSError.
+
+    timeout: seconds without progress; by default a random time, so that of two transfers that wait for each other on
+    two nodes one gives up first.
+    """
+    least, most = LOCK_TIMEOUT
+    patience = least + secrets.randbelow(most - least) if timeout is None else timeout
+    try:
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise MovedError from None
+    seen, since = None, time.monotonic()
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise tree.RefusedError("another transfer of the same data to this node is in progress") from None
+            now = _written(folder)
+            seen, since = now, since if now == seen else time.monotonic()
+            if time.monotonic() - since >= patience:
+                os.close(fd)
+                raise BusyError("another transfer of the same data to this node makes no progress") from None
             time.sleep(0.2)
-        else:
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(fd), os.stat(folder / "lock")):
             return fd
+    os.close(fd)
+    raise MovedError
+
+
+def _written(folder: Path) -> tuple[int, int] | None:
+    """Return the size and the time of the journal, to which a transfer adds each piece."""
+    with contextlib.suppress(OSError):
+        found = os.stat(folder / "journal")
+        return found.st_size, found.st_mtime_ns
+    return None
 
 
 def used(copy: Path) -> None:
@@ -321,39 +378,78 @@ def whole(root: Path, content: str, signature: str) -> Path | None:
 
 
 def damages(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """Read a whole copy; yield each file that differs, with the numbers of its wrong pieces."""
+    """Read a whole copy; yield what differs, with the numbers of the wrong pieces."""
     entries, digests = tree.unpack((folder / "manifest").read_bytes())
     pieces = tree.Pieces(entries)
     files = Files(os.fsencode(folder / "files"), pieces)
-    bad: dict[int, list[int]] = {}
+    bad: dict[bytes, list[int]] = {path: [] for path, _ in differences(folder, entries)}
     for number, index, offset, size in pieces:
         try:
             same = digest(files.read(index, offset, size)) == at(digests, number)
-            same = same and (offset > 0 or files.status(index).st_size == pieces.files[index].size)
         except OSError:
             files.close()
             same = False
         if not same:
-            bad.setdefault(index, []).append(number)
+            bad.setdefault(pieces.files[index].path, []).append(number)
     files.close()
-    for index, numbers in bad.items():
-        yield tree.shown(pieces.files[index].path), numbers
-    existing = {e.path: (e.kind, e.target) for e in tree.walk(os.fsencode(folder / "files"))}
+    named = {entry.path for entry in entries}
+    for path, numbers in bad.items():
+        yield f"{tree.shown(path)}{'' if path in named else ' (not part of the data)'}", numbers
+
+
+def differences(folder: Path, entries: list[tree.Entry]) -> Iterator[tuple[bytes, bool]]:
+    """Yield each path of a whole copy with another kind, mode, size or target, without reading any file.
+
+    Also yields whether the bytes of the data may differ. Raises FileNotFoundError if the copy is demoted meanwhile.
+    """
+    top = os.fsencode(folder / "files")
+    existing = {}
+    for parent, folders, files in os.walk(top):
+        for name in files + folders:
+            path = os.path.join(parent, name)
+            existing[path[len(top) + 1 :]] = _found(path)
     for entry in entries:
-        if existing.pop(entry.path, None) != (entry.kind, entry.target) and not entry.size:
-            yield tree.shown(entry.path), []
+        kind, mode, size, target = existing.pop(entry.path, ("", 0, 0, b""))
+        if (kind, mode, size, target) != (entry.kind, entry.mode, entry.size, entry.target):
+            yield entry.path, entry.size > 0 and (kind, size) != (entry.kind, entry.size)
     for path in existing:
-        yield f"{tree.shown(path)} (not part of the data)", []
+        yield path, False
 
 
-def demote(root: Path, folder: Path, bad: set[int]) -> None:
-    """Turn a damaged copy into a partial one, which the next push completes."""
-    entries, digests = tree.unpack((folder / "manifest").read_bytes())
-    count = tree.Pieces(entries).count
-    records = [_RECORD.pack(number, at(digests, number)) for number in range(count) if number not in bad]
-    save(folder / "journal", b"".join(records))
-    target = root / "partial" / json.loads((folder / "about.json").read_text())["signature"]
-    target.parent.mkdir(exist_ok=True)
-    if target.exists():
-        shutil.rmtree(target)
-    folder.rename(target)
+def _found(path: bytes) -> tuple[str, int, int, bytes]:
+    """Return kind, mode, size and target of a path in a copy, as an entry has them; "" for other kinds."""
+    found = os.lstat(path)
+    mode = found.st_mode & 0o777
+    if stat.S_ISREG(found.st_mode):
+        return tree.FILE, mode, found.st_size, b""
+    if stat.S_ISLNK(found.st_mode):
+        return tree.LINK, 0o777, 0, os.readlink(path)
+    return (tree.FOLDER if stat.S_ISDIR(found.st_mode) else ""), mode, 0, b""
+
+
+def demote(folder: Path, bad: Iterable[int] | None, signature: str = "") -> None:
+    """Turn a whole copy that differs into a partial one, which the next push completes.
+
+    bad: the wrong pieces; None: unknown, so that the next push reads all of them. signature: of the state of the source
+    that has this content; by default that from which the copy was made. Raises BusyError, OSError.
+    """
+    try:
+        lock = _locked(folder)
+    except MovedError:
+        return  # another process has found a difference
+    try:
+        about = json.loads((folder / "about.json").read_text())
+        target = folder.parents[1] / "partial" / (signature or about["signature"])
+        target.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError, MovedError):
+            os.close(_locked(target))
+            shutil.rmtree(target)
+        entries, digests = tree.unpack((folder / "manifest").read_bytes())
+        wrong = set(bad or ())
+        numbers = [number for number in range(tree.Pieces(entries).count) if number not in wrong]
+        save(folder / "journal", b"".join(_RECORD.pack(number, at(digests, number)) for number in numbers))
+        if bad is None:
+            (folder / "boot").unlink(missing_ok=True)
+        folder.rename(target)
+    finally:
+        os.close(lock)

@@ -33,7 +33,7 @@ class RefusedError(Exception):
 
 
 class Entry(NamedTuple):
-    """A path of a data set, relative to its folder. mtime (ns) and inode: of the source, keys of the hash cache."""
+    """A path of a data set, relative to its folder. mtime, ctime (ns) and inode: of the source, keys of its hashes."""
 
     path: bytes
     kind: str
@@ -42,6 +42,7 @@ class Entry(NamedTuple):
     target: bytes = b""  # of a link
     mtime: int = 0
     inode: int = 0
+    ctime: int = 0  # also changes if a program restores the mtime of a file that it has rewritten
 
     @property
     def pieces(self) -> int:
@@ -77,7 +78,8 @@ def _entry(path: bytes, full_path: bytes, found: os.stat_result) -> Entry:
     if stat.S_ISDIR(found.st_mode):
         return Entry(path, FOLDER, mode | 0o700)
     if stat.S_ISREG(found.st_mode):
-        return Entry(path, FILE, mode | 0o400, found.st_size, b"", found.st_mtime_ns % (1 << 63), found.st_ino)
+        times = found.st_mtime_ns % (1 << 63), found.st_ino, found.st_ctime_ns % (1 << 63)
+        return Entry(path, FILE, mode | 0o400, found.st_size, b"", *times)
     if stat.S_ISLNK(found.st_mode):
         target = os.readlink(full_path)
         if not is_inside(path, target):
@@ -117,7 +119,7 @@ def check(entries: list[Entry]) -> None:
 def rows(entries: Iterable[Entry]) -> list[list[Any]]:
     """Return entries as JSON values: Latin-1 maps each byte to a character."""
     return [
-        [e.path.decode("latin-1"), e.kind, e.mode, e.size, e.target.decode("latin-1"), e.mtime, e.inode]
+        [e.path.decode("latin-1"), e.kind, e.mode, e.size, e.target.decode("latin-1"), e.mtime, e.inode, e.ctime]
         for e in entries
     ]
 
@@ -126,8 +128,8 @@ def entries_of(found: Any) -> list[Entry]:
     """Parse entries from another machine. Raises RefusedError."""
     try:
         return [
-            Entry(_bytes(path), str(kind), _whole(mode) & 0o777, _whole(size), _bytes(to), _whole(mtime), _whole(inode))
-            for path, kind, mode, size, to, mtime, inode in found
+            Entry(_bytes(path), str(kind), _whole(mode) & 0o777, _whole(size), _bytes(to), *map(_whole, times))
+            for path, kind, mode, size, to, *times in found
         ]
     except (TypeError, ValueError):
         raise RefusedError("the list of files is invalid") from None
@@ -155,7 +157,7 @@ def content(entries: list[Entry], digests: bytes | bytearray) -> str:
     """Return the name of a copy: a hash of its names, modes, sizes and bytes, independent of the source."""
     found, at = hashlib.sha256(), 0
     for entry in entries:
-        found.update(json.dumps(rows([entry._replace(mtime=0, inode=0)])).encode())
+        found.update(json.dumps([rows([entry._replace(mtime=0, inode=0)])[0][:-1]]).encode())
         found.update(digests[at : at + entry.pieces * DIGEST])
         at += entry.pieces * DIGEST
     return found.hexdigest()

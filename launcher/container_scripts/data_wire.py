@@ -34,6 +34,8 @@ PEER_TIMEOUT = 60.0  # seconds for the neighbour to connect
 MAX_UNAUTHENTICATED = 32  # concurrent connections that are not authenticated yet
 # Not TCP_USER_TIMEOUT: it also closes connections to a live but slow receiver (zero window, busy disk)
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+_BY_CLOCK = {9: "is not yet valid", 10: "has expired"}  # OpenSSL's X509_V_ERR_CERT_*
+_REJECTED = ("SSLV3_ALERT_BAD_CERTIFICATE", "SSLV3_ALERT_CERTIFICATE_EXPIRED")
 _HEAD = struct.Struct(">BI")
 _QUEUED = 16  # messages waiting to be sent
 
@@ -42,8 +44,17 @@ class LostError(Exception):
     """The connection to a neighbour was lost. `where` is `upstream` or `downstream`."""
 
     def __init__(self, where: str, why: object) -> None:
-        super().__init__(f"lost the connection to the {where} node: {why}")
+        super().__init__(f"lost the connection to the {where} node: {explained(why)}")
         self.where = where
+
+
+def explained(why: object) -> object:
+    """Return the meaning of a TLS error: the clocks of two nodes may differ by more than certificates allow for."""
+    if isinstance(why, ssl.SSLCertVerificationError) and why.verify_code in _BY_CLOCK:
+        return f"the certificate {_BY_CLOCK[why.verify_code]} by this node's clock"
+    if isinstance(why, ssl.SSLError) and why.reason in _REJECTED:
+        return "it rejected the certificate, so its clock may be wrong"
+    return why
 
 
 def context(config: dict[str, Any], *, server: bool) -> ssl.SSLContext:
@@ -118,8 +129,8 @@ def accept(listener: socket.socket, secure: ssl.SSLContext, name: str) -> Link:
 
 
 def dial(addresses: list[list[Any]], secure: ssl.SSLContext, name: str) -> Link:
-    """Connect to the peer with this name at the first address that works. Raises LostError."""
-    why: object = "it has no address"
+    """Connect to the peer with this name at the first address that works. Raises LostError with all their errors."""
+    whys = []
     for address, port in addresses:
         try:
             connection = socket.create_connection((address, port), timeout=DIAL_TIMEOUT)
@@ -127,13 +138,13 @@ def dial(addresses: list[list[Any]], secure: ssl.SSLContext, name: str) -> Link:
             connection.settimeout(PEER_TIMEOUT)
             secured = secure.wrap_socket(connection)
         except OSError as error:
-            why = f"{address} port {port}: {error}"
+            whys.append(f"{address} port {port}: {explained(error)}")
             continue
         if _is(secured, name):
             return Link(secured, "downstream")
-        why = f"{address} port {port}: another machine answered"
+        whys.append(f"{address} port {port}: another machine answered")
         secured.close()
-    raise LostError("downstream", why)
+    raise LostError("downstream", "; ".join(whys) or "it has no address")
 
 
 class _Duplex(io.RawIOBase):

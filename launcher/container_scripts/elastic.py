@@ -158,7 +158,7 @@ class Agent:
             shape.update(master_port=port, rdzv_backend="static", max_restarts=0)
             shape["rdzv_id"] = f"{os.environ['LAUNCHER_RUN']}-{me.generation}"
             options = [part for name, value in shape.items() for part in (f"--{name}", str(value))]
-            rest = [sys.executable, "-m", "torch.distributed.run", *options, *rest]
+            rest = [sys.executable, str(Path(__file__).with_name("torchrun.py")), *options, *rest]
         else:
             env.update(MASTER_ADDR=host, MASTER_PORT=str(port), WORLD_SIZE=str(world), RANK=str(rank))
             env.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")

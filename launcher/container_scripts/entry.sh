@@ -6,7 +6,8 @@
 #   logs/NODE.log         stdout and stderr, merged in order, appended across restarts
 #   logs/NODE.clock       `<epoch seconds> <size of the log in bytes>`, at most once a second, while the log grows
 #   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; `halted <rank> <epoch>` for a suspended rank;
-#                         `left <epoch>` if all ranks had exited before the program was stopped; elastic.py adds
+#                         `left <epoch>` if all ranks had exited before the program was stopped; torchrun.py
+#                         adds `failed <rank> <code> <epoch>` (code: negative for a signal), elastic.py adds
 #                         `generation <number> <size of the log in bytes> <node,node,...> <text>`,
 #                         `ended <number> <nodes that caused it> <text>` and `over <why it is not restarted>`
 #   state/NODE.began      for the first start: `<boot id of the machine> <seconds>` (below)
@@ -31,11 +32,20 @@ our_drain=3  # seconds for which orphaned processes may keep the log open
 # --- the output folder
 if [ -z "$LAUNCHER_OUTPUT" ] || [ -z "$LAUNCHER_NODE" ]; then refuse "LAUNCHER_OUTPUT and LAUNCHER_NODE must be set"; fi
 cannot_write() {
-    refuse "cannot write to $LAUNCHER_OUTPUT as uid $(id -u): check the owner of the folder and the free disk space"
+    case $1 in
+        *"o space left on device"* | *"uota exceeded"*)
+            refuse "the output folder's disk is full: free some space in $LAUNCHER_OUTPUT" ;;
+    esac
+    refuse "cannot write to $LAUNCHER_OUTPUT as uid $(id -u): check the owner of the folder (${1##*: })"
 }
-mkdir -p "$LAUNCHER_OUTPUT/logs" "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" 2>/dev/null || cannot_write
+our_why=$(LC_ALL=C mkdir -p "$LAUNCHER_OUTPUT/logs" "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" 2>&1) ||
+    cannot_write "$our_why"
+for our_file in "$our_log" "$our_clock" "$our_attempts" "$our_began"; do
+    # made by the program in an earlier attempt; to open a named pipe would block
+    if [ -e "$our_file" ] && [ ! -f "$our_file" ]; then refuse "$our_file is not a regular file: remove it"; fi
+done
 for our_file in "$our_log" "$our_clock" "$our_attempts"; do
-    command : 2>/dev/null >>"$our_file" || cannot_write # without `command`, a failed redirection exits the shell
+    our_why=$( (: >>"$our_file") 2>&1) || cannot_write "$our_why"
 done
 
 # --- one pipe for stdout and stderr preserves their order; tee ignores all signals intended for the job. The pipe is
@@ -100,7 +110,8 @@ tick() {
 }
 
 note() {
-    (echo "$* $(date +%s)" >>"$our_attempts") 2>/dev/null # a full disk must not stop the job
+    [ -p "$our_attempts" ] || # of the program; it would block
+        (echo "$* $(date +%s)" >>"$our_attempts") 2>/dev/null # a full disk must not stop the job
 }
 
 # --- signals: TERM and INT are forwarded only once each, because both the engine and a user may send them
@@ -183,7 +194,7 @@ esac
 # --- the program
 rm -rf "$our_kit/home/.flight_recorder" # the pipes of an earlier attempt
 [ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # of an earlier attempt
-note start
+note start || cannot_write
 our_child='' our_sent='' our_end='' our_over='' our_hung='' our_code=0
 if [ -n "$LAUNCHER_TIMEOUT" ]; then
     our_boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo none)
@@ -231,6 +242,6 @@ if [ -n "$our_child" ]; then
 fi
 [ -z "$our_hung" ] || our_code=125
 [ -z "$our_over" ] || our_code=124
-(log_state >>"$our_clock") 2>/dev/null
+[ -p "$our_clock" ] || (log_state >>"$our_clock") 2>/dev/null
 note exit "$our_code"
 exit "$our_code"

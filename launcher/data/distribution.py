@@ -44,9 +44,18 @@ class Distributed:
 
 
 def distribute(
-    source: Source, nodes: Sequence[Node], ssh_config: str | None, log: Log, on_progress: OnProgress
+    source: Source,
+    nodes: Sequence[Node],
+    ssh_config: str | None,
+    log: Log,
+    on_progress: OnProgress,
+    *,
+    rehash: bool = False,
 ) -> Distributed:
-    """Copy the data to every node that does not have the source. Raises NodesFailed with all nodes that failed."""
+    """Copy the data to every node that does not have the source. Raises NodesFailed with all nodes that failed.
+
+    rehash: use no known hashes of the source.
+    """
     settings = read_settings(os.environ)
     holders = [node for node in nodes if has_source(source, node.engine)]
     with ExitStack() as held:
@@ -62,7 +71,7 @@ def distribute(
         else:
             path, endpoint, machine = source.path, None, LocalMachine("this machine", "")
             single = "" if Path(path).is_dir() else Path(path).name
-        origin = Origin(source, machine, path, single, endpoint)
+        origin = Origin(source, machine, path, single, endpoint, rehash)
         paths = {node.engine.node: path for node in holders}
         targets = [node for node in nodes if node not in holders]
         if not targets:

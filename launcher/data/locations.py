@@ -10,9 +10,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from launcher.errors import DataFailed, NodeUnfit, UsageError
+from launcher.faults import disk
 from launcher.job.settings import Settings
 from launcher.model import checked
 from launcher.model.checked import OUTPUT_ROOT
@@ -20,6 +21,7 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_all
 
 FOLDER = f"{OUTPUT_ROOT}/data"
+SHORTEST = 4  # characters of a hash that select data
 REMOVE_TIMEOUT = 600.0
 LIST_TIMEOUT = 120.0
 # As `stat -f -c %T` prints them. fuseblk: any FUSE, including sshfs
@@ -30,7 +32,7 @@ umask 077
 if [ -n "$1" ]; then root="$1/launcher-$(id -u)"; else root="$HOME/{FOLDER}"; fi
 [ "$2" != make ] || mkdir -p -- "$root" || exit
 [ -d "$root" ] || {{ printf '@@root none %s\\n' "$root"; exit; }}
-[ -O "$root" ] || {{ echo "$root belongs to another user" >&2; exit 1; }}
+[ -O "$root" ] && [ "$(stat -c %u -- "$root")" = "$(id -u)" ] || {{ echo "$root belongs to another user" >&2; exit 1; }}
 printf '@@root %s %s\\n' "$(stat -f -c %T -- "$root" | tr -d ' ')" "$(cd -P -- "$root" && pwd)"
 """
 # Nodes that see each other's marks share the folder. $1: the folder, $2: prefix of all marks, $3: suffix of this node
@@ -70,10 +72,14 @@ mv -- "$2" "$gone" 2>/dev/null || [ ! -e "$2" ] || exit
 
 @dataclass(frozen=True)
 class Source:
-    """The source of data. host: "" for this machine; path: absolute, or starting with ~ on another machine."""
+    """The source of data. host: "" for this machine; path: absolute, or starting with ~ on another machine.
+
+    name: in the job's `data`; "" without a job.
+    """
 
     host: str
     path: str
+    name: str = ""
 
     @property
     def label(self) -> str:
@@ -92,6 +98,7 @@ class Copy:
     present: int  # bytes on the disk
     used: int  # seconds since the epoch, on the node's clock
     image: str
+    called: str = ""  # its name in the `data` of the job that brought it
 
     @property
     def whole(self) -> bool:
@@ -104,6 +111,8 @@ class Copy:
 
 def parse_source(text: str, cwd: Path) -> Source:
     """`host:/path`, or a path of this machine. Raises UsageError."""
+    if not text:
+        raise UsageError("the data's source", "is empty", "give a file or a folder: PATH, or HOST:/PATH")
     host, colon, path = text.partition(":")
     if colon and host and "/" not in host:
         if not path.startswith(("/", "~/")):
@@ -121,7 +130,7 @@ def root_of(engine: Engine, settings: Settings, *, copies: bool = True, make: bo
     Raises NodeUnfit, NodeUnreachable.
     """
     chosen = settings.data_root_of(engine.host)
-    done = engine.files.run(_ROOT, chosen, "make" if make else "", doing="create the data folder")
+    done = engine.files.run(_ROOT, chosen, "make" if make else "", doing="create the data folder", which=disk.DATA)
     found = re.search(r"^@@root (\S+) (/.*)$", done.out.decode(errors="replace"), re.MULTILINE)
     if found is None:
         raise NodeUnfit(engine.node, "could not create the data folder: unexpected output", "check its login shell")
@@ -144,7 +153,10 @@ def shared(engines: Sequence[Engine], roots: Sequence[str]) -> list[int]:
     numbered = list(enumerate(zip(engines, roots, strict=True)))
 
     def on_all(script: str, *, doing: str) -> list[str]:
-        steps = [partial(e.files.run, script, root, token, str(number), doing=doing) for number, (e, root) in numbered]
+        steps = [
+            partial(engine.files.run, script, root, token, str(number), doing=doing, which=disk.DATA)
+            for number, (engine, root) in numbered
+        ]
         return [done.out.decode(errors="replace") for done in run_all(steps)]
 
     try:
@@ -183,9 +195,10 @@ def copies(engine: Engine, root: str) -> list[Copy]:
                     int(present) << 10,
                     int(used),
                     str(parsed.get("image", ""))[:200],
+                    str(parsed.get("name", ""))[:200],
                 )
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return found
 
@@ -206,10 +219,25 @@ def copy_path(root: str, content: str, single: str) -> str:
 
 
 def select(found: Mapping[str, Sequence[Copy]], name: str) -> list[Copy]:
-    """Return copies with a content hash that starts with `name`, or with this source. Raises UsageError."""
+    """Return the copies that the name selects. Raises UsageError.
+
+    name: the beginning of the content's hash, the source, the name of its file or folder (with or without the suffix),
+    or the name in a job's `data`. The last two must mean one source: `rm` shall not remove other data.
+    """
     every = [copy for each in found.values() for copy in each]
-    chosen = [copy for copy in every if copy.name.startswith(name) or copy.source == name]
-    if not chosen or len(name) < 4:
-        known = ", ".join(sorted({copy.name[:12] for copy in every})) or "none"
-        raise UsageError(name, f"no such data on these nodes; they have: {known}", "run: launcher data ls --nodes A,B")
+    exactly = [copy for copy in every if copy.source == name or (len(name) >= SHORTEST and copy.name.startswith(name))]
+    if exactly:
+        return exactly
+    chosen = [copy for copy in every if name in _names(copy)]
+    sources = ", ".join(sorted({copy.source for copy in chosen or every}))
+    if not chosen:
+        what = f"no such data on these nodes; they have: {sources or 'none'}"
+        raise UsageError(name, what, "run: launcher data ls --nodes A,B")
+    if len({copy.source for copy in chosen}) > 1:
+        raise UsageError(name, f"selects data of several sources: {sources}", "name one of them")
     return chosen
+
+
+def _names(copy: Copy) -> set[str]:
+    path = PurePosixPath(copy.source.partition(":")[2])
+    return {copy.called, path.name, path.stem} - {""}

@@ -19,13 +19,13 @@ from typing import Any, TypeGuard
 from launcher.data import worker
 from launcher.data.certificates import certificates
 from launcher.data.locations import Source
-from launcher.data.tunnel import tunnel
 from launcher.data.worker import Worker, failure
 from launcher.errors import DataFailed, LauncherError, NodeUnreachable
 from launcher.model.container import Mount
 from launcher.model.facts import NodeFacts
 from launcher.model.home import cache_folder
 from launcher.model.progress import Log, OnProgress
+from launcher.node.forwarding import forwarded
 from launcher.node.machine import Machine
 from launcher.node.parallel import run_all_settled
 from launcher.planning.rendezvous import candidates
@@ -59,13 +59,14 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Origin:
-    """The connected source. single: name of the file if the data is a single file."""
+    """The connected source. single: name of the file if the data is a single file. rehash: read all of it again."""
 
     source: Source
     machine: Machine
     path: str
     single: str
     endpoint: Endpoint | None  # None: this machine, without a container
+    rehash: bool = False
 
     def argv(self) -> list[str]:
         if self.endpoint is None:
@@ -79,7 +80,7 @@ class Origin:
     def order(self) -> dict[str, Any]:
         root = ROOT if self.endpoint else str(cache_folder(os.environ) / "data")
         path = self._inside if self.endpoint else self.path
-        return {"role": "source", "path": path, "root": root, "label": self.source.label}
+        return {"role": "source", "path": path, "root": root, "label": self.source.label, "rehash": self.rehash}
 
 
 @dataclass
@@ -108,7 +109,7 @@ def push(origin: Origin, targets: Sequence[Endpoint], log: Log, on_progress: OnP
             end = ends[target.machine]
             if _is_whole(end) and _is_whole(source):
                 waiting.remove(target)
-                result.content = str(source["content"])
+                result.content = source["content"]
                 if end["content"] != source["content"]:  # a node before it altered both data and hashes
                     result.failed[target.node] = DataFailed(target.node, "its copy differs from the source", ALTERED)
             elif error := failures.get(target.node):
@@ -142,7 +143,7 @@ def _is_final(end: Mapping[str, Any] | LauncherError) -> bool:
 
 
 def _is_whole(end: Any) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(end, Mapping) and end.get("end") == "whole"
+    return isinstance(end, Mapping) and end.get("end") == "whole" and bool(end.get("content"))
 
 
 def _is_connection_failure(end: Mapping[str, Any] | LauncherError) -> bool:
@@ -176,7 +177,7 @@ def _round(
     """Run one chain; return the final message of each process, or the error if it has none."""
     names = [f"{secrets.token_hex(4)}-{rank}" for rank in range(len(targets) + 1)]
     keys = certificates(names)
-    about = {"source": origin.source.label}
+    about = {"source": origin.source.label, "name": origin.source.name}
     orders = [{**origin.order(), "tls": keys[names[0]]}]
     orders += [
         {"role": "sink", "root": target.inside, "label": origin.source.label, "about": {**about, "image": target.image}}
@@ -203,7 +204,7 @@ def _round(
             addresses = [[ip, port] for ip in candidates([target.facts, *others], target.address)]
             following.append({"addresses": addresses, "name": names[rank + 1]})
         if origin.endpoint is None:  # this machine may reach the nodes only by ssh
-            through = held.enter_context(tunnel(targets[0].machine, workers[1][1]))
+            through = held.enter_context(forwarded(targets[0].machine, workers[1][1]))
             following[0]["addresses"].append(["127.0.0.1", through])
         for (each, _), order in zip(workers, [*following, None], strict=True):
             each.send(order)
@@ -223,7 +224,7 @@ def _start(machine: Machine, argv: Sequence[str], order: Mapping[str, Any]) -> t
         if order["role"] == "source":
             made.until("bytes", timeout=worker.LIST_TIMEOUT)
             return made, 0
-        return made, int(made.until("port"))
+        return made, made.until("port")
     except BaseException:
         made.close()
         raise
@@ -242,8 +243,8 @@ def _attend(each: Worker, over: threading.Event, on_progress: OnProgress) -> Map
                     on_progress(each.node, total, total)
                 return message
             if message and message.get("total"):
-                total = max(1, int(message["total"]))
-                on_progress(each.node, min(int(message["done"]), total - 1), total)  # equal only once it is whole
+                total = message["total"]
+                on_progress(each.node, min(message.get("done", 0), total - 1), total)  # equal only once it is whole
             if time.monotonic() - each.heard > SILENCE:
                 raise DataFailed(each.node, f"did not respond for {SILENCE:.0f} s", "check the load of the node")
             if over.is_set():
@@ -262,7 +263,7 @@ def verify(endpoint: Endpoint, content: str) -> list[str]:
         while True:
             message = process.report(1.0)
             if message and "damaged" in message:
-                return [str(name) for name in message["damaged"]]
+                return [*message["damaged"]]
             if message and "end" in message:
                 raise failure(endpoint.node, message)
             if time.monotonic() - process.heard > SILENCE:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher import container_scripts
 from launcher.errors import DataFailed, LauncherError
-from launcher.model import checked, labels
+from launcher.faults import disk
+from launcher.model import checked
 from launcher.model.container import Mount
 from launcher.model.facts import NodeFacts
+from launcher.node.docker.tool import bind, tool
 from launcher.node.machine import CommandStream, Machine
 
 START_TIMEOUT = 120.0
@@ -37,6 +39,36 @@ for p in python3 python; do command -v "$p" >/dev/null && exec "$p" -c "$0"; don
 _NO_PYTHON_FIX = "use an image with Python 3.8 or later (--image), or copy the data with rsync and use `mounts`"
 
 
+def _bytes(value: object) -> int:
+    return checked.number(value, 1 << 60)
+
+
+def _port(value: object) -> int:
+    if port := checked.number(value, 65535):
+        return port
+    raise ValueError("0 is not a valid port")
+
+
+def _content(value: object) -> str:
+    return checked.text(value, "([0-9a-f]{64})?", "name of data")
+
+
+def _names(value: object) -> list[str]:
+    return [str(name)[:4096] for name in checked.fitting(value, [str])]
+
+
+# The keys of a worker's messages. The node and the image may have been tampered with
+_KEYS: Mapping[str, Callable[[object], Any]] = {
+    "end": lambda value: checked.text(value, "[a-z]{1,20}", "end of a transfer"),
+    "why": lambda value: str(value)[:600],
+    "where": lambda value: checked.text(value, "upstream|downstream", "neighbour"),
+    "content": _content,
+    "port": _port,
+    **dict.fromkeys(("done", "total", "received", "sent", "bytes", "files"), _bytes),
+    "damaged": _names,
+}
+
+
 def local_argv() -> list[str]:
     """Return the command of a worker on this machine."""
     return [sys.executable, "-c", _BOOT]
@@ -46,13 +78,15 @@ def container_argv(image: str, node: NodeFacts, mounts: Sequence[Mount]) -> list
     """Return the command of a worker in a container, as the ssh user; it exits at the end of its stdin."""
     rootless = node.engine is not None and node.engine.rootless
     user, groups = ("0:0", ()) if rootless else (f"{node.uid}:{node.gid}", node.groups)
-    argv = ["docker", "run", "--rm", "--interactive", "--init", "--log-driver", "none", "--network", "host"]
-    argv += ["--read-only", "--user", user, "--security-opt", "label=disable", "--label", f"{labels.PURPOSE}=data"]
-    argv += [argument for group in groups for argument in ("--group-add", str(group))]
-    for mount in mounts:
-        fields = ["type=bind", f"src={mount.source}", f"dst={mount.target}", *(["readonly"] if mount.read_only else [])]
-        argv += ["--mount", ",".join('"' + f.replace('"', '""') + '"' if {*f} & {*',"'} else f for f in fields)]
-    return [*argv, "--entrypoint", "sh", image, "-c", _FIND, _BOOT]
+    return tool(
+        image,
+        (_FIND, _BOOT),
+        purpose="data",
+        user=user,
+        network="host",
+        mounts=[bind(mount.source, mount.target, read_only=mount.read_only) for mount in mounts],
+        options=["--interactive", *(argument for group in groups for argument in ("--group-add", str(group)))],
+    )
 
 
 class Worker:
@@ -88,11 +122,16 @@ class Worker:
         line, _, self._rest = self._rest.partition(b"\n")
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             return {}
-        self.counted |= {key: checked.number(message[key], 1 << 60) for key in self.counted if key in message}
+        try:
+            message = {key: check(message[key]) for key, check in _KEYS.items() if key in message}
+        except ValueError as error:
+            what = f"the process that copies data sent an invalid message: {error}"
+            raise DataFailed(self.node, what, "check who else has access to the node and to the image") from None
+        self.counted |= {key: message[key] for key in self.counted if key in message}
         return message
 
     def until(self, key: str, timeout: float = START_TIMEOUT) -> Any:
@@ -110,7 +149,13 @@ class Worker:
         stderr = self._stderr.decode(errors="replace").strip()[-600:]
         if _NO_PYTHON in stderr:
             return DataFailed(self.node, "the image has no Python, which is needed to copy data", _NO_PYTHON_FIX)
-        return DataFailed(self.node, f"the process that copies data exited: {stderr or 'it was killed'}", "try again")
+        if "Cannot connect to the Docker daemon" in stderr:
+            fix = "on the node: sudo systemctl start docker; then try again: what was sent is kept"
+            return DataFailed(self.node, "its container engine does not answer", fix)
+        if not stderr:
+            what = "the process that copies data was killed: the engine was restarted, or memory ran out"
+            return DataFailed(self.node, what, "check the engine and try again: what was sent is kept")
+        return DataFailed(self.node, f"the process that copies data exited: {stderr}", "try again")
 
     def close(self) -> None:
         self._stream.end_input()
@@ -119,10 +164,15 @@ class Worker:
 
 def failure(node: str, message: Mapping[str, Any]) -> DataFailed:
     """Return the error of a final message."""
-    why = str(message.get("why", "it exited early"))[:600]
+    why = str(message.get("why", "it exited early"))
+    if disk.is_full(why):
+        found = disk.full(disk.DATA)
+        return DataFailed(node, found.what, f"{found.fix}, `launcher data rm` old data")
     fixes = {
         "room": "free some space: launcher data rm, or set data_root in your settings file",
         "changed": "make sure that no program writes to the data, then try again: data already sent is kept",
         "lost": "open the ephemeral TCP ports between the nodes: firewall, security group",
     }
-    return DataFailed(node, why, fixes.get(str(message.get("end")), ""))
+    if "certificate" in why:
+        return DataFailed(node, why, "compare the clocks of the nodes and of this machine: date -u")
+    return DataFailed(node, why, fixes.get(message.get("end", ""), ""))

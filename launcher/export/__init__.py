@@ -1,1 +1,1 @@
-"""One pure renderer per target: ClusterPlan -> the text that `launcher export` prints and a cluster accepts."""
+"""ClusterPlan -> the text that `launcher export` prints and a cluster accepts."""

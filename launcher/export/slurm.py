@@ -1,27 +1,69 @@
 """ClusterPlan -> an sbatch script: exactly the one that `up --on` submits; it can also be submitted manually.
 
-Submitted manually, it does not need the launcher: the code is the current folder. `up --on` sets variables with the
-locations of the code, the entry script and the secrets. The script does not contain a run ID, so it can be resubmitted.
+Submitted manually, it does not need the launcher: the code is the current folder. `up --on` passes the run and its
+output folder, which has the entry script and the secrets, as arguments. The script does not contain a run ID, so it can
+be resubmitted, also by a program of another run, whose variables it inherits: they are removed first.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.export.target import Keys
 from launcher.job.models import Job
 from launcher.job.settings import Cluster
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE
+from launcher.model.facts import Launch
+from launcher.model.inherited import OF_A_RANK, OF_THE_USER
 from launcher.planning import command
 from launcher.planning.cluster import ClusterPlan, Refused
 
 ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: default settings
+KEYS = Keys(
+    handled="name runtime image.base image.ref nodes gpus processes run.module run.script run.command run.args mounts "
+    "env secrets secrets.name output restarts port timeout hang_timeout resources.memory resources.cpus "
+    "cluster.partition cluster.account cluster.qos cluster.time cluster.options",
+    refused="image.torchvision image.packages nodes.gpus nodes.address nodes.env data min_nodes spares lost_after "
+    "resources.shm docker.ipc docker.extra_hosts docker.devices docker.cap_add sweep each",
+    unused={
+        "code": "it is the folder in which the script is submitted",
+        "nodes.name": "Slurm chooses the machines",
+        "nodes.host": "Slurm chooses the machines",
+        "secrets.file": "the secret is in the environment of sbatch, or in a file that `up --on` sends",
+    },
+)
 PORTS = 1000  # the port depends on the job ID, as two jobs may share a machine
 _MARGIN = 300  # seconds added to Slurm's time limit, so that the entry script enforces the job's limit first
 _WARNING = 90  # seconds before Slurm's time limit, for a checkpoint; Slurm's resolution is a minute
+# Options of sbatch, and the variables in which Slurm passes their values to srun. A job that is submitted by a program
+# of another job inherits those of that job.
+_PASSED_ON = {
+    "--mem": "SLURM_MEM_PER_NODE",
+    "--mem-per-cpu": "SLURM_MEM_PER_CPU",
+    "--mem-per-gpu": "SLURM_MEM_PER_GPU",
+    "--cpus-per-task": "SLURM_CPUS_PER_TASK",
+    "--cpus-per-gpu": "SLURM_CPUS_PER_GPU",
+    "--gpus": "SLURM_GPUS",
+    "--gpus-per-node": "SLURM_GPUS_PER_NODE",
+    "--gpus-per-socket": "SLURM_GPUS_PER_SOCKET",
+    "--gpus-per-task": "SLURM_GPUS_PER_TASK",
+    "--gpu-bind": "SLURM_GPU_BIND",
+    "--tres-per-task": "SLURM_TRES_PER_TASK",
+    "--ntasks-per-core": "SLURM_NTASKS_PER_CORE",
+    "--ntasks-per-gpu": "SLURM_NTASKS_PER_GPU",
+    "--threads-per-core": "SLURM_THREADS_PER_CORE",
+    "--distribution": "SLURM_DISTRIBUTION",
+    "--hint": "SLURM_HINT",
+}
+_OF_A_STEP = (  # of another job's step, or the caller's defaults for srun
+    *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE"),
+    *("SLURM_TIMELIMIT", "SLURM_WORKING_DIR", "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE"),
+)
 _PROCESSORS = ("--exclusive", "--cpus-per-", "--cores-per-", "--ntasks-per-core", "--threads-per-core")
 _MIB = 1 << 20
 _TIMEOUT, _STOPPED = 124, 143  # exit codes: of the entry script at its time limit; of a program ended by SIGTERM
@@ -64,6 +106,7 @@ def render(plan: ClusterPlan, cluster: Cluster) -> str:
     cluster = chosen(plan, cluster)
     parts = (
         _head(plan, cluster),
+        _inherited(plan, cluster),
         _batch(plan, cluster.setup),
         _node(plan, cluster),
         _container(plan, cluster),
@@ -79,10 +122,10 @@ def chosen(plan: ClusterPlan, cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={**requested, "options": options})
 
 
-def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
+def _options(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     job, resources = plan.job, plan.job.resources
     limit = cluster.time or (job.timeout + _MARGIN if job.timeout else 0)
-    cpus, processors = _processors(plan, cluster)
+    cpus, _ = _processors(plan, cluster)
     options: dict[str, object] = {
         "job-name": job.name,
         "nodes": plan.nodes,
@@ -99,12 +142,16 @@ def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         "signal": f"B:USR1@{min(_WARNING, limit // 4) if limit else _WARNING}",
     }
     given = [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items() if value]
+    return [*given, *cluster.options]
+
+
+def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     return [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in [*given, *cluster.options]),
+        *(f"#SBATCH {option}" for option in _options(plan, cluster)),
         "#",
-        f"# Job {job.name}. `launcher up --on` submits this file. To submit it manually: cd CODE && sbatch FILE",
-        f"# CPUs per node: {processors}",
+        f"# Job {plan.job.name}. `launcher up --on` submits this file. To submit it manually: cd CODE && sbatch FILE",
+        f"# CPUs per node: {_processors(plan, cluster)[1]}",
     ]
 
 
@@ -124,33 +171,59 @@ def _processors(plan: ClusterPlan, cluster: Cluster) -> tuple[int | None, str]:
     return None, "all; to use fewer, set resources.cpus, --cpus-per-task, or cpus_per_gpu of the cluster"
 
 
+def _inherited(plan: ClusterPlan, cluster: Cluster) -> list[str]:
+    """Return the removal of variables of the run or job whose program has submitted this one."""
+    own = {re.split("[= ]", option)[0] for option in _options(plan, cluster)}
+    others = [name for option, name in _PASSED_ON.items() if option not in own]
+    return [
+        "# --- a run or a job that has submitted this one has passed on its own variables",
+        'for name in "${!LAUNCHER_@}" "${!SCANCEL_@}"; do',
+        f'    case $name in {" | ".join(OF_THE_USER)}) ;; *) unset "$name" ;; esac',
+        "done",
+        f"unset {' '.join(OF_A_RANK)}",
+        f"unset {' '.join((*_OF_A_STEP, *others))}",
+    ]
+
+
 def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
     """Return the part of the script that the first node runs once."""
     job = plan.job
     again = [
-        f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.restarts} ]; then',
+        f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "$restarts" -lt {job.restarts} ]; then',
         '        scontrol requeue "$job" && sleep 60 # Slurm ends this script during the sleep',
         "    fi",
     ]
+    # SLURM_RESTART_COUNT is set only once a job has been requeued, and before may be that of another job.
+    count = [
+        "restarts=$(scontrol show job \"$job\" | sed -n 's/.* Restarts=\\([0-9]*\\).*/\\1/p')",
+        "restarts=${restarts:-0}",
+    ]
     too_often = [
         "# Slurm also requeues a job on its own when it has lost a machine.",
-        f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {job.restarts} ]; then',
+        f'if [ "$restarts" -gt {job.restarts} ]; then',
         f'    echo "launcher: the limit of {job.restarts} restarts is reached"',
         "    exit 1",
         "fi",
     ]
     first = min(job.port, 65536 - PORTS)
     return [
-        "# --- locations; `launcher up` sets the first two variables, and copies its entry script to .node/kit",
-        f'export LAUNCHER_RUN="${{LAUNCHER_RUN:-{job.name}-$SLURM_JOB_ID}}"',
-        'export LAUNCHER_OUTPUT="${LAUNCHER_OUTPUT:-$PWD/output/$LAUNCHER_RUN}"',
+        "# --- locations; `launcher up` passes the run and its folder, and copies its entry script to .node/kit",
+        f'export LAUNCHER_RUN="${{1:-{job.name}-$SLURM_JOB_ID}}"',
+        'export LAUNCHER_OUTPUT="${2:-$PWD/output/$LAUNCHER_RUN}"',
         'mkdir -p "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" || exit 73',
+        "save() { # FILE: write stdin to it, all or nothing",
+        '    cat >"$1.part" && mv "$1.part" "$1" && return',
+        '    rm -f "$1.part"',
+        '    echo "launcher: could not write $1; check the free space, and the owner of its folder"',
+        "    return 73",
+        "}",
         *_secrets(job),
         "",
         "# --- exit handling: the exit code is saved, as Slurm forgets finished jobs",
         "stopped='' limit='' job=$SLURM_JOB_ID",
         "# One task of an array has the ID of the array, which alone would mean all tasks.",
         '[ "$job" != "$SLURM_ARRAY_JOB_ID" ] || job=${job}_$SLURM_ARRAY_TASK_ID',
+        *(count if job.restarts else ()),
         "trap 'stopped=yes' TERM # the nodes get SIGTERM too, and this script waits for them",
         "near_limit() { # signalled by Slurm (--signal)",
         "    limit=TIMEOUT",
@@ -163,11 +236,11 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         f'    [ -z "$stopped" ] || [ "$code" -ne 0 ] || code={_STOPPED}',
         f'    [ -z "$limit" ] || code={_TIMEOUT}',
         *(again if job.restarts else ()),
-        '    echo "$code $(date +%s) $limit" >"$LAUNCHER_OUTPUT/state/slurm.end"',
+        '    echo "$code $(date +%s) $limit" | save "$LAUNCHER_OUTPUT/state/slurm.end" || [ "$code" -ne 0 ] || code=73',
         '    exit "$code"',
         "}",
         "trap finish EXIT",
-        'rm -f "$LAUNCHER_OUTPUT/state/slurm.end"',
+        'rm -f "$LAUNCHER_OUTPUT/state/slurm.end" || exit 73',
         *(too_often if job.restarts else ()),
         "",
         *(("# --- site-specific lines, from `setup` of the cluster", *setup, "") if setup else ()),
@@ -217,8 +290,10 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         options = " ".join(command.torchrun_options(plan.nodes, rank, plan.processes, address, port, run))
         body += [
             '[ -z "$kit" ] || set -- sh "$kit/rank.sh" "$@"',
-            f"set -- {shlex.quote(cluster.python)} -m torch.distributed.run {options} \\",
-            '    ${kit:+--log_dir "$kit/torchrun"} --no_python "$@"',
+            f'set -- {options} ${{kit:+--log_dir "$kit/torchrun"}} \\',
+            '    --no_python "$@"',
+            f'if [ -n "$kit" ]; then set -- "$kit/torchrun.py" "$@"; else set -- -m {Launch.RUN.value} "$@"; fi',
+            f'set -- {shlex.quote(cluster.python)} "$@"',
         ]
     body += [
         '[ -z "$kit" ] || set -- sh "$kit/entry.sh" "$@"',
@@ -240,7 +315,8 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     lines, end = "\n".join(body).split("\n"), "END"
     while end in lines:
         end += "_"
-    return ["# --- script of each node", f"cat >\"$LAUNCHER_OUTPUT/state/node.sh\" <<'{end}'", *lines, end]
+    save = f"save \"$LAUNCHER_OUTPUT/state/node.sh\" <<'{end}' || exit 73"
+    return ["# --- script of each node", save, *lines, end]
 
 
 def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
@@ -262,7 +338,8 @@ def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         f"# --- the image {plan.image}",
         f"image={shlex.quote(image)}",
         'mkdir -p "${image%/*}" || exit 73',
-        'exec 9>"$image.lock" && flock 9 # another job may be importing it',
+        'exec 9>"$image.lock" || exit 73',
+        "flock 9 # another job may be importing it",
         _UNLESS_STOPPED,
         'if [ ! -e "$image" ]; then',
         *(_ENROOT if cluster.container == "pyxis" else ()),
@@ -285,7 +362,7 @@ def _bundle(plan: ClusterPlan) -> list[str]:
         *script.splitlines(),
         "END",
         "# Older Slurm gives all containers the variables of one task: the rank is passed explicitly.",
-        f"echo '* env LAUNCHER_NODE_RANK=%t sh {plan.job.output}/state/node.sh' >\"$bundle/tasks\"",
+        f"echo '* env LAUNCHER_NODE_RANK=%t sh {plan.job.output}/state/node.sh' | save \"$bundle/tasks\" || exit 73",
     ]
 
 
@@ -298,7 +375,8 @@ def _mounts(plan: ClusterPlan) -> list[str]:
 def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     mounts = _mounts(plan)
     # mpi: a site's default of pmix breaks torchrun. wait: otherwise srun ends the other nodes soon after one succeeds.
-    step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=0"]
+    # export: SLURM_EXPORT_ENV may be that of a site or of another job.
+    step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=0 --export=ALL"]
     step.append(
         '${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}'
     )  # since 22.05 srun does not inherit it

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from launcher.faults.table import RESET
 from launcher.health.problem import Problem, number, plain
 
 # docs.nvidia.com/deploy/nvml-api, NvmlClocksEventReasons; the fixes require physical access to the machine
@@ -26,20 +27,19 @@ _REASONS = {
     ),
 }
 _CLOCKS = {"applications_clocks_setting", "user_defined_clocks"}
-_RESET = "stop its processes and reset it (sudo nvidia-smi --gpu-reset -i {index}), or reboot the machine"
 _REPLACE = "exclude it (gpus: in the job file) and replace it"
 # docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt: rows are remapped at the next reset; a failure requires a new card
 _FLAGS = {
     "remapped_rows/remapped_row_failure": ("a memory row could not be remapped", _REPLACE),
     "ecc_errors/unrepairable_memory": ("its memory has an unrepairable error", _REPLACE),
     "ecc_errors/aggregate/sram_threshold_exceeded": ("its SRAM has too many uncorrectable errors", _REPLACE),
-    "remapped_rows/remapped_row_pending": ("memory row remapping is pending", _RESET),
-    "retired_pages/pending_retirement": ("memory page retirement is pending", _RESET),
-    "retired_pages/pending_blacklist": ("memory page retirement is pending", _RESET),
-    "ecc_errors/channel_repair_pending": ("memory channel repair is pending", _RESET),
-    "ecc_errors/tpc_repair_pending": ("TPC repair is pending", _RESET),
-    "gpu_reset_status/reset_required": ("its driver requires a reset", _RESET),
-    "gpu_reset_status/drain_and_reset_recommended": ("its driver recommends a reset", _RESET),
+    "remapped_rows/remapped_row_pending": ("memory row remapping is pending", RESET),
+    "retired_pages/pending_retirement": ("memory page retirement is pending", RESET),
+    "retired_pages/pending_blacklist": ("memory page retirement is pending", RESET),
+    "ecc_errors/channel_repair_pending": ("memory channel repair is pending", RESET),
+    "ecc_errors/tpc_repair_pending": ("TPC repair is pending", RESET),
+    "gpu_reset_status/reset_required": ("its driver requires a reset", RESET),
+    "gpu_reset_status/drain_and_reset_recommended": ("its driver recommends a reset", RESET),
 }
 _UNLOCK = "sudo nvidia-smi -i {index} -rac; sudo nvidia-smi -i {index} -rgc"
 _LINK = (
@@ -189,12 +189,12 @@ def _memory(gpu: GpuState) -> Iterator[tuple[str, str]]:
     found = [_FLAGS[path] for path in gpu.flags]
     if gpu.uncorrected:
         since = "since its driver was loaded"
-        found.insert(0, (f"{gpu.uncorrected} uncorrectable memory errors (ECC) {since}", _RESET))
+        found.insert(0, (f"{gpu.uncorrected} uncorrectable memory errors (ECC) {since}", RESET))
     if gpu.recovery:
-        found.append((f"nvidia-smi recommends: {gpu.recovery}", _RESET))
+        found.append((f"nvidia-smi recommends: {gpu.recovery}", RESET))
     if found:
         fixes = {fix for _, fix in found}
-        yield "; ".join(dict.fromkeys(what for what, _ in found)), _REPLACE if _REPLACE in fixes else _RESET
+        yield "; ".join(dict.fromkeys(what for what, _ in found)), _REPLACE if _REPLACE in fixes else RESET
 
 
 def _power(gpu: GpuState) -> Iterator[tuple[str, str]]:
@@ -240,7 +240,7 @@ def _loaded(gpu: GpuState) -> Iterator[tuple[str, str]]:
         yield what, "check its power cables and the power settings of the machine's management (BMC), then its cooling"
     if slow and at and not {*_REASONS, *_CLOCKS, "sw_power_cap"} & set(gpu.throttled):
         named = ", ".join(gpu.throttled) or "no reason"
-        yield f"slow{at}; nvidia-smi reports {named}", f"{_UNLOCK}; if it stays slow, {_RESET}"
+        yield f"slow{at}; nvidia-smi reports {named}", f"{_UNLOCK}; if it stays slow, {RESET}"
     pcie = gpu.pcie
     if 0 < pcie.generation < pcie.generation_max or 0 < pcie.width < pcie.width_max:
         what = f"its PCIe link runs at generation {pcie.generation} x{pcie.width}, "

@@ -108,7 +108,7 @@ def _port_problems(port: Port, *, used: bool, any_active: bool) -> Iterator[tupl
     if not port.active:
         return
     if not port.ethernet and (port.lanes == 1 or (port.lanes and not port.speed)):
-        rate = f"{port.rate:g} Gb/s, {port.lanes} lane(s) of {port.speed or 'SDR'}"
+        rate = f"{port.rate:g} Gb/s, {port.lanes} lane{'s' * (port.lanes != 1)} of {port.speed or 'SDR'}"
         yield f"its link runs at {rate}: link training failed", _WIRE
     if port.ethernet and port.rdma and port.gids is not None and "RoCE v2" not in port.gids:
         if port.gids:

@@ -66,7 +66,7 @@ def read(node: str, names: Sequence[str], log: str, gpus: Mapping[str, str]) -> 
                 unit, of, precision = (str(line.get(key, "")) for key in ("unit", "of", "precision"))
                 again = float(line.get("again", 0))
                 measures.append(Measure(node, str(kind), part, float(line["value"]), unit, of, to, again, precision))
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, OverflowError):
             continue
     return NodeReport(node, tuple(measures), tuple(failed), tuple(notes), phase, together)
 
@@ -76,7 +76,7 @@ def _lines(log: str) -> Iterator[Mapping[str, Any]]:
         if line.startswith(MARK):
             try:
                 found = json.loads(line.removeprefix(MARK))
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(found, dict):
                 yield found

@@ -55,8 +55,9 @@ def _cell(node: str, kind: str, measures: Sequence[Measure], findings: Sequence[
 
 
 def _mark(node: str, kind: str, findings: Sequence[Finding]) -> str:
-    if any(kind in each.kinds and each.nodes in ((node,), ("all",)) for each in findings):
-        return ODD
+    for each in findings:
+        if kind in each.kinds and each.nodes in ((node,), ("all",)):
+            return DIFFERS if each.undecided else ODD
     for each in findings:
         if len(each.nodes) == 2 and node in each.nodes:
             ends = {"sends": each.nodes[0], "receives": each.nodes[1]}

@@ -34,7 +34,8 @@ _NEITHER = "two values are not enough to identify the faulty one"
 class Finding:
     """An outlier or a failure. nodes: the faulty node; or two if undecided, the slower one or the sender first.
 
-    kinds: the affected columns of the table. what: the measured value and the reference.
+    kinds: the affected columns of the table. what: the measured value and the reference. undecided: of two values, one
+    is worse, and nothing tells whose fault that is.
     """
 
     nodes: tuple[str, ...]
@@ -43,6 +44,7 @@ class Finding:
     what: str
     cause: str = ""
     fix: str = ""
+    undecided: bool = False
 
     @property
     def line(self) -> str:
@@ -123,7 +125,12 @@ def _parts(measures: Sequence[Measure]) -> list[Finding]:
         key = (each.nodes, each.part)
         if key in merged:
             first = merged[key]
-            each = replace(first, kinds=(*first.kinds, *each.kinds), what=f"{first.what}; {each.what}")  # noqa: PLW2901
+            each = replace(  # noqa: PLW2901
+                first,
+                kinds=(*first.kinds, *each.kinds),
+                what=f"{first.what}; {each.what}",
+                undecided=first.undecided and each.undecided,
+            )
         merged[key] = each
     return list(merged.values())
 
@@ -149,7 +156,8 @@ def _of_group(alike: Sequence[Measure]) -> Iterator[Finding]:
             what = f"{_formatted(low, low.value)} on {low.node}, {figure(high.value)} on {high.node}"
             nodes = (low.node, high.node) if low.node != high.node else (low.node,)
             part = low.part if low.part == high.part else f"{low.part} and {high.part}"
-            yield Finding(nodes, part, (low.kind,), f"{what} ({low.value / high.value:.2f})", _NEITHER, _fix(low.part))
+            what = f"{what} ({low.value / high.value:.2f})"
+            yield Finding(nodes, part, (low.kind,), what, _NEITHER, _fix(low.part), undecided=True)
 
 
 def _slower(measure: Measure, than: str, others: float) -> Finding:
@@ -195,7 +203,7 @@ def _slow_link(each: Slow, network: Network, *, alone: bool) -> Finding:
         what = f"{each.way} {figure(each.value)} Gb/s, others {than}"
         return Finding(each.nodes, interface, (each.way,), what, cause, _FIXES["link"])
     what = f"{figure(each.value)} Gb/s, {'other direction' if alone else 'other pairs'} {than}"
-    return Finding(each.nodes, "link", ("pair",), what, cause, _FIXES["link"])
+    return Finding(each.nodes, "link", ("pair",), what, cause, _FIXES["link"], undecided=alone and not cause)
 
 
 def _matching(found: Finding, problems: Sequence[Problem]) -> list[Problem]:
@@ -213,8 +221,9 @@ def _explained(found: Finding, problems: Sequence[Problem]) -> Finding:
     matching = _matching(found, problems)
     if not matching:
         return found
-    cause = ", ".join([*([found.cause] if found.cause else []), *(problem.what for problem in matching)])
-    return replace(found, cause=cause, fix=matching[0].fix)
+    known = [found.cause] if found.cause and not found.undecided else []
+    cause = ", ".join([*known, *(problem.what for problem in matching)])
+    return replace(found, cause=cause, fix=matching[0].fix, undecided=False)
 
 
 def figure(value: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.image import lock
-from launcher.image.distribution import provide, provide_from
+from launcher.image.distribution import node_that_can_pull, provide, provide_from
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, having
 from launcher.image.lock import Lock
 from launcher.image.repair import carry_out, plan_repair
@@ -54,6 +54,21 @@ def ensure(
     if lock_file is not None:
         lock.write(lock_file, dataclasses.replace(repair.lock, image=name, image_id=info.id))
     return dataclasses.replace(done, built=built, why=why)
+
+
+def whereabouts(image: Image, locations: ImageLocations, lock_file: Path | None = None) -> str:
+    """Return where `ensure` would find the job's image or its base; pulls nothing.
+
+    Raises ImageUnfit if no engine has it and no node can pull it; NodesFailed; JobInvalid for an invalid lock file.
+    """
+    name = image.ref or image.base or ""
+    locked = lock.read(lock_file) if lock_file is not None and image.ref is None else None
+    pinned = (locked.image_id, locked.base_id) if locked is not None and locked.fits(image) else ()
+    for known in (*pinned, name):
+        engines = [engine for engine, _ in having(locations.find(known))]
+        if engines:
+            return f"{name} is on {locations.describe(*engines)}"
+    return f"{name} is on no node yet, and {node_that_can_pull(name, locations).node} can pull it"
 
 
 def _as_locked(locked: Lock, locations: ImageLocations) -> ImageOnNodes | None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from launcher.errors import ImageShipFailed
 from launcher.image.image_locations import image_store
 from launcher.image.names import asset
-from launcher.model import labels
 from launcher.model.facts import ImageInfo
 from launcher.node.connect import LOCAL
+from launcher.node.docker.tool import bind, tool
 from launcher.node.engine import Engine
 from launcher.node.machine import PIECE
 
@@ -41,16 +41,16 @@ class Store:
         """Return the argv of images/pack.py for a user who can read the engine's files."""
         return [sys.executable, "-c", asset("pack.py"), str(self.root), *arguments]
 
-    def container(self, options: Sequence[str], image: str, *arguments: str) -> list[str]:
+    def container(self, image: str, *arguments: str, network: str, options: Sequence[str] = ()) -> list[str]:
         """Return the argv of images/pack.py in a container, with the Python of the image itself."""
-        argv = ["docker", *options, "--user", "0:0", "--userns", "host", "--security-opt", "label=disable"]
-        for name in self.folders:
-            # Not recursive: copies of the mounts of running containers would block the removal of these containers
-            source = f"type=bind,src={self.root / name},dst=/engine/{name},readonly,bind-nonrecursive=true"
-            argv += ["--mount", source]
         find = 'for p in python3 python; do command -v "$p" >/dev/null && exec "$p" -c "$0" "$@"; done; exit 3'
-        argv += ["--label", f"{labels.PURPOSE}=probe", "--entrypoint", "sh", image, "-c", find]
-        return [*argv, asset("pack.py"), "/engine", image, *arguments]
+        # Not recursive: copies of the mounts of running containers would block the removal of these containers
+        mounts = [
+            bind(str(self.root / name), f"/engine/{name}", "bind-nonrecursive=true", read_only=True)
+            for name in self.folders
+        ]
+        script = (find, asset("pack.py"), "/engine", image, *arguments)
+        return tool(image, script, purpose="probe", user="0:0", network=network, mounts=mounts, options=options)
 
 
 def stores(engine: Engine) -> list[Store]:
@@ -69,10 +69,9 @@ def export(source: Engine, info: ImageInfo, known: int = 0, chunk: int = WHOLE) 
     names.PARTIAL. Raises ImageShipFailed, also after the first bytes.
     """
     arguments = info.id, str(known), str(chunk)
-    options = ["run", "--rm", "--init", "--log-driver", "none", "--network", "none", "--read-only"]
     for store in stores(source):
         readable = source.host == LOCAL and _readable(store)
-        argv = store.direct(*arguments) if readable else store.container(options, *arguments)
+        argv = store.direct(*arguments) if readable else store.container(*arguments, network="none")
         began, printed = False, b""
         with closing(source.machine.open(argv)) as process:
             while (output := process.receive(1.0)) is not None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from launcher.errors import ImageUnfit
+from launcher.faults.table import MISSING_LIBRARY
 from launcher.image import versions
 
 KEEP = "keep"
 
 _SHAPES = re.compile(r"(?:mat1 and mat2 shapes cannot be multiplied|size mismatch)")
-_MISSING_LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
+_MISSING_LIBRARY = re.compile(MISSING_LIBRARY)
 _CUDA_LIBRARY = re.compile(r"torch_cuda|c10_cuda|cudart|cublas|cudnn|libnv")
 _MISSING_MODULE = re.compile(r"No module named '?([\w.]+)'?")
 
@@ -47,6 +48,7 @@ class Report:
     tools: tuple[str, ...] = ()
     source_tree: str = ""
     cuda: str = ""  # CUDA version of torch, also set by a quick probe
+    code: tuple[str, ...] = ()  # names in the image's /workspace/code, also set by a quick probe
     checks: Mapping[str, Check] = field(default_factory=dict)
 
     @classmethod
@@ -54,6 +56,7 @@ class Report:
         checks: Mapping[str, Mapping[str, Any]] = found.get("checks") or {}
         values = {field.name: found[field.name] for field in fields(cls) if field.name in found}
         values["flags"], values["tools"] = frozenset(found.get("flags", ())), tuple(found.get("tools", ()))
+        values["code"] = tuple(map(str, found.get("code", ())))
         values["cuda"] = checks["import_torch"].get("cuda", "") if "import_torch" in checks else found.get("cuda", "")
         values["checks"] = {
             name: Check(bool(check.get("ok")), check.get("error", ""), bool(check.get("absent")))

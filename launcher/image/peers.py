@@ -180,9 +180,9 @@ def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
 def _start_peer(engine: Engine, store: Store, image: str, addresses: Sequence[str]) -> Peer:
     """Start a container that exits when its stdin is closed: with this process or with the connection."""
     token, printed = secrets.token_hex(32), b""
-    options = ["run", "--rm", "--interactive", "--init", "--log-driver", "none", "--network", "host", "--read-only"]
+    argv = store.container(image, "serve", network="host", options=["--interactive"])
     with ExitStack() as opened:
-        process = opened.enter_context(closing(engine.machine.open(store.container(options, image, "serve"))))
+        process = opened.enter_context(closing(engine.machine.open(argv)))
 
         def close() -> None:
             deadline = time.monotonic() + END_TIMEOUT

@@ -15,7 +15,7 @@ from launcher.image.cuda import explained
 from launcher.image.faults import Report
 from launcher.image.names import asset
 from launcher.model import labels
-from launcher.model.container import ContainerSpec
+from launcher.model.container import CODE, ContainerSpec
 from launcher.model.facts import ImageFacts, ImageInfo, Launch
 from launcher.node import cache
 from launcher.node.engine import Engine
@@ -55,7 +55,9 @@ def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: Co
     launch = Launch.RUN if found.run else Launch.LAUNCH if found.launch else Launch.NONE
     image, entrypoint = (info.id, info.entrypoint) if info else ("", ())
     cuda = (info.cuda if info else "") or found.cuda
-    return ImageFacts(reference, image, found.python, launch, found.flags, found.torch, entrypoint, cuda)
+    points = {mount.target.removeprefix(f"{CODE}/").partition("/")[0] for mount in like.mounts}
+    hidden = tuple(name for name in found.code if name not in points) if info else ()
+    return ImageFacts(reference, image, found.python, launch, found.flags, found.torch, entrypoint, cuda, hidden)
 
 
 def full_report(engine: Engine, info: ImageInfo, reference: str, *, gpus: bool = True) -> Report:

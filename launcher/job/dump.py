@@ -36,7 +36,7 @@ def json_schema() -> dict[str, Any]:
     file = {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1, "maxProperties": 1}
     properties["secrets"]["items"] = {"anyOf": [{"type": "string"}, file]}
     schema["$defs"].pop("Secret")
-    return {"$schema": DIALECT, **schema, "title": "A job of the launcher"}
+    return {"$schema": DIALECT, **schema, "title": "A job of the launcher", "patternProperties": {"^x-": {}}}
 
 
 class _Dumper(yaml.SafeDumper):

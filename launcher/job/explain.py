@@ -46,14 +46,14 @@ _SYNONYMS = {
 }
 
 
-def check(data: Any, origin: Origin) -> tuple[Job | None, list[tuple[Path, str]]]:
+def check(data: Mapping[str, Any], origin: Origin) -> tuple[Job | None, list[tuple[Path, str]]]:
     """Return the job, or all of its problems. Conflicts are reported even if other keys are invalid."""
     try:
         job = Job.model_validate(data, context=origin)
     except ValidationError as error:
-        found = list(_refused(error))
+        found = list(_refused(error, data, origin))
         wrong = {str(path[0]) for path, _ in found if path}
-        if wrong and isinstance(data, Mapping):
+        if wrong:
             # The valid keys, with placeholders for required ones that are invalid.
             required = {"name": "x", "nodes": ["local"], "run": {"module": "x"}}
             valid = {key: value for key, value in data.items() if key not in wrong}
@@ -65,7 +65,7 @@ def check(data: Any, origin: Origin) -> tuple[Job | None, list[tuple[Path, str]]
     return (None if found else job), found
 
 
-def _refused(error: ValidationError) -> Iterator[tuple[Path, str]]:
+def _refused(error: ValidationError, data: Mapping[str, Any], origin: Origin) -> Iterator[tuple[Path, str]]:
     """Yield path and message of every error of the models."""
     for detail in error.errors(include_url=False):
         path: Path = tuple(part for part in detail["loc"] if part != "[key]")
@@ -74,6 +74,8 @@ def _refused(error: ValidationError) -> Iterator[tuple[Path, str]]:
             yield from (((*path, *below), message) for below, message in cause.problems)
         elif isinstance(cause, ValueError):
             yield path, str(cause)
+        elif detail["type"] == "extra_forbidden":
+            yield path, "unknown key" + (_hint_of_program(path, data, origin) or _hint(path))
         else:
             yield path, _message(detail["type"], path, detail["input"], detail)
 
@@ -81,8 +83,6 @@ def _refused(error: ValidationError) -> Iterator[tuple[Path, str]]:
 def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> str:
     if kind == "missing":
         return "required key is missing"
-    if kind == "extra_forbidden":
-        return "unknown key" + _hint(path)
     if kind == "string_type":
         return f"expected text, not {show(value)}"
     if kind == "literal_error":
@@ -96,6 +96,21 @@ def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> st
     if kind in ("tuple_type", "list_type"):
         return f"expected a list, not {show(value)}" + ("; put it in [...]" if isinstance(value, str) else "")
     return str(detail["msg"])
+
+
+def _hint_of_program(path: Path, data: Mapping[str, Any], origin: Origin) -> str:
+    """Return a hint for an option of the program: a top-level key, or one of `run`, with the name of an argument."""
+    *parent, last = path
+    key, run, mark = str(last), data.get("run"), origin.where(path)
+    if parent not in ([], ["run"]):
+        return ""
+    args = run.get("args") if isinstance(run, Mapping) else None
+    if isinstance(args, Mapping) and key.replace("-", "_") in [str(arg).replace("-", "_") for arg in args]:
+        return f"; did you mean 'run.args.{printable(key)}'?"
+    keys = {key for part in _PARTS.values() for key in part.model_fields} | {*_SYNONYMS}
+    if mark is None or not mark.source.startswith("--set") or nearest(key, keys, 0.7):
+        return ""
+    return f"; an option of the program is run.args.{printable(key)}"
 
 
 def _hint(path: Path) -> str:

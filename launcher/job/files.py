@@ -5,8 +5,10 @@ anything starts.
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -51,6 +53,11 @@ def known_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[list
     return list(values.values()), [secret.name for secret in job.secrets if secret.name not in values]
 
 
+def secret_files(job: Job, cwd: Path) -> list[Path]:
+    """Return the files of the job's secrets. Raises JobInvalid if one has `~` and there is no such home folder."""
+    return [_path(job, ("secrets",), secret.file, cwd) for secret in job.secrets if secret.file is not None]
+
+
 def is_here(source: str) -> bool:
     """Return whether a data set's source is on this machine, not `host:/path`."""
     host, colon, _ = source.partition(":")
@@ -88,6 +95,24 @@ def _no_code(job: Job, cwd: Path) -> Iterator[Found]:
         yield ("code",), f"{what}: {code}; {_FROM_HERE}"
     elif not os.access(code, os.R_OK | os.X_OK):
         yield ("code",), f"you do not have permission to read {code}"
+    elif found := _personal(code):
+        fix = "put the program in a folder of its own, and call launcher there or set `code`"
+        yield ("code",), f"{code} {found}, which is never sent to nodes; {fix}"
+
+
+def _personal(code: Path) -> str:
+    """Return why a folder is not code: it is, or contains, the home folder of its caller or its owner."""
+    if code.samefile("/"):
+        return "is the root of the file system"
+    homes = [os.environ.get("HOME", "")]
+    for user in {os.getuid(), code.stat().st_uid}:
+        with suppress(KeyError):  # no entry for this user id
+            homes.append(pwd.getpwuid(user).pw_dir)
+    for found in (Path(each).resolve() for each in homes if each.startswith("/")):
+        for depth, folder in enumerate((found, *found.parents)):
+            if os.path.exists(folder) and code.samefile(folder):  # noqa: PTH110 - Path.exists may raise
+                return "contains a home folder" if depth else "is a home folder"
+    return ""
 
 
 def _missing(job: Job, cwd: Path) -> Iterator[Found]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from os import PathLike
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from os import PathLike, fspath
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -37,8 +38,28 @@ def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nod
 
 def job_from(keys: Mapping[str, Any], sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
     """Like `load_job`, from the keys of a job file as Python values (via JSON, which is YAML)."""
-    found, problems = compose(json.dumps(keys, default=str), "job", inline=True)
+    texts = [f"{json.dumps(str(key))}: {to_json(str(key), value)}" for key, value in keys.items()]
+    found, problems = compose(f"{{{', '.join(texts)}}}", "job", inline=True)
     return _job(found, problems, Source("job"), sets, nodes)
+
+
+def to_json(key: str, value: Any) -> str:
+    """Return a value of a job as JSON. Raises JobInvalid for a value that a job file cannot have."""
+    try:
+        return json.dumps(value, default=_as_json)
+    except (TypeError, ValueError, RecursionError) as error:
+        fix = "use text, numbers, true, false, lists and mappings"
+        raise JobInvalid("job", f"{key}: {error}", fix) from None
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Integral | Real):  # of numpy
+        return int(value) if isinstance(value, Integral) else float(value)
+    raise TypeError(f"a job cannot have {value!r:.80}, which is of type {type(value).__name__}")
 
 
 @dataclass(frozen=True)
@@ -61,6 +82,8 @@ def _job(
     for assignment in sets:
         root, more = apply_set(root, assignment)
         problems += more
+    # for anchors, as in compose files
+    root = replace(root, value={key: node for key, node in root.value.items() if not key.startswith("x-")})
     root = apply_pool(root)
     if nodes is not None:
         root = apply_nodes(root, nodes)

@@ -75,9 +75,10 @@ class Job(Part):
     )
     code: fields.LocalPath = Field(
         default=".",
-        description="Folder that is copied into every container at /workspace/code, the working directory. A relative "
-        "path is relative to the directory in which the launcher is called. runs/, .git, caches and files that "
-        "`.dockerignore` or `.gitignore` exclude are not copied.",
+        description="Folder that is copied to every node; in the container it is /workspace/code, the working "
+        "directory. A relative path is relative to the directory in which the launcher is called. runs/, .git, caches, "
+        "private keys, known credential files and what `.dockerignore` or `.gitignore` exclude are not copied; files "
+        "that git tracks are excluded by `.dockerignore` only.",
         examples=["./project"],
     )
     nodes: NodesOrNumber = Field(
@@ -114,7 +115,9 @@ class Job(Part):
         examples=[{"imagenet": {"from": "gpu-a:/data/imagenet.pack", "at": "/data/imagenet.pack"}}],
     )
     env: fields.Env = Field(
-        default={}, description="Environment variables, passed as written.", examples=[{"NCCL_DEBUG": "WARN"}]
+        default={},
+        description="Environment variables, passed as written: `~` and `${HOME}` are not expanded.",
+        examples=[{"NCCL_DEBUG": "WARN"}],
     )
     secrets: tuple[Secret, ...] = Field(
         default=(),

@@ -10,7 +10,7 @@ from launcher.job.document import Node, compose
 from launcher.job.models import Job
 from launcher.job.parts import NodeEntry
 from launcher.job.problems import Mark, Path, Problem, dotted, printable, refusal
-from launcher.job.scalars import Args, argv_of, names_of
+from launcher.job.scalars import Args, ArgValue, argv_of, names_of
 
 
 def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
@@ -116,8 +116,10 @@ def variant_name(variant: Args) -> str:
     """Return a variant's name in tables: `batch_size=128 lr=0.1`."""
     if not isinstance(variant, Mapping):
         return " ".join(variant)
-    constant = {True: "true", False: "false", None: "null"}
-    return " ".join(
-        f"{key}={','.join(value) if isinstance(value, tuple) else value if isinstance(value, str) else constant[value]}"
-        for key, value in variant.items()
-    )
+    return " ".join(f"{key}={shown_value(value)}" for key, value in variant.items())
+
+
+def shown_value(value: ArgValue) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return value if isinstance(value, str) else {True: "true", False: "false", None: "null"}[value]

@@ -102,9 +102,9 @@ def show(value: Any) -> str:
     return _short(str(value))
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], similar: float = 0.6) -> str:
     """Return `; did you mean 'x'?`, or "" if no known name is similar."""
-    close = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=similar)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 

@@ -256,12 +256,16 @@ _HOST = re.compile(
 
 
 def parse_host(value: Any) -> str:
-    """Parse an ssh config alias, user@host:port, or `local`."""
+    """Parse an ssh config alias, user@host:port, ssh://user@host:port, or `local`."""
+    if isinstance(value, str) and value.startswith("ssh://"):
+        value = value.removeprefix("ssh://").rstrip("/")
     found = _HOST.fullmatch(value) if isinstance(value, str) and len(value) <= 300 else None
     if not found:
         hint = "; write it in quotes" if isinstance(value, (int, float)) else ""
         if isinstance(value, str) and value.count(":") > 1:
             hint = "; put an IPv6 address in brackets"
+        if isinstance(value, str) and value.count("@") > 1:
+            hint = "; give a user name with an @ in your ssh config, and its alias here"
         raise BadValueError(f"expected an ssh alias, user@host:port or local, not {show(value)}{hint}")
     if found["port"] and not 1 <= int(found["port"]) <= 65535:
         raise BadValueError(f"expected a port from 1 to 65535 in {show(value)}")

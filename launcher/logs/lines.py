@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-LONGEST = 1 << 24  # characters; a longer line is split there
+LONGEST = 1 << 21  # characters; a longer line is split there, so that it is shown in bounded pieces
 
 
 class Lines:

@@ -17,20 +17,16 @@ from launcher.node.files import Files
 PIECE = 1 << 20
 FARTHEST = 64 << 20  # bytes to search: a sparse file may have a hole of any size
 _NOTE = re.compile(rb"^(\d{1,18}) (\d{1,18})$", re.MULTILINE)
-# Prints the number of bytes before the last $2 lines of the file $1, which may be growing.
-_BEFORE_LAST_LINES = f"""
-size=$(wc -c 2>/dev/null <"$1") || size=0
-from=$((size > {FARTHEST} ? size - {FARTHEST} : 0))
-last=$(tail -c "+$((from + 1))" -- "$1" | head -c $((size - from)) | tail -n "$2" | wc -c)
-echo " $((size - last))"
-"""
 
 
-def read_from(files: Files, path: str, offset: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """Yield the file from `offset` to its current end, or to `stop`, in pieces; nothing if it does not exist."""
+def read_from(files: Files, path: str, offset: int = 0, stop: int | None = None, *, below: str) -> Iterator[bytes]:
+    """Yield the file from `offset` to its current end, or to `stop`, in pieces; nothing if it does not exist.
+
+    below: the output folder that contains it.
+    """
     end = sys.maxsize if stop is None else stop
     try:
-        while offset < end and (piece := files.read(path, offset, min(PIECE, end - offset))):
+        while offset < end and (piece := files.read(path, offset, min(PIECE, end - offset), below=below)):
             yield piece
             if len(piece) < PIECE:  # the current end: a file may grow faster than it is read
                 return
@@ -39,11 +35,15 @@ def read_from(files: Files, path: str, offset: int = 0, stop: int | None = None)
         return
 
 
-def last_lines(files: Files, path: str, count: int) -> int:
-    """Return the offset of the file's last `count` lines (an incomplete last line counts)."""
-    done = files.run(_BEFORE_LAST_LINES, path, str(count), doing=f"read {path}")
-    found = re.search(rb" (\d{1,18})\s*$", done.out)
-    return int(found[1]) if found else 0
+def last_lines(files: Files, path: str, count: int, *, below: str) -> int:
+    """Return the offset of the file's last `count` lines (an incomplete last line counts); 0 if it does not exist.
+
+    below: the output folder that contains it.
+    """
+    try:
+        return files.before_last_lines(path, count, FARTHEST, below=below)
+    except FileNotFoundError:
+        return 0
 
 
 @dataclass(frozen=True)

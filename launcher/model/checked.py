@@ -6,6 +6,9 @@ Each function accepts a value of any type and returns it validated. Raises Value
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
 
 from launcher.model.plan import RUN_ID, RunId
 
@@ -43,6 +46,29 @@ def output_folder(value: object, run: RunId) -> str:
     if parts[:1] != [""] or parts[-2:] != [OUTPUT_ROOT, run] or {".", ".."} & set(parts):
         raise _refused(value, f"output folder of {run}")
     return "/".join(parts)
+
+
+def fitting(value: object, form: Any) -> Any:
+    """Return a JSON value without the parts that have another form.
+
+    form: a type or a union of types; `[form]`: a list of such values; `{key: form}`: an object, whose other keys stay.
+    Raises ValueError if the value itself is of another type.
+    """
+    kind = type(form) if isinstance(form, (list, dict)) else form
+    if not isinstance(value, kind) or (isinstance(value, bool) and form not in (bool, object)):
+        raise _refused(value, str(getattr(kind, "__name__", kind)))
+    if isinstance(form, list) and isinstance(value, list):
+        return [part for _, part in _fitting((0, each, form[0]) for each in value)]
+    if isinstance(form, dict) and isinstance(value, dict):
+        return dict(_fitting((key, each, form.get(key, object)) for key, each in value.items()))
+    return value
+
+
+def _fitting(parts: Iterable[tuple[Any, object, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Yield the key and the value of those whose value has its form."""
+    for key, value, form in parts:
+        with suppress(ValueError):
+            yield key, fitting(value, form)
 
 
 def _refused(value: object, what: str) -> ValueError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 CODE = "/workspace/code"  # the job's code and the working directory in a container
+WORKDIR = "workdir"  # folder of the nodes' working directories, in the run's output folder
 KIT = "/.launcher"  # the launcher's own scripts, the secrets and a writable home in a container
 
 # NVIDIA's images need these for pinned memory and NCCL's stacks; requested if the engine grants them.
@@ -54,6 +55,7 @@ class ContainerSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     layout: Layout = Layout()
     output_dir: str = ""  # on the node; mounted at layout.output
+    workdir: str = ""  # on the node, in output_dir; has the code; mounted at layout.code
     user: str = ""  # "uid:gid"; "" for the image's user
     groups: tuple[int, ...] = ()
     mounts: tuple[Mount, ...] = ()
@@ -61,6 +63,7 @@ class ContainerSpec:
     gpu_driver: str = ""  # "nvidia" (runtime) | "cdi"
     ipc: str = "host"
     network: str = "host"
+    userns: str = ""  # "host" for an engine with userns-remap, which forbids the host's network otherwise
     ulimits: tuple[tuple[str, int], ...] = ()
     devices: tuple[str, ...] = ()
     cap_add: tuple[str, ...] = ()

@@ -85,6 +85,15 @@ class GpuClaim:
 
 
 @dataclass(frozen=True)
+class PortClaim:
+    """A rendezvous port that is reserved for a run. hosts: of all nodes of that run, as its caller named them."""
+
+    run: str
+    owner: str  # user@host
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Interface:
     """A network interface that is up. `addresses` are IPv4 (or IPv6) with prefix length: `10.0.0.5/24`."""
 
@@ -94,7 +103,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Route:
-    """A route of the main table. `destination` is a network in CIDR form; the default route is `0.0.0.0/0`."""
+    """A route of the main table. `destination` is a network in CIDR form; the default route is `0.0.0.0/0`, `::/0`."""
 
     destination: str
     interface: str
@@ -115,6 +124,7 @@ class EngineFacts:
     kind: str = "Docker"  # or "podman", which speaks Docker's API
     store: str = ""  # image store, for display
     cgroup: str = ""  # its cgroup driver: "systemd", "cgroupfs"
+    remapped: bool = False  # whether users in containers are others on the node (userns-remap)
 
 
 @dataclass(frozen=True)
@@ -140,6 +150,7 @@ class NodeFacts:
     gpus: tuple[Gpu, ...] = ()
     nvidia: NvidiaFacts = NvidiaFacts()
     claims: tuple[GpuClaim, ...] = ()  # filled on request (run.claims.claimed_gpus)
+    port_claim: PortClaim | None = None  # of the job's port, if something listens on it; filled on request
     infiniband: bool = False  # /dev/infiniband exists
     python: str = ""  # the interpreter for plain processes; "" with Docker
     engine: EngineFacts | None = None  # None for plain processes
@@ -170,6 +181,7 @@ class ImageFacts:
     torch: str  # version; "" if not installed
     entrypoint: tuple[str, ...]  # the image's own
     cuda: str = ""  # version; "" without CUDA
+    hidden: tuple[str, ...] = ()  # names in its own /workspace/code, where the job's code is mounted
 
 
 @dataclass(frozen=True)

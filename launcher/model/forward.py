@@ -17,11 +17,6 @@ class Forward:
     local: int
     remote: int
 
-    @property
-    def option(self) -> str:
-        """Value for ssh's -L, bound to this machine only. With `localhost`, ssh uses ::1 if 127.0.0.1 is in use."""
-        return f"127.0.0.1:{self.local}:127.0.0.1:{self.remote}"
-
 
 def parse_forward(text: str) -> Forward:
     """Parse `8888`, or `9000:8888` with a different local port. Raises UsageError."""

@@ -16,7 +16,6 @@ HOST = "launcher.host"  # as given by the caller: ssh alias, user@host:port or "
 NODE_RANK = "launcher.node_rank"
 RANKS = "launcher.ranks"  # first global rank and number of its workers: "8+8"
 NODES = "launcher.nodes"  # hosts of all nodes of the run, comma-separated, in rank order
-SPEC = "launcher.spec"  # digest of the container's specification
 CODE = "launcher.code"  # digest of the code archive
 GPUS = "launcher.gpus"  # UUIDs, comma-separated
 OUTPUT = "launcher.output"  # the run's output folder on the node

@@ -61,7 +61,9 @@ class Fleet:
 
     def only(self, nodes: Sequence[str]) -> Fleet:
         """Return a fleet of these nodes. It shares the connections of this one, which alone closes them."""
-        return Fleet([engine for engine in self.engines if engine.node in nodes], {}, None)
+        part = Fleet([engine for engine in self.engines if engine.node in nodes], {}, None)
+        part.ssh_config = self.ssh_config
+        return part
 
     def close(self) -> None:
         if self._closed:  # the runs of a job array share a fleet

@@ -25,6 +25,13 @@ _ROUTE = re.compile(
     r"\s+(?P<mask>[0-9A-F]{8})\b",
     re.ASCII,
 )
+# Destination, prefix length, source and its prefix length, gateway, metric, references, uses, flags, interface
+_ROUTE6 = re.compile(
+    r"(?P<destination>[0-9a-f]{32}) (?P<prefix>[0-9a-f]{2}) [0-9a-f]{32} [0-9a-f]{2} [0-9a-f]{32} "
+    r"(?P<metric>[0-9a-f]{8}) [0-9a-f]{8} [0-9a-f]{8} (?P<flags>[0-9a-f]{8}) +(?P<interface>\S+)",
+    re.ASCII,
+)
+_UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,8 @@ def _interfaces(text: str, routes: Sequence[Route]) -> tuple[Interface, ...]:
 
 def _from_trie(text: str, routes: Sequence[Route]) -> Iterator[tuple[str, str]]:
     """Yield each `|-- ADDRESS` followed by `/32 host LOCAL`, with the interface of the first route that contains it."""
-    networks = [(ipaddress.IPv4Network(route.destination), route.interface) for route in routes]
+    known = [(ipaddress.ip_network(route.destination), route.interface) for route in routes]
+    networks = [(net, name) for net, name in known if net.version == 4]
     for address in re.findall(r"\|-- ([0-9.]{7,15})\n/32 host LOCAL", text):
         with contextlib.suppress(ValueError):
             ip = ipaddress.IPv4Address(address)
@@ -141,11 +149,17 @@ def _from_trie(text: str, routes: Sequence[Route]) -> Iterator[tuple[str, str]]:
 
 
 def _routes(lines: Iterable[str]) -> tuple[Route, ...]:
-    """Parse /proc/net/route: addresses are hexadecimal, in little-endian byte order."""
+    """Parse /proc/net/route, whose addresses are hexadecimal in little-endian byte order, and /proc/net/ipv6_route."""
     found = []
     for line in lines:
+        if match := _ROUTE6.match(line):
+            prefix, flags = int(match["prefix"], 16), int(match["flags"], 16)
+            if prefix <= 128 and flags & (_UP | _REJECT) == _UP:
+                destination = ipaddress.IPv6Network((int(match["destination"], 16), prefix), strict=False)
+                found.append(Route(str(destination), match["interface"], int(match["metric"], 16)))
+            continue
         match = _ROUTE.match(line)
-        if match and int(match["flags"], 16) & 1:  # RTF_UP
+        if match and int(match["flags"], 16) & _UP:
             prefix = bin(int(match["mask"], 16)).count("1")
             network = ipaddress.IPv4Network((bytes.fromhex(match["destination"])[::-1], prefix), strict=False)
             found.append(Route(str(network), match["interface"], int(match["metric"])))

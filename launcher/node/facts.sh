@@ -59,7 +59,7 @@ section addresses
 PATH=$PATH:/usr/sbin:/sbin
 ip -o addr show up || cat /proc/net/fib_trie
 section routes
-cat /proc/net/route
+cat /proc/net/route /proc/net/ipv6_route
 section tcp
 grep -h " 0A " /proc/net/tcp /proc/net/tcp6 || cat /proc/net/tcp /proc/net/tcp6 # 0A: TCP_LISTEN
 section infiniband

@@ -1,6 +1,7 @@
 """Files of a node, accessed by short POSIX shell scripts: the same over ssh and on this machine, without sftp.
 
 One script handles many files, so collecting a run takes two round trips per node instead of three per file.
+What is below an output folder (`below`) is opened as node/opened.py says, also to write or to list it.
 """
 
 from __future__ import annotations
@@ -16,59 +17,110 @@ from functools import cache
 from pathlib import Path
 
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
+from launcher.faults import disk
 from launcher.node.follower import Follower
 from launcher.node.machine import CommandStream, Done, Machine, shell
+from launcher.node.opened import BELOW, bounded, relative
 
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
+_OPEN_TIMEOUT = 40.0  # seconds to open and read a part of a file
 _LONGEST_LINE = 1 << 16  # bytes; of lines that these scripts print
 _TERMINATORS = "\0\n"  # of an argument, of a line
-_FEW_SPANS = 40  # up to this number the shell script is used, which starts three programs for each
+_LONGEST_READ = 86400.0  # seconds; ends a script that nobody waits for any more
+_FEW_SPANS = 40  # up to this number the shell script is used, which starts three or four programs for each
 
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are parsed below
 _MAKE_DIR = 'mkdir -p -- "$1"'
-# $3: the expected number of bytes. A lost connection looks like the end of the input.
-_RECEIVE = """
-mkdir -p -- "${2%/*}" && cat >"$1" && [ "$(wc -c <"$1")" -eq "$3" ] && mv -f -- "$1" "$2" && echo "$4" || rm -f -- "$1"
+# $1: the output folder, $2: a folder in it, "" for none, $3: a file name there, $4: the expected number of bytes, as a
+# lost connection looks like the end of the input. Neither the folder nor the new file is reached through a link.
+_RECEIVE = f"""{BELOW}
+at "$1"; enter make "$2" || exit
+part=$3.$5.part
+(set -C; cat >"./$part") && [ "$(wc -c <"./$part")" -eq "$4" ] && mv -fT "./$part" "./$3" && echo "$5" ||
+  rm -f "./$part"
 """
-_SCAN = 'find "$1/" -type f -printf "%s %T@ %P\\0"'
-# Nodes that share the folder copy at the same time: the first to finish renames its copy to the target.
-_COPY = """
-part=$2.$(uname -n).$$
-{ mkdir -p -- "$part" && cp -RPp -- "$1/." "$part"; } || { rm -rf -- "$part"; exit 1; }
-mv -T -- "$part" "$2" || { rm -rf -- "$part"; [ -n "$(ls -A -- "$2")" ]; }
+# $1: the output folder, $2: a folder in it, "" for itself. $3, $4: patterns; of the files whose path matches the first,
+# only those whose name matches the second are listed. Prints `<kind> <bytes> <time> <path>`. A working folder cannot be
+# exchanged, and find does not follow links. h: a hard link to another user's file (node/opened.py).
+_SCAN = f"""{BELOW}
+at "$1"
+[ -e "$root/$2" ] || [ -L "$root/$2" ] || {{ ls -d -- "$root/$2" >/dev/null; exit; }}
+enter find "$2" || exit
+find . -type d -o -path "$3" ! -name "$4" -o \\
+  -type f -links +1 ! -user "$(id -u)" -printf "h %s %T@ %P\\0" -o -printf "%y %s %T@ %P\\0"
 """
-_READ = 'tail -c "+$2" -- "$1" | head -c "$3"'
-# $1: a marker. stdin: lines `<offset> <length> <path>`. Prints the marker, then for each line the number of bytes that
-# follow, the bytes and the marker. It reads all lines first, as the sender reads nothing before it has sent all.
-_SPANS = r"""
+_READ = f"""{BELOW}
+slice() {{ tail -c "+$1" | head -c "$2"; }}
+at "$1"; below "$2" slice "$3" "$4"
+"""
+# Prints the number of bytes before the last $3 lines of a file, which may be growing; at most its last $4 bytes count.
+_BEFORE_LAST_LINES = f"""{BELOW}
+count() {{
+  size=$(stat -L -c %s /proc/self/fd/0)
+  from=$((size > $2 ? size - $2 : 0))
+  last=$(tail -c "+$((from + 1))" | head -c $((size - from)) | tail -n "$1" | wc -c)
+  echo " $((size - last))"
+}}
+at "$1"; below "$2" count "$3" "$4"
+"""
+_APPEND = f'{BELOW}\nat "$1"; below "$2" append "$3"'
+# $1: the output folder, $2: a marker. stdin: lines `<offset> <length> ./<path>/`, as `read` drops spaces at the ends; a
+# negative offset counts from the end.
+# Prints the marker, then for each line the number of bytes that follow, the bytes and the marker. It reads all lines
+# first, as the sender reads nothing before it has sent all.
+_SPANS = f"""{BELOW}
+print_span() {{
+  size=$(stat -L -c %s /proc/self/fd/0)
+  from=$(($1 < 0 ? size + $1 : $1))
+  from=$((from > 0 ? from : 0))
+  left=$((size - from < $2 ? size - from : $2))
+  echo $((left > 0 ? left : 0))
+  if [ $left -le 0 ]; then return; fi
+  if [ $from -eq 0 ]; then head -c $left; else tail -c "+$((from + 1))" | head -c $left; fi
+  return 0
+}}
 requests=$(cat)
-echo "$1"
-printf '%s\n' "$requests" | while read -r offset length path; do
-  size=$(wc -c 2>/dev/null <"$path") || size=0
-  left=$((size - offset))
-  [ $left -le "$length" ] || left=$length
-  [ $left -gt 0 ] || left=0
-  echo $left
-  [ $left -eq 0 ] || tail -c "+$((offset + 1))" -- "$path" 2>/dev/null | head -c $left
-  echo "$1"
+at "$1"
+echo "$2"
+printf '%s\\n' "$requests" | while read -r offset length path; do
+  path=${{path#./}}
+  below "${{path%/}}" print_span "$offset" "$length" 2>/dev/null || echo 0
+  echo "$2"
 done
 """
 
-_ENTRY = re.compile(rb"(\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) (.+)", re.DOTALL)
+_ENTRY = re.compile(rb"([a-zA-Z?]) (\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) (.+)", re.DOTALL)
+
+_IGNORED = {
+    b"f": "",
+    b"l": "is a link",
+    b"p": "is a named pipe",
+    b"s": "is a socket",
+    b"b": "is a device",
+    b"c": "is a device",
+    b"h": "is a hard link to another user's file",
+}
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A regular file in a folder; `path` is relative to the folder, with forward slashes."""
+    """A file in a folder; `path` is relative to the folder, with forward slashes.
+
+    ignored: why it is not read, `is a link`; "" for a regular file.
+    """
 
     path: str
     size: int
     mtime: float
+    ignored: str = ""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A range of a file: at most `length` bytes from `offset` on. `path` is absolute."""
+    """A range of a file: at most `length` bytes from `offset` on; a negative offset counts from the end.
+
+    `path` is absolute.
+    """
 
     path: str
     offset: int
@@ -89,15 +141,17 @@ class Files:
         """Make a folder and its parents; new ones get mode 0700. Raises NodeUnfit, NodeUnreachable."""
         self.run(_MAKE_DIR, _absolute(path), doing=f"make the folder {path}")
 
-    def write(self, path: str, pieces: Iterable[bytes], size: int) -> None:
+    def write(self, path: str, pieces: Iterable[bytes], size: int, *, below: str) -> None:
         """Write all `size` bytes or nothing: to a temporary file that is then renamed, mode 0600. Make its folder.
 
-        Raises NodeUnfit, NodeUnreachable.
+        below: the output folder that contains it, and exists. Raises NodeUnfit, also if a folder in it is a link;
+        NodeUnreachable.
         """
         marker = secrets.token_hex(16)
-        temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
+        folder, _, name = relative(path, below).rpartition("/")
+        script = _sh(_RECEIVE, below, folder, name, str(size), marker)
         out, err, deadline = b"", b"", time.monotonic() + _COPY_TIMEOUT
-        with contextlib.closing(self._machine.open(_sh(_RECEIVE, temporary, path, str(size), marker))) as stream:
+        with contextlib.closing(self._machine.open(script)) as stream:
             for piece in pieces:
                 stream.send(piece)
             stream.end_input()
@@ -105,46 +159,76 @@ class Files:
                 out, err = out + found[0], err + found[1]
         if marker.encode() not in out:
             reason = err.decode(errors="replace").strip()[-300:] or f"only part of the {size:,} bytes arrived"
-            fix = "check the free disk space on the node; to free some: launcher clean"
-            raise NodeUnfit(self._machine.node, f"could not write {path}: {reason}", fix)
+            raise self._error(f"write {path}", reason, disk.OUTPUT)
 
-    def scan(self, root: str, skip: Callable[[LauncherError], None] | None = None) -> Sequence[FileEntry]:
-        """Return every regular file below `root`, without following links; empty if `root` does not exist.
+    def scan(
+        self,
+        folder: str,
+        skip: Callable[[LauncherError], None] | None = None,
+        *,
+        below: str | None = None,
+        few: tuple[str, str] = ("", ""),
+        ignored: Callable[[FileEntry], None] | None = None,
+    ) -> Sequence[FileEntry]:
+        """Return every regular file in `folder`, without following links; empty if it does not exist.
 
-        skip: called for each folder in it that is not readable; without it such a folder raises NodeUnfit. Raises
-        NodeUnreachable.
+        below: the output folder that contains it; default: itself. few: a folder in it, of which only files with names
+        of this pattern are returned, as it may have millions. skip: called for each folder in it that is not readable;
+        without it such a folder raises NodeUnfit. ignored: called for each link, FIFO, device, socket, and hard link to
+        another user's file. Raises NodeUnreachable; NodeUnfit also if the folder is a link.
         """
-        done = self.run(_SCAN, _absolute(root), doing=f"list {root}", accept=lambda done: bool(_tool_errors(done.err)))
+        root = below or folder
+        inner = relative(folder, root) if folder != root else ""
+        arguments = (_absolute(root), inner, f"./{few[0]}/*" if few[0] else "", few[1])
+        done = self.run(_SCAN, *arguments, doing=f"list {folder}", accept=lambda done: bool(_tool_errors(done.err)))
         for line in _unreadable(done.err):
             if skip is None or not done.out:
-                raise self._failed(f"list {root}", done)
-            skip(NodeUnfit(self._machine.node, f"in {root}: {line}"))
-        return parse_scan(done.out)
+                raise self._failed(f"list {folder}", done)
+            skip(NodeUnfit(self._machine.node, f"in {folder}: {line}"))
+        found = parse_scan(done.out)
+        for entry in found:
+            if entry.ignored and ignored is not None:
+                ignored(entry)
+        return [entry for entry in found if not entry.ignored]
 
-    def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
+    def read(self, path: str, offset: int = 0, limit: int = 1 << 20, *, below: str) -> bytes:
         """Return at most `limit` bytes from `offset`; b"" at the end of the file.
 
-        Raises FileNotFoundError; NodeUnfit for a file that is not readable; NodeUnreachable.
+        below: the output folder that contains it. Raises FileNotFoundError; NodeUnfit for a file that is not readable,
+        or is a link or another thing than a regular file; NodeUnreachable.
         """
-        arguments = (_absolute(path), str(offset + 1), str(limit))
-        done = self.run(_READ, *arguments, doing=f"read {path}")
-        if _unreadable(done.err):
+        return self._opened(_READ, path, below, str(offset + 1), str(limit))
+
+    def before_last_lines(self, path: str, count: int, most: int, *, below: str) -> int:
+        """Return the number of bytes before the last `count` lines, of which the last `most` bytes are searched.
+
+        Raises the errors of read().
+        """
+        found = re.search(rb" (\d{1,18})\s*$", self._opened(_BEFORE_LAST_LINES, path, below, str(count), str(most)))
+        return int(found[1]) if found else 0
+
+    def _opened(self, script: str, path: str, below: str, *arguments: str) -> bytes:
+        argv = bounded(_OPEN_TIMEOUT, _PREFACE + script, below, relative(path, below), *arguments)
+        done = self._machine.run(argv)
+        if _unreadable(done.err) or (done.code and not _tool_errors(done.err)):
             raise self._failed(f"read {path}", done)
-        if _tool_errors(done.err):
+        if done.code:
             raise FileNotFoundError(path)
         return done.out
 
-    def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
+    def read_spans(self, spans: Sequence[Span], *, below: str) -> Generator[tuple[Span, bytes], None, None]:
         """Yield the bytes of all spans, in order and in pieces, with one request. Close the generator to stop early.
 
-        A span is short if its file has become shorter, is missing, or is not readable. Raises NodeUnreachable, and
-        NodeUnfit if a file was truncated while it was read.
+        below: the output folder that contains all files. A span is short if its file has become shorter, is missing, is
+        not readable, or is not a regular file. Raises NodeUnreachable, and NodeUnfit if a file was truncated while it
+        was read.
         """
         marker, script = secrets.token_hex(16), _SPANS if len(spans) <= _FEW_SPANS else _many_spans()
-        lines = [f"{span.offset} {span.length} {_absolute(span.path, forbidden=_TERMINATORS)}\n" for span in spans]
+        names = [relative(span.path, below, forbidden=_TERMINATORS) for span in spans]
+        lines = [f"{span.offset} {span.length} ./{name}/\n" for span, name in zip(spans, names, strict=True)]
         if not lines:
             return
-        with contextlib.closing(self._machine.open(_sh(script, marker))) as stream:
+        with contextlib.closing(self._machine.open(bounded(_LONGEST_READ, _PREFACE + script, below, marker))) as stream:
             stream.send("".join(lines).encode("utf-8", "surrogateescape"))
             stream.end_input()
             output = _Output(stream, self._machine)
@@ -156,16 +240,19 @@ class Files:
                 if output.line() != marker.encode():
                     raise NodeUnfit(self._machine.node, f"{span.path} was truncated while it was read", "try again")
 
-    def follow(self, path: str, offset: int, lines: Mapping[str, int]) -> Follower:
-        """Return a Follower of these files. Raises NodeUnreachable."""
-        return Follower(self._machine, path, offset, lines)
+    def append(self, path: str, line: str, *, below: str) -> None:
+        """Append a line to a file, if it exists and is a regular file. below: the output folder that contains it.
 
-    def copy_tree(self, source: str, target: str) -> None:
-        """Copy a folder and its contents to `target`; a target that already has files is left unchanged.
-
-        Raises NodeUnfit, also if the disk is full; NodeUnreachable.
+        Raises NodeUnfit if it could not be written, NodeUnreachable.
         """
-        self.run(_COPY, _absolute(source), _absolute(target), doing=f"copy {source}", timeout=_COPY_TIMEOUT)
+        argv = bounded(_OPEN_TIMEOUT, _PREFACE + _APPEND, below, relative(path, below), line)
+        done = self._machine.run(argv)
+        if done.code and b"No such file" not in done.err:
+            raise self._failed(f"append to {path}", done)
+
+    def follow(self, path: str, offset: int, lines: Mapping[str, int], *, below: str) -> Follower:
+        """Return a Follower of these files. below: the output folder that contains them. Raises NodeUnreachable."""
+        return Follower(self._machine, path, offset, lines, below=below)
 
     def run(
         self,
@@ -175,24 +262,29 @@ class Files:
         stdin: bytes = b"",
         timeout: float | None = None,
         accept: Callable[[Done], bool] = lambda _: False,
+        which: str = disk.OUTPUT,
     ) -> Done:
         """Run a shell script; user input must only be in `arguments`. Raises NodeUnfit, NodeUnreachable.
 
-        doing: completes "could not ...". accept: whether an exit code other than 0 counts as success.
+        doing: completes "could not ...". accept: whether an exit code other than 0 counts as success. which: the disk
+        that it writes to.
         """
         done = self._machine.run(_sh(script, *arguments), stdin, timeout)
         if done.code == 0 or accept(done):
             return done
-        raise self._failed(doing, done)
+        raise self._failed(doing, done, which)
 
-    def _failed(self, doing: str, done: Done) -> NodeUnfit:
-        message = done.message
+    def _failed(self, doing: str, done: Done, which: str = disk.OUTPUT) -> NodeUnfit:
+        return self._error(doing, done.message.removeprefix("below: ") or f"exit code {done.code}", which)
+
+    def _error(self, doing: str, reason: str, which: str) -> NodeUnfit:
+        if disk.is_full(reason):
+            found = disk.full(which)
+            return NodeUnfit(self._machine.node, f"{found.what}: could not {doing}", found.fix)
         fix = ""
-        if "No space left" in message or "Disk quota" in message:
-            fix = "free disk space on the node: launcher clean"
-        elif "Permission denied" in message or "Operation not permitted" in message:
+        if "Permission denied" in reason or "Operation not permitted" in reason:
             fix = f"user {self._machine.user} must own it and have access to it; check on the node with: ls -l"
-        return NodeUnfit(self._machine.node, f"could not {doing}: {message or f'exit code {done.code}'}", fix)
+        return NodeUnfit(self._machine.node, f"could not {doing}: {reason}", fix)
 
 
 class _Output:
@@ -243,13 +335,14 @@ class _Output:
 
 
 def parse_scan(listing: bytes) -> list[FileEntry]:
-    """Parse entries `<bytes> <epoch seconds> <path>`, each terminated by a NUL; other text is ignored."""
+    """Parse entries `<kind> <bytes> <epoch seconds> <path>`, each terminated by a NUL; other text is ignored."""
     found = []
     for entry in listing.split(b"\0"):
         match = _ENTRY.fullmatch(entry)
         if match:
-            size, mtime, path = match.groups()
-            found.append(FileEntry(path.decode("utf-8", "surrogateescape"), int(size), float(mtime)))
+            kind, size, mtime, path = match.groups()
+            name = path.decode("utf-8", "surrogateescape")
+            found.append(FileEntry(name, int(size), float(mtime), _IGNORED.get(kind, "is not a regular file")))
     return found
 
 
@@ -257,7 +350,7 @@ def parse_scan(listing: bytes) -> list[FileEntry]:
 def _many_spans() -> str:
     """Return _SPANS as a Python program if the node has Python: a cluster may have the files of 10,000 nodes."""
     program = Path(__file__).with_name("print_spans.py").read_text(encoding="utf-8")
-    return f'python3 -ISc "" 2>/dev/null && exec python3 -ISc {shlex.quote(program)} "$1"\n{_SPANS}'
+    return f'python3 -ISc "" 2>/dev/null && exec python3 -ISc {shlex.quote(program)} "$1" "$2"\n{_SPANS}'
 
 
 def _sh(script: str, *arguments: str) -> list[str]:
@@ -271,9 +364,9 @@ def _absolute(path: str, forbidden: str = "\0") -> str:
 
 
 def _tool_errors(err: bytes) -> list[str]:
-    """Return the lines that find and tail wrote to stderr; other lines are a login shell's own."""
+    """Return the lines that find, ls and `below` wrote to stderr; other lines are a login shell's own."""
     lines = err.decode(errors="replace").splitlines()
-    return [line[:300] for line in lines if line.startswith(("find:", "tail:"))]
+    return [line[:300] for line in lines if line.startswith(("below:", "find:", "ls:"))]
 
 
 def _unreadable(err: bytes) -> list[str]:

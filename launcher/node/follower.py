@@ -1,4 +1,4 @@
-"""Follow growing files of a node: a `tail -F` for each, all through one channel.
+"""Follow growing files of a node: a `tail -f` for each, all through one channel.
 
 launcher.run.followed reads them, from the offsets that it has reached.
 """
@@ -10,17 +10,37 @@ from collections.abc import Mapping
 
 from launcher.errors import NodeUnreachable
 from launcher.node.machine import Machine, shell
+from launcher.node.opened import BELOW, relative
 
 _LONGEST_LINE = 1 << 22  # bytes; of metrics
-# $1, $2: a file and its first byte to send, unchanged, to stdout; further pairs: whole lines to stderr, as `<index of
-# the pair> <line>`. Exits when its stdin ends, and so with the connection, even while the files do not grow.
-_FOLLOW = r"""
-push() { exec tail -c "+$2" -s 0.2 -F -- "$1" 2>/dev/null; }
+_IMPATIENT = 150  # pauses of 0.2 s before the first of 1 s, while a file is missing
+# $1: the output folder. $2, $3: a file and its first byte to send, unchanged, to stdout; further pairs: whole lines to
+# stderr, as `<index of the pair> <line>`. A file that cannot be opened, or not yet, is tried again. An open file is
+# followed even if its name is removed: logs are only appended to. tail opens it again by the descriptor's name, for
+# inotify. Exits when its stdin ends, and so with the connection, even while the files do not grow.
+_FOLLOW = f"""{BELOW}
+folder=$1
+shift
+tail -s 0.2 -c 0 /dev/null 2>/dev/null && often='-s 0.2' || often='' # busybox takes whole seconds
+push() {{
+  turns=0
+  until [ -d "$folder" ]; do pause; done
+  at "$folder"
+  while :; do
+    [ ! -f "$root/$1" ] || below "$1" follow "$2" 2>/dev/null
+    pause
+  done
+}}
+follow() {{ exec tail -c "+$1" $often -f /proc/self/fd/0; }}
+pause() {{
+  turns=$((turns + 1))
+  if [ $turns -gt {_IMPATIENT} ]; then sleep 1; else sleep 0.2 2>/dev/null || sleep 1; fi
+}}
 [ -z "$1" ] || push "$1" "$2" &
 shift 2
 index=0
 while [ $# -gt 1 ]; do
-  (push "$1" "$2") | while IFS= read -r line; do printf '%s %s\n' $index "$line" >&2; done &
+  (push "$1" "$2") | while IFS= read -r line; do printf '%s %s\\n' $index "$line" >&2; done &
   shift 2
   index=$((index + 1))
 done
@@ -37,10 +57,11 @@ class Follower:
     Not thread-safe, except for end().
     """
 
-    def __init__(self, machine: Machine, path: str, offset: int, lines: Mapping[str, int]) -> None:
-        """Paths are absolute; `path` may be "" for none. Raises NodeUnreachable."""
-        pairs = [text for name, start in ((path, offset), *lines.items()) for text in (name, str(start + 1))]
-        self._stream = machine.open(shell(_FOLLOW, *pairs), lasting=True)
+    def __init__(self, machine: Machine, path: str, offset: int, lines: Mapping[str, int], *, below: str) -> None:
+        """Paths are absolute, below the output folder `below`; `path` may be "" for none. Raises NodeUnreachable."""
+        names = [(relative(name, below) if name else "", start) for name, start in ((path, offset), *lines.items())]
+        pairs = [text for name, start in names for text in (name, str(start + 1))]
+        self._stream = machine.open(shell(_FOLLOW, below, *pairs), lasting=True)
         self._machine = machine
         self._path = path
         self._lines = list(lines)

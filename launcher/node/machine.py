@@ -276,8 +276,9 @@ class LocalStream:
         self._wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # the process group includes its children
-            os.killpg(self._process.pid, number)
+        if self._process.returncode is None:  # else its number may be another process's
+            with contextlib.suppress(ProcessLookupError):  # the process group includes its children
+                os.killpg(self._process.pid, number)
 
 
 class LocalMachine(Machine):

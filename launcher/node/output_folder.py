@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from launcher.model.checked import OUTPUT_ROOT
-from launcher.model.plan import RunId
+from launcher.model.plan import RunId, is_run_id
 from launcher.node.files import Files
+from launcher.node.opened import BELOW
 
 MARKER = ".launcher-run"  # a file in the folder, with the run's ID
-_REMOVE_TIMEOUT = 600.0
-# $1: the folder, $2: the run. The marker may exist already, as nodes may share the folder.
-MAKE = f"""
+_TIMEOUT = 600.0  # seconds; a disk or a network may be slow
+# $1: the folder, $2: the run, $3: the working directory. The marker may exist already, as nodes may share the folder.
+# The image's entrypoint may run the program as another user, who must see the code.
+# cat, unlike the shell, reports why a write failed.
+_MAKE = f"""
 mkdir -p -- "$1" || exit
-[ -s "$1/{MARKER}" ] || printf '%s\\n' "$2" >"$1/{MARKER}" || {{ rm -f -- "$1/{MARKER}"; rmdir -- "$1"; exit 1; }}
+[ -s "$1/{MARKER}" ] || printf '%s\\n' "$2" | cat >"$1/{MARKER}" || {{ rm -f -- "$1/{MARKER}"; rmdir -- "$1"; exit 1; }}
+mkdir -p -- "$3" && chmod 755 "$3"
+"""
+# $1: the working directory; then pairs of a source and a path in this folder, at which the engine will mount it. stdin:
+# the code. The engine would create missing mount points as root, which may have no rights here (NFS).
+_UNPACK = """
+cd -- "$1" || exit
+shift
+umask 022
+errors=$(tar -xzpof - 2>&1) || { printf '%s\\n' "$errors" | grep -v 'implausibly old time stamp' >&2; exit 1; }
+while [ $# -ge 2 ]; do
+  if [ ! -e "$2" ] && [ ! -L "$2" ]; then
+    if [ -d "$1" ]; then mkdir -p -- "$2"; else mkdir -p -- "${2%/*}" && TZ=UTC0 touch -t 197001010000 -- "$2"; fi ||
+      exit
+  fi
+  shift 2
+done
 """
 # A program may have made its output folder, the marker or subfolders inaccessible (chmod 000); their owner can undo it.
 # The marker is removed last, so that an interrupted removal can be repeated. Nodes that share the folder remove it at
 # the same time: once it does not exist any more, errors of find do not matter.
-_REMOVE = f"""
+_REMOVE = f"""{BELOW}
 refuse() {{ echo "$1" >&2; exit 1; }}
 unless_gone() {{ [ -e "$folder" ] && refuse "$1"; exit 0; }}
 folder=$1 marker="$1/{MARKER}" home=${{3:-$HOME}}
@@ -27,7 +48,8 @@ case $home in /*) ;; *) refuse "HOME is '$home'; expected an absolute path" ;; e
 chmod u+rwx "$folder" 2>/dev/null
 rmdir -- "$folder" 2>/dev/null && exit
 [ -r "$marker" ] || [ -L "$marker" ] || chmod u+r "$marker" 2>/dev/null
-[ -f "$marker" ] && [ ! -L "$marker" ] && [ "$(head -c 100 -- "$marker")" = "$2" ] ||
+at "$folder"
+[ "$(below {MARKER} head -c 100 2>/dev/null)" = "$2" ] ||
   unless_gone "it has no file {MARKER} of this run"
 find "$folder" -type d ! -perm -700 -exec chmod u+rwx {{}} \\; 2>/dev/null
 find "$folder" -mindepth 1 -maxdepth 1 ! -name {MARKER} -exec rm -rf -- {{}} + && rm -rf -- "$folder" ||
@@ -35,11 +57,31 @@ find "$folder" -mindepth 1 -maxdepth 1 ! -name {MARKER} -exec rm -rf -- {{}} + &
 """
 
 
-def make(files: Files, path: str, run: RunId) -> None:
-    """Make the folder (new folders get mode 0700) and the marker in it. Raises NodeUnfit, NodeUnreachable."""
-    files.run(MAKE, path, run, doing=f"make the folder {path}")
+def make(files: Files, path: str, run: RunId, workdir: str) -> None:
+    """Make the folder (new folders get mode 0700), the marker in it, and a working directory (0755).
+
+    Raises NodeUnfit, NodeUnreachable.
+    """
+    files.run(_MAKE, path, run, workdir, doing=f"make the folder {path}")
+
+
+def unpack(files: Files, workdir: str, code: bytes, mounts: Iterable[tuple[str, str]] = ()) -> None:
+    """Unpack the code (a snapshot's archive) into a working directory, as the ssh user, with its modes and times.
+
+    mounts: sources on the node and paths relative to the working directory, at which an engine will mount them.
+    Raises NodeUnfit, NodeUnreachable.
+    """
+    pairs = [text for source, at in mounts for text in (source, f"./{at}")]
+    files.run(_UNPACK, workdir, *pairs, doing=f"unpack the code into {workdir}", stdin=code, timeout=_TIMEOUT)
+
+
+def runs(files: Files) -> set[RunId]:
+    """Return the runs that have an output folder on the node. Raises NodeUnfit, NodeUnreachable."""
+    script = f'ls -1 -- "${{1:-$HOME}}/{OUTPUT_ROOT}" 2>/dev/null; exit 0'
+    listed = files.run(script, files.home, doing="list output folders").out.decode("utf-8", "replace")
+    return {name for name in listed.splitlines() if is_run_id(name)}
 
 
 def remove(files: Files, path: str, run: RunId) -> None:
     """Remove the folder, if it exists. Raises NodeUnfit with the reason if that is not possible; NodeUnreachable."""
-    files.run(_REMOVE, path, run, files.home, doing=f"remove {path}", timeout=_REMOVE_TIMEOUT)
+    files.run(_REMOVE, path, run, files.home, doing=f"remove {path}", timeout=_TIMEOUT)

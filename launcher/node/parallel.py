@@ -113,7 +113,7 @@ def periodically(report: Callable[[float], object], every: float) -> Iterator[No
 
 
 def uninterrupted(job: Callable[[], T]) -> T:
-    """Return a job's result, or raise its error. A Ctrl-C while it runs is raised after it.
+    """Return a job's result, or raise its error. A Ctrl-C while it runs is raised after it, from its error if any.
 
     Otherwise a container could be created after the caller stopped waiting, and never be removed. The signal itself is
     deferred, as KeyboardInterrupt could be raised between any two instructions, and a Thread.join() that it interrupts
@@ -123,10 +123,16 @@ def uninterrupted(job: Callable[[], T]) -> T:
         return job()  # signals go to the main thread
     interrupts: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    failed: BaseException | None = None
     try:
-        result = job()
+        return job()
+    except BaseException as error:
+        failed = error
+        raise
     finally:
         signal.signal(signal.SIGINT, before)
-    if interrupts:
-        signal.raise_signal(signal.SIGINT)  # no effect if it was ignored before
-    return result
+        if interrupts:
+            try:
+                signal.raise_signal(signal.SIGINT)  # no effect if it was ignored before
+            except KeyboardInterrupt as stop:
+                raise stop from failed

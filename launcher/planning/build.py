@@ -7,11 +7,13 @@ from itertools import accumulate
 
 from launcher.errors import InUse, LauncherError, NodesFailed, NodeUnfit, PlanInvalid
 from launcher.job.models import Job
-from launcher.model.container import WANTED_ULIMITS
+from launcher.model.container import CODE, WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
 from launcher.planning import checks, command, containers, gpu_checks, gpus
+from launcher.planning.rendezvous import is_tunnel
 
+_LIMITS = {"memlock": "locked memory", "stack": "the stack"}
 _WARNED = ("clock", "shared memory")  # the checks that `up` warns about; launcher doctor shows the rest
 
 
@@ -59,7 +61,7 @@ def build(
         code=code,
         rendezvous=rendezvous,
         nodes=nodes,
-        warnings=tuple(_warnings(job, facts, rendezvous, nodes)),
+        warnings=tuple(_warnings(job, facts, image, rendezvous, nodes)),
         min_nodes=job.min_nodes or 0,
         spares=len(job.spares or ()),
     )
@@ -73,12 +75,17 @@ def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
             f"is outside the code folder {job.code}, and containers see only that folder",
             "move it there, or set `code` to a folder that contains it",
         )
-    ports = [checks.master_port(job, node) for node in (facts if job.min_nodes else facts[:1])]  # any may be the master
-    engines = [checks.engine(node, job) for node in facts if node.engine]
-    for check in (*ports, *engines):
+    for error in ports_in_use(job, facts):
+        raise error
+    for check in (checks.engine(node, job) for node in facts if node.engine):
         if check.level is checks.Level.FAIL:
-            error = InUse if check in ports else NodeUnfit
-            raise error(f"node {check.node}", check.what, check.fix)
+            raise NodeUnfit(f"node {check.node}", check.what, check.fix)
+
+
+def ports_in_use(job: Job, facts: Sequence[NodeFacts]) -> list[InUse]:
+    """Return an error for each node that may be the master and on whose rendezvous port something listens."""
+    found = [checks.master_port(job, node) for node in (facts if job.min_nodes else facts[:1])]
+    return [InUse(f"node {each.node}", each.what, each.fix) for each in found if each.level is checks.Level.FAIL]
 
 
 def choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
@@ -109,18 +116,25 @@ def choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
     return chosen
 
 
-def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, nodes: Sequence[NodePlan]) -> list[str]:
-    found = []
+def _warnings(
+    job: Job, facts: Sequence[NodeFacts], image: ImageFacts, rendezvous: Rendezvous, nodes: Sequence[NodePlan]
+) -> list[str]:
+    found = checks.written(job)
+    if image.hidden:
+        names = ", ".join(image.hidden[:3]) + ", ..." * (len(image.hidden) > 3)
+        found.append(f"the job's code at {CODE} hides the image's own files there: {names}")
     if not rendezvous.probed:
         found.append(
             f"sshd forbids testing connections between the nodes; {rendezvous.address} is assumed to be reachable"
         )
+    for limit, _ in WANTED_ULIMITS if job.runtime == "docker" else ():
+        limited = [node.name for node in facts if limit not in dict(node.ulimits)]
+        if limited:
+            found.append(f"{_LIMITS[limit]} is limited on {', '.join(limited)}")
+    if any(map(is_tunnel, rendezvous.interfaces)):
+        names = ", ".join(dict.fromkeys(filter(is_tunnel, rendezvous.interfaces)))
+        found.append(f"the nodes communicate over {names}, a tunnel, which is slower than the network below it")
     for node, planned in zip(facts, nodes, strict=True):
-        missing = [name for name, _ in WANTED_ULIMITS if name not in dict(node.ulimits)]
-        if missing and job.runtime == "docker":
-            found.append(
-                f"{node.name}: the engine does not grant ulimit {', '.join(missing)}; the node's limit is used"
-            )
         found += [
             f"{check.node}: {check.what}. {check.fix}"
             for check in checks.of_node(node, job)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,6 +17,7 @@ SMALL_SHM = 1 << 30
 CLOCK_SLACK = 5.0
 LITTLE_DISK = 40 << 30  # an NVIDIA PyTorch image has 20 GiB or more, and is unpacked next to its archive
 NO_DISK = 2 << 30
+_EXPANDED_BY_A_SHELL = re.compile(r"^~(/|$)|\$(\w|\{\w)")
 OLDEST = {
     "Docker": "20.10",  # the oldest tested version
     "podman": "4.0",  # the oldest version with a tested Docker API
@@ -41,6 +43,15 @@ class Check:
     fix: str = ""
 
 
+def written(job: Job) -> list[str]:
+    """Return a note for each variable that a shell would expand: the launcher passes it as written."""
+    every = [job.env, *(entry.env for entry in job.machines)]
+    named = {name: value for env in every for name, value in env.items() if _EXPANDED_BY_A_SHELL.search(value)}
+    return [
+        f"env {name}: {value} is passed as written; ~ and variables are not expanded" for name, value in named.items()
+    ]
+
+
 def of_node(node: NodeFacts, job: Job | None = None) -> list[Check]:
     """Return all checks of a single node except those of its GPUs. job: the job it will run, if known."""
     docker = job is None or job.runtime == "docker"
@@ -53,9 +64,22 @@ def of_node(node: NodeFacts, job: Job | None = None) -> list[Check]:
 def master_port(job: Job, master: NodeFacts) -> Check:
     if job.port not in master.listening:
         return Check(master.name, "port", Level.OK, f"{job.port} is free for the rendezvous")
-    what = f"rendezvous port {job.port} is in use"
-    fix = "stop the program that uses it (another run? see `launcher runs`), or choose another port: --set port=29501"
-    return Check(master.name, "port", Level.FAIL, what, fix)
+    what, held = f"rendezvous port {job.port} is in use", master.port_claim
+    if held is None:
+        fix = f"stop that program, wait for its end: --wait, or {another_port(job.port)}"
+        return Check(master.name, "port", Level.FAIL, f"{what} by a program that is not a run", fix)
+    fix = wait_or_stop(held.run, held.hosts, another_port(job.port))
+    return Check(master.name, "port", Level.FAIL, f"{what} by run {held.run} of {held.owner}", fix)
+
+
+def another_port(port: int) -> str:
+    return f"choose another port: --set port={port + 1 if port < 65535 else port - 1}"
+
+
+def wait_or_stop(run: str, hosts: Sequence[str], other: str) -> str:
+    """Return the fix for a GPU or port that a run holds. hosts: of all its nodes. other: the alternative."""
+    stop = f"launcher down {run} --nodes {','.join(dict.fromkeys(hosts))}"
+    return f"wait for it: --wait; {other}; or stop that run: {stop}"
 
 
 def engine(node: NodeFacts, job: Job | None = None) -> Check:

@@ -1,6 +1,6 @@
 """Plan of a job for a cluster, which chooses the machines: all nodes are alike, and their addresses are not known.
 
-launcher/export renders it as an sbatch script or as Kubernetes manifests.
+A target of `launcher export` renders it as text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from launcher.job.models import Job
 from launcher.job.problems import Path
-from launcher.planning import command
+from launcher.planning import checks, command
 
 Refused = Iterator[tuple[Path, str]]  # a key of the job file, and why the target does not support it
 
@@ -52,7 +52,7 @@ def build(job: Job, python: str, gpus_of_a_node: int | None = None) -> ClusterPl
         image="" if job.image is None or job.runtime == "process" else job.image.ref or job.image.base or "",
         program=program if job.run.command is not None else (python, *program),
         env={**base, **job.env},
-        warnings=(unknown,) if everything is None else (),
+        warnings=(*checks.written(job), *([unknown] if everything is None else [])),
     )
 
 

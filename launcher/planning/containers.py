@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import posixpath
 
@@ -12,9 +11,9 @@ from launcher.job.models import Job
 from launcher.job.parts import NodeEntry
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
-from launcher.model.container import CODE, KIT, ContainerSpec, Layout, Mount
+from launcher.model.container import CODE, KIT, WORKDIR, ContainerSpec, Layout, Mount
 from launcher.model.facts import NodeFacts
-from launcher.model.plan import RunId, plain
+from launcher.model.plan import RunId
 from launcher.planning import command, gpus
 from launcher.planning.command import Context
 
@@ -24,6 +23,11 @@ INFINIBAND = "/dev/infiniband"
 def output_dir(home: str, run: RunId) -> str:
     """Return the run's output folder on a node, the same for both runtimes."""
     return posixpath.join(home, OUTPUT_ROOT, run)
+
+
+def workdir(output: str, node: str) -> str:
+    """Return a node's working directory in the run's output folder."""
+    return posixpath.join(output, WORKDIR, node)
 
 
 def assumed_data(job: Job, home: str) -> tuple[Mount, ...]:
@@ -37,8 +41,8 @@ def layout(job: Job, node: NodeFacts, run: RunId) -> Layout:
     if job.runtime == "docker":
         return Layout(code=CODE, output=job.output, kit=KIT)
     output = output_dir(node.home, run)
-    own = posixpath.join(output, ".node", node.name)
-    return Layout(code=posixpath.join(own, "code"), output=output, kit=posixpath.join(own, "kit"))
+    kit = posixpath.join(output, ".node", node.name, "kit")
+    return Layout(code=workdir(output, node.name), output=output, kit=kit)
 
 
 def container(
@@ -60,12 +64,14 @@ def container(
         env=_environment(context, entry, node, rank, uuids, len(ranks), paths.output),
         layout=paths,
         output_dir=output_dir(node.home, context.run),
+        workdir=workdir(output_dir(node.home, context.run), node.name),
         user=("0:0" if rootless else f"{node.uid}:{node.gid}") if docker else "",
         groups=() if rootless or not docker else tuple(g for g in node.groups if g != node.gid),
         mounts=(*job.mounts, *node.data) if docker else (),
         gpus=uuids,
         gpu_driver=gpu_driver,
         ipc=job.docker.ipc,
+        userns="host" if docker and node.engine is not None and node.engine.remapped else "",
         ulimits=node.ulimits,
         devices=devices,
         cap_add=job.docker.cap_add,
@@ -147,7 +153,6 @@ def labelled(
         labels.NODE_RANK: str(rank),
         labels.RANKS: f"{ranks.start}+{len(ranks)}",
         labels.NODES: labels.SPLIT.join(hosts),
-        labels.SPEC: hashlib.sha256(json.dumps(plain(spec), sort_keys=True).encode()).hexdigest()[:16],
         labels.CODE: context.code,
         labels.GPUS: labels.SPLIT.join(spec.gpus),
         labels.OUTPUT: spec.output_dir,

@@ -28,7 +28,8 @@ def of_node(node: NodeFacts, wanted: Gpus, *, docker: bool) -> Iterator[Check]:
         chosen = ()
     else:
         models = ", ".join(sorted({gpu.name for gpu in node.gpus}))
-        what = f"{len(chosen)} of {len(gpus.devices(node))}" + (f": {models}" if models else "")
+        count = len(gpus.devices(node))
+        what = (f"{len(chosen)} of {count}" if count else "none") + (f": {models}" if models else "")
         yield Check(node.name, "gpus", Level.OK, what)
         problem = fault(node)
         if problem is not None:

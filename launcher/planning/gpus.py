@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from launcher.errors import InUse, NodeUnfit
 from launcher.job.scalars import Gpus, duration
 from launcher.model.facts import Gpu, NodeFacts
+from launcher.model.sizes import counted
 from launcher.planning.gpu_faults import Fault, broken, fault
 
 LITTLE = 1024  # MiB in use on a GPU that still counts as idle: by the driver, by a desktop
@@ -81,7 +82,7 @@ def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
 
 
 def _idle(node: NodeFacts, count: int, found: Sequence[Device], problem: Fault | None) -> tuple[str, ...]:
-    requested = f"{count} GPU{'' if count == 1 else 's'} requested"
+    requested = f"{counted(count, 'GPU')} requested"
     if count > len(found):
         raise _lacks(node, requested, problem)
     idle = [device.uuid for device in found if not user(node, device)]

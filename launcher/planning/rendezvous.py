@@ -8,7 +8,7 @@ and `choose` selects one.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from launcher.errors import NodeUnfit
 from launcher.model.facts import NodeFacts, Probe, Reach
@@ -16,6 +16,9 @@ from launcher.model.plan import Rendezvous
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"
+_NO_LO = "move the address to a dummy interface (ip link add dummy0 type dummy), or give a network interface one"
+# Tunnels to other machines, which are slower than the network below them.
+_TUNNELS = ("wg", "tailscale", "tun", "zt", "ppp")
 # Bridges and tunnels inside the machine: other machines cannot use their addresses, so they are tried last.
 _INWARD = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lxc", "podman")
 
@@ -24,7 +27,8 @@ def candidates(facts: Sequence[NodeFacts], address: str | None = None) -> tuple[
     """Return the addresses of the first node to try from the other nodes, best first.
 
     `address`: address from the job file; then the only candidate. Addresses in a network that all nodes share come
-    first, then others, bridges of the machine last. Loopback and link-local addresses are excluded.
+    first, then others, then those of the loopback interface (known to routers by BGP), of tunnels, and of bridges of
+    the machine. Loopback and link-local addresses are excluded.
     """
     if address:
         return (address,)
@@ -34,9 +38,24 @@ def candidates(facts: Sequence[NodeFacts], address: str | None = None) -> tuple[
         if value.is_loopback or value.is_link_local or value.version != 4:
             continue
         shared = all(any(a.network == value.network and a.ip != value.ip for _, a in other) for other in others)
-        rank = 2 if interface.startswith(_INWARD) else (0 if shared else 1)
-        found.append((rank, index, str(value.ip)))
+        found.append((_preference(interface, shared=shared), index, str(value.ip)))
     return tuple(ip for _, _, ip in sorted(found))
+
+
+def _preference(interface: str, *, shared: bool) -> int:
+    """Return the place of an interface in the order of candidates(). shared: its network is that of all nodes."""
+    if interface.startswith(_INWARD):
+        return 4
+    if is_tunnel(interface):
+        return 3
+    if interface == LOOPBACK_INTERFACE:
+        return 2
+    return 0 if shared else 1
+
+
+def is_tunnel(interface: str) -> bool:
+    """Whether it leads to other machines through a VPN or a dial-up connection."""
+    return interface.startswith(_TUNNELS)
 
 
 def choose(
@@ -55,10 +74,11 @@ def choose(
         return on_one_machine(1, port)
     tried = candidates(facts, given[0])
     if not tried:
+        usable = [str(a.ip) for _, a in _addresses(master) if not (a.is_loopback or a.is_link_local)]
         raise NodeUnfit(
             f"node {master.name}",
             "has no IPv4 address that other machines could reach",
-            "set one in the job file: nodes: [{host: " + master.host + ", address: 10.0.0.5}, ...]",
+            f"set one in the job file: nodes: [{{host: {master.host}, address: {next(iter(usable), 'ADDRESS')}}}, ...]",
         )
     known = {(p.source, p.address): p.reach for p in probes if p.target == master.name}
     reach = {ip: {other.name: known.get((other.name, ip), Reach.UNKNOWN) for other in others} for ip in tried}
@@ -82,9 +102,15 @@ def choose(
 def _settle(facts: Sequence[NodeFacts], given: Sequence[str | None], ip: str, port: int, *, probed: bool) -> Rendezvous:
     own = [ip] + [given[i] or source_address(node, ip) for i, node in enumerate(facts) if i > 0]
     names = []
-    for node, address in zip(facts, own, strict=True):
+    for rank, (node, address) in enumerate(zip(facts, own, strict=True)):
         addresses = _addresses(node)
-        name = next((name for name, a in addresses if str(a.ip) == address), None)
+        holders = [name for name, a in addresses if str(a.ip) == address]
+        name = next((name for name in holders if name != LOOPBACK_INTERFACE), None)
+        if holders and name is None:  # gloo and NCCL would use 127.0.0.1
+            name = _outgoing(node, ip if rank else own[-1] or ip)
+            if name is None:
+                what = f"has its address {address} on lo, which gloo and NCCL cannot use, and no other one towards {ip}"
+                raise NodeUnfit(f"node {node.name}", what, _NO_LO)
         if name is None:
             raise NodeUnfit(
                 f"node {node.name}",
@@ -97,9 +123,19 @@ def _settle(facts: Sequence[NodeFacts], given: Sequence[str | None], ip: str, po
 
 def source_address(node: NodeFacts, destination: str) -> str:
     """Return the node's source address for `destination`, by its routes (longest prefix, then metric); "" if none."""
-    target, addresses = ipaddress.ip_address(destination), _addresses(node)
-    if any(a.ip == target for _, a in addresses):
+    target = ipaddress.ip_address(destination)
+    if any(a.ip == target for _, a in _addresses(node)):
         return destination
+    return next((address for _, address in _ways(node, destination)), "")
+
+
+def _outgoing(node: NodeFacts, destination: str) -> str | None:
+    return next((name for name, _ in _ways(node, destination) if name != LOOPBACK_INTERFACE), None)
+
+
+def _ways(node: NodeFacts, destination: str) -> Iterator[tuple[str, str]]:
+    """Yield interfaces that lead to the destination, each with its address, in the order of the node's routes."""
+    target, addresses = ipaddress.ip_address(destination), _addresses(node)
     matching = [
         (-network.prefixlen, route.metric, route.interface)
         for route in node.routes
@@ -107,11 +143,10 @@ def source_address(node: NodeFacts, destination: str) -> str:
         and target in network
     ]
     for _, _, name in sorted(matching):
-        of_interface = [a for i, a in addresses if i == name]
-        inside = [a for a in of_interface if target in a.network] or [a for a in of_interface if a.version == 4]
+        own = [a for i, a in addresses if i == name and a.version == target.version]
+        inside = [a for a in own if target in a.network] or [a for a in own if not a.is_link_local]
         if inside:
-            return str(inside[0].ip)
-    return ""
+            yield name, str(inside[0].ip)
 
 
 def _addresses(node: NodeFacts) -> list[tuple[str, ipaddress.IPv4Interface | ipaddress.IPv6Interface]]:

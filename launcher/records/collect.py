@@ -20,17 +20,21 @@ from operator import itemgetter
 from pathlib import Path
 
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHere
+from launcher.faults import disk
 from launcher.job.settings import read_settings
+from launcher.model.container import WORKDIR
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.parallel import run_all_settled
 from launcher.records import generations
 from launcher.records.masking import Masker
-from launcher.records.paths import GENERATIONS
+from launcher.records.paths import GENERATIONS, as_shown
 from launcher.records.store import NodeOfRun
-from launcher.records.wanted import Want, want
+from launcher.records.wanted import EVENTS, Want, want
+from launcher.records.workdir import SentCode, is_sent
 from launcher.records.writer import NO_MASK, append, replace
 
+_IGNORED_NAMED = 5  # links, FIFOs and such; a program may make thousands
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # writing any other file fails too
 
 
@@ -86,10 +90,17 @@ class Collected:
 
 
 def collect(
-    folders: Sequence[OutputFolder], local: Path, *, mask: Masker = NO_MASK, checkpoints: bool = False
+    folders: Sequence[OutputFolder],
+    local: Path,
+    *,
+    mask: Masker = NO_MASK,
+    checkpoints: bool = False,
+    code: SentCode | None = None,
 ) -> list[Collected | LauncherError]:
     """Copy new data from all folders in parallel; return an error for a folder from which nothing could be copied.
 
+    checkpoints: also copy them, and what the program wrote to its working directory. code: the files that were sent
+    there, which are not copied unless they were changed.
     If several folders have a file of the same name, that of the first folder is copied. A growing file that is smaller
     on the node than here is not changed here.
     """
@@ -97,7 +108,8 @@ def collect(
     until = math.inf if checkpoints else time.monotonic() + limits.collect  # the user waits for checkpoints
     try:
         most = shutil.disk_usage(local).free if checkpoints else limits.file
-        plans = run_all_settled([partial(_plan, folder, local, most, checkpoints=checkpoints) for folder in folders])
+        planned = partial(_plan, local=local, most=most, checkpoints=checkpoints, code=code or {})
+        plans = run_all_settled([partial(planned, folder) for folder in folders])
         taken: set[Path] = set()
         copies: list[Callable[[], Collected]] = []
         for folder, plan in zip(folders, plans, strict=True):
@@ -114,14 +126,16 @@ def collect(
 
 
 def _plan(
-    folder: OutputFolder, local: Path, most: int, *, checkpoints: bool
+    folder: OutputFolder, *, local: Path, most: int, checkpoints: bool, code: SentCode
 ) -> tuple[list[_Fetch], list[LauncherError]]:
     """Return the files to copy, and errors for the others. most: bytes; larger files are left on the node."""
     fetches: list[_Fetch] = []
     problems: list[LauncherError] = []
-    for entry in folder.files.scan(folder.path, problems.append):
+    ignored: list[FileEntry] = []
+    few = ("", "") if checkpoints else (WORKDIR, EVENTS)
+    for entry in folder.files.scan(folder.path, problems.append, few=few, ignored=ignored.append):
         wanted = want(entry.path, checkpoints=checkpoints)
-        if wanted is None:
+        if wanted is None or not _is_own(entry, folder, code):
             continue
         target = local / wanted.local
         try:
@@ -137,7 +151,24 @@ def _plan(
             problems.append(NodeUnfit(folder.node, what, fix))
         else:
             fetches.append(_Fetch(entry, target, max(0, size) if wanted.grows else 0, wanted))
+    missed = [entry for entry in ignored if _is_missed(entry, checkpoints) and _is_own(entry, folder, code)]
+    problems += [NodeUnfit(folder.node, f"{entry.path} {entry.ignored}: ignored") for entry in missed[:_IGNORED_NAMED]]
+    if (more := len(missed) - _IGNORED_NAMED) > 0:
+        problems.append(NodeUnfit(folder.node, f"{more} more links and special files in {folder.path} ignored"))
     return fetches, problems
+
+
+def _is_missed(entry: FileEntry, checkpoints: bool) -> bool:
+    """Return whether it would be copied if it were a regular file, or contain such files if it were a folder."""
+    return any(want(entry.path + inside, checkpoints=checkpoints) for inside in ("", "/file", "/node/file"))
+
+
+def _is_own(entry: FileEntry, folder: OutputFolder, code: SentCode) -> bool:
+    """Return False for another node's working directory, whose own copy counts, and for unchanged files of the code."""
+    top, _, rest = entry.path.partition("/")
+    node, _, path = rest.partition("/")
+    kind = "l" if entry.ignored else "f"
+    return top != WORKDIR or (node in folder.nodes and not is_sent(code, path, entry.size, entry.mtime, kind))
 
 
 def _copy(
@@ -153,7 +184,7 @@ def _copy(
     while left:
         now = None
         try:
-            with closing(folder.files.read_spans(left)) as pieces:
+            with closing(folder.files.read_spans(left, below=folder.path)) as pieces:
                 for now, group in itertools.groupby(_timed(pieces, until, folder.node), key=itemgetter(0)):
                     unread.discard(now)
                     try:
@@ -187,6 +218,9 @@ def _timed(pieces: Iterable[tuple[Span, bytes]], until: float, node: str) -> Ite
 
 
 def _no_room(target: Path, error: OSError) -> NoRoomHere:
+    if disk.is_full(error):
+        found = disk.full(f"the disk of {as_shown(target)}")
+        return NoRoomHere("this machine", found.what, "free some space there, then run: launcher fetch")
     return NoRoomHere(
-        "this machine", f"could not write {target}: {error.strerror}", "free disk space, then run: launcher fetch"
+        "this machine", f"could not write {as_shown(target)}: {error.strerror}", "later, run: launcher fetch"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.errors import UsageError
+from launcher.records.paths import as_shown
 
 APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND
 WRITE = os.O_RDWR | os.O_CREAT
@@ -33,7 +34,7 @@ def descriptor_of(path: Path | str, flags: int) -> int:
 
 def not_a_folder(path: Path) -> str:
     """Return why an existing `path` is not a folder, such as a link to an unmounted disk, else ""."""
-    if path.is_dir() or not (path.exists() or path.is_symlink()):
+    if not (path.exists() or path.is_symlink()) or path.is_dir():  # in this order: another run may just create it
         return ""
     if not path.is_symlink():
         return "is not a folder"
@@ -45,4 +46,4 @@ def require_folder(path: Path) -> None:
     if what := not_a_folder(path):
         linked = path.is_symlink()
         fix = "mount or create that folder, or remove the link" if linked else "move it: runs are recorded here"
-        raise UsageError(str(path), what, fix)
+        raise UsageError(str(as_shown(path)), what, fix)

@@ -10,7 +10,7 @@ from launcher.errors import LauncherError
 from launcher.job.loader import parse_job
 from launcher.job.overrides import variant_name
 from launcher.job.scalars import Args, ArgValue
-from launcher.model.plan import Membership
+from launcher.model.plan import Membership, RunId
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, created, find, job_of, records
 
@@ -31,14 +31,21 @@ def latest_of(group: str, runs: Path = RUNS) -> dict[str, Record]:
     return {member.variant: record for record, member in known if member and member.group == group}
 
 
+def runs_of(group: str, runs: Path = RUNS) -> list[RunId]:
+    """Return all runs of a group, the latest last: a variant may have several."""
+    every = [(record.run, membership(record)) for record in records(runs)]
+    return [run for run, member in every if member and member.group == group]
+
+
 def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str | None]]:
     """Return the selected runs, each once, with their variants.
 
     A run ID or a unique prefix of one selects that run. A group's ID, or the name of a job whose latest run belongs to
     a group, selects the latest run of each variant of the group, the earliest first. An empty list selects the group of
-    the latest run, else all runs of its job. Raises RunUnknown.
+    the latest run, else all runs of its job. Runs that never started are only selected by their ID. Raises RunUnknown.
     """
-    known = [(record, membership(record)) for record in records(runs)]
+    every = [(record, membership(record)) for record in records(runs)]
+    known = [(record, member) for record, member in every if not record.refused]
     if not wanted:
         latest = find(None, runs).run
         of_job = [record.run for record, _ in known if job_of(record.run) == job_of(latest)]
@@ -50,8 +57,8 @@ def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str |
     for text in wanted:
         group = groups.get(text)
         only = None if group else find(text, runs).run
-        for record, member in known:
-            if record.run == only or (group and member and member.group == group and last[member] == record.run):
+        for record, member in every:
+            if record.run == only or (group and member and member.group == group and last.get(member) == record.run):
                 chosen.setdefault(record.run, (record, member.variant if member else None))
     return list(chosen.values())
 
@@ -65,14 +72,9 @@ def labels(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
     found = list(names)
     for name, count in Counter(names).items():
         same = [index for index, other in enumerate(names) if other == name]
-        settings = {index: _settings(chosen[index][0]) for index in same if count > 1}
-        known = dict.fromkeys(key for one in settings.values() for key in one)
-        keys = [key for key in known if len({one.get(key) for one in settings.values()}) > 1]
-        if "nodes" in keys:
-            keys = [key for key in keys if key != "hosts"]
-        if keys:
-            for index, one in settings.items():
-                difference = variant_name({key: _short(one.get(key, "default")) for key in keys[:_MOST]})
+        for index, one in zip(same, differences([chosen[index] for index in same]), strict=True):
+            if one:
+                difference = variant_name(dict([*one.items()][:_MOST]))
                 found[index] = difference if count == len(names) else f"{name} {difference}"
     for more in (_date, lambda run: run[-4:]):
         counts = Counter(found)
@@ -81,6 +83,16 @@ def labels(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
             for label, (record, _) in zip(found, chosen, strict=True)
         ]
     return found
+
+
+def differences(chosen: Sequence[tuple[Record, str | None]]) -> list[dict[str, ArgValue]]:
+    """Return for each run the settings of its job file that are not the same in all of them."""
+    settings = [_settings(record) for record, _ in chosen] if len(chosen) > 1 else [{}] * len(chosen)
+    known = dict.fromkeys(key for one in settings for key in one)
+    keys = [key for key in known if len({one.get(key) for one in settings}) > 1]
+    if "nodes" in keys:
+        keys = [key for key in keys if key != "hosts"]
+    return [{key: _short(one.get(key, "default")) for key in keys} for one in settings]
 
 
 def _date(run: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import RunUnknown
 from launcher.job.scalars import duration
 from launcher.records.paths import RunPaths
-from launcher.records.store import read_json_lines
+from launcher.records.store import Record, read_json_lines
 
 Line = Mapping[str, Any]
 
@@ -113,10 +113,13 @@ def top1(epoch: Line) -> float | None:
 def read(paths: RunPaths, label: str) -> Measured:
     """Return the measurements of a run. Raises RunUnknown if there are none."""
     if not paths.metrics.exists():
+        if (Record(paths).result() or {}).get("state") == "done":
+            fix = "compare needs the lines that the launcher's trainer writes there: see docs/your-program.md"
+            raise RunUnknown(paths.run, "the program writes no metrics.jsonl", fix)
         raise _nothing(paths.run, "this machine has no metrics.jsonl of the run")
     try:
         return measure(read_json_lines(paths.metrics), paths.run, label)
-    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise _nothing(paths.run, "its metrics.jsonl does not have the format of the trainer") from error
 
 
@@ -136,19 +139,23 @@ def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
     devices = int(start.get("devices", world))
     memory = [value for epoch in epochs if (value := number(epoch.get("memory_mb"))) is not None]
     mfu = [value for step in steps if (value := number(step.get("mfu"))) is not None]
+    accuracies = [value for epoch in epochs if (value := number(epoch["val"]["top1"])) is not None]
+    rate, method = steady_rate(lines), start.get("parallel")
+    if devices < 1 or not 0 < rate < float("inf"):
+        raise ValueError(f"{devices} devices, {rate} images per second")
     return Measured(
         run=run,
         label=label,
-        method=start.get("parallel") or ("ddp" if world > 1 else "single"),
+        method=method if isinstance(method, str) and method else "ddp" if world > 1 else "single",
         devices=devices,
         batch=int(start["global_batch"]),
-        images_per_s=steady_rate(lines),
-        accuracy=epochs[-1]["val"]["top1"] if epochs else None,
-        best=max((epoch["val"]["top1"] for epoch in epochs), default=None),
-        train_accuracy=epochs[-1]["train"]["top1"] if epochs else None,
+        images_per_s=rate,
+        accuracy=number(epochs[-1]["val"]["top1"]) if epochs else None,
+        best=max(accuracies, default=None),
+        train_accuracy=number(epochs[-1]["train"]["top1"]) if epochs else None,
         memory_mb=max(memory, default=None),
         mfu=statistics.median(mfu) if mfu else None,
-        seconds=sum(end["seconds"] for end in ends) if ends else None,
+        seconds=sum(float(end["seconds"]) for end in ends) if ends else None,
         epochs=len({epoch["epoch"] for epoch in epochs}),
         arch=str(start.get("arch", "")),
         losses=_losses(lines),

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.model.container import WORKDIR
 from launcher.model.plan import RunId
 
 RUNS = Path("runs")
 GENERATIONS = "generations"  # in the output folder and in runs/ID; see launcher.records.generations
 
 
+def as_shown(path: Path) -> Path:
+    """Return a local path as messages show it: from the working directory if it is below that."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 class RunPaths:
-    """`runs/<run id>/` in the caller's working directory."""
+    """`runs/<run id>/` in the caller's working directory, which a program may change later."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = root = root.absolute()
         self.run: RunId = root.name
         self.job = root / "job.yaml"
         self.plan = root / "plan.json"
         self.code = root / "code.tar.gz"
+        self.left_out = root / "left_out.json"  # what is in the code folder and was not sent
         self.events = root / "events.jsonl"
         self.logs = root / "logs"
         self.tensorboard = root / "tensorboard"
@@ -31,6 +38,7 @@ class NodePaths:
 
     def __init__(self, output: str, node: str) -> None:
         self.output = output
+        self.workdir = f"{output}/{WORKDIR}/{node}"  # the code, and what the program writes beside it
         self.log = f"{output}/logs/{node}.log"  # all output of the node's processes, in order
         self.clock = f"{output}/logs/{node}.clock"  # lines `<epoch seconds> <bytes of the log by then>`
         self.attempts = f"{output}/state/{node}.attempts"  # launcher.run.attempts

@@ -9,59 +9,101 @@ import os
 import stat
 import tarfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
 from launcher.errors import JobInvalid
-from launcher.job.files import code_folder
+from launcher.job.files import code_folder, secret_files
 from launcher.job.models import Job
 from launcher.model.progress import Log
-from launcher.records.code_files import CodeFile, code_files, readable
+from launcher.model.sizes import size_text
+from launcher.records.code_files import CREDENTIALS, CodeFile, LeftOut, code_files, holds_credentials, readable
+from launcher.records.links import check_links
 from launcher.records.trainer import TRAINER, needed_trainer
 
 LIMIT = 512 << 20
+LARGE = 50_000_000  # bytes of code above which its largest files are named
 SLOW = 3.0  # seconds until packing reports its progress; the interval doubles each time
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """`archive` is a tar.gz with relative names; `digest` is the digest of its files.
 
-    With the launcher's trainer it is "DIGEST with train DIGEST", so that each part can be compared.
+    With the launcher's trainer it is "DIGEST with train DIGEST", so that each part can be compared. folder: the code's.
     """
 
     archive: bytes
     digest: str
+    folder: Path = field(compare=False)
+    left_out: LeftOut = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a job's code, before any of them is read. trainer: the launcher's own, if it is to be added."""
+
+    folder: Path
+    files: Sequence[CodeFile]
+    left_out: LeftOut
+    trainer: Path | None = None
+    broken: Sequence[str] = ()  # links that lead nowhere, here neither
 
 
 def snapshot(folder: Path, log: Log = lambda _: None) -> Snapshot:
-    """Pack the folder, without files that .gitignore or .dockerignore exclude.
+    """Pack a folder without what `code_files` leaves out.
 
     Symbolic links are kept as links. Raises JobInvalid if the code is larger than 512 MiB, naming the largest files,
     before reading any file; and if a file or a folder cannot be read.
     """
+    left_out = LeftOut()
     with readable(folder):
-        watch = _Watch(log)
-        return _archive(_within_limit(folder, watch), (), watch)
+        return _archive(Listing(folder, _within_limit(folder, left_out, _Watch(log)), left_out), _Watch(log))[0]
 
 
-def pack(job: Job, cwd: Path, log: Log) -> Snapshot:
-    """Pack a job's code, with the launcher's trainer if the job runs the module `train` and the code does not have it.
+def list_code(job: Job, cwd: Path, log: Log, *, bare: bool = False) -> Listing:
+    """List a job's code. The launcher's trainer is added if the job runs the module `train` and the code lacks it.
 
-    Raises JobInvalid like `snapshot` and `needed_trainer`.
+    bare: a cluster runs the job without containers. Raises JobInvalid like `snapshot` and `needed_trainer`, and if a
+    link leads to something that is not sent.
     """
-    folder = code_folder(job, cwd)
+    folder, left_out = code_folder(job, cwd), LeftOut()
     with readable(folder):
-        watch = _Watch(log)
-        files = _within_limit(folder, watch)
-        trainer = needed_trainer(job, folder, files)
-        if trainer is None:
-            return _archive(files, (), watch)
-        log(f"the code has no module {TRAINER}: adding the launcher's own, {trainer}")
-        added = [replace(file, name=f"{TRAINER}/{file.name}") for file in code_files(trainer)]
-        return _archive(files, added, watch)
+        secrets = {os.path.relpath(path, folder) for path in secret_files(job, cwd)}
+        files = _within_limit(folder, left_out, _Watch(log))
+        left_out.why.update((file.name, CREDENTIALS) for file in files if file.name in secrets and not file.wanted)
+        files = [file for file in files if file.name not in left_out.why]
+        _check_script(job, cwd, folder, left_out)
+        broken = check_links(job, folder, files, left_out, visible=bare or job.runtime == "process")
+        return Listing(folder, files, left_out, needed_trainer(job, folder, files), broken)
+
+
+def _check_script(job: Job, cwd: Path, folder: Path, left_out: LeftOut) -> None:
+    script = job.run.script
+    if script is not None and (entry := left_out.entry(os.path.relpath(cwd / script, folder))):
+        job.refuse([(("run", "script"), f"{script} is not sent: {entry} is left out ({left_out.why[entry]})")])
+
+
+def pack(listing: Listing, log: Log) -> Snapshot:
+    """Pack a job's code, and report what is sent and what is left out. Raises JobInvalid if a file cannot be read."""
+    with readable(listing.folder):
+        if listing.trainer is not None:
+            log("using the launcher's trainer")
+        packed, files = _archive(listing, _Watch(log))
+    why = listing.left_out.why
+    log(_summary(files, listing.left_out))
+    if error := listing.left_out.git_error:
+        log(f"warning: .gitignore excludes files even if git tracks them, as git cannot list them: {error}")
+    if secret := [name for name, reason in why.items() if reason == CREDENTIALS]:
+        fix = f"pass values with `secrets`; to send it nevertheless, add a line `!{secret[0]}` to .dockerignore"
+        log(f"left out of the code, as {CREDENTIALS}: {_named(secret)}; {fix}")
+    if listing.broken:
+        log(f"links in the code that lead nowhere: {_named(listing.broken)}")
+    return packed
 
 
 def repack(archive: bytes, prefix: str, uid: int, gid: int) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
@@ -92,17 +134,16 @@ class _Watch:
             self._next = now + (now - self._began)
 
 
-def _within_limit(folder: Path, watch: _Watch) -> list[CodeFile]:
+def _within_limit(folder: Path, left_out: LeftOut, watch: _Watch) -> list[CodeFile]:
     """Return the code files. Checks sizes without reading: a file may be larger than memory. Raises JobInvalid."""
     found: list[CodeFile] = []
     total = 0
-    for file in code_files(folder):
+    for file in code_files(folder, left_out):
         found.append(file)
         watch(len(found))
         total += file.status.st_size
         if total > LIMIT:
-            by_size = sorted(found, key=lambda file: file.status.st_size, reverse=True)
-            largest = ", ".join(f"{file.name} ({file.status.st_size >> 20} MiB)" for file in by_size[:3])
+            largest = ", ".join(f"{file.name} ({file.status.st_size >> 20} MiB)" for file in _largest(found))
             raise JobInvalid(
                 f"code {folder}",
                 f"is larger than {LIMIT >> 20} MiB; largest files: {largest}",
@@ -111,20 +152,54 @@ def _within_limit(folder: Path, watch: _Watch) -> list[CodeFile]:
     return found
 
 
-def _archive(files: Sequence[CodeFile], trainer: Sequence[CodeFile], watch: _Watch) -> Snapshot:
-    plain, ends = io.BytesIO(), [0]
+def _largest(files: Sequence[CodeFile]) -> list[CodeFile]:
+    return sorted(files, key=lambda file: file.status.st_size, reverse=True)[:3]
+
+
+def _summary(files: Sequence[CodeFile], left_out: LeftOut) -> str:
+    """Return `code: 214 files, 3.1 MB, 12 left out by .gitignore, 1 link`. A folder that is left out counts as one."""
+    links = sum(file.is_link for file in files)
+    size = sum(file.status.st_size for file in files if not file.is_link)
+    parts = [_count(len(files) - links, "file"), size_text(size)]
+    parts += [f"{count} left out by {file}" for file, count in sorted(Counter(left_out.ignore_files()).items())]
+    parts += [_count(links, "link")] if links else []
+    if size > LARGE:
+        parts[-1] += "; the largest: " + ", ".join(f"{f.name} ({size_text(f.status.st_size)})" for f in _largest(files))
+    return f"code: {', '.join(parts)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def _archive(listing: Listing, watch: _Watch) -> tuple[Snapshot, list[CodeFile]]:
+    """Return the snapshot and the files in it: what turns out to be a private key is left out now."""
+    plain, ends, sent = io.BytesIO(), [0], list[CodeFile]()
+    own = [] if listing.trainer is None else list(code_files(listing.trainer))
+    added = [replace(file, name=f"{TRAINER}/{file.name}") for file in own]
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for part in (files, trainer):
+        for part in (listing.files, added):
             for index, file in enumerate(part):
                 watch(index, len(part))
                 info, content = _member(file)
+                if holds_credentials(file, content):
+                    listing.left_out.why[file.name] = CREDENTIALS
+                    continue
                 tar.addfile(info, io.BytesIO(content))
+                if part is listing.files:
+                    sent.append(file)
             ends.append(plain.tell())
     data = plain.getvalue()
-    own, added = (hashlib.sha256(data[start:end]).hexdigest()[:16] for start, end in pairwise(ends))
+    digests = [hashlib.sha256(data[start:end]).hexdigest()[:16] for start, end in pairwise(ends)]
     # mtime=0: gzip would write the current time into its header
     archive = gzip.compress(data, compresslevel=1, mtime=0)
-    return Snapshot(archive, f"{own} with {TRAINER} {added}" if trainer else own)
+    digest = f"{digests[0]} with {TRAINER} {digests[1]}" if added else digests[0]
+    return Snapshot(archive, digest, listing.folder, listing.left_out), sent
 
 
 def _member(file: CodeFile) -> tuple[tarfile.TarInfo, bytes]:

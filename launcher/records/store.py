@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import tarfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,16 +17,43 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError, RunUnknown
+from launcher.faults import disk
 from launcher.job.files import known_secrets
 from launcher.job.loader import parse_job
 from launcher.local_files import write_atomic
 from launcher.model import checked, labels
+from launcher.model.host import cluster_name
 from launcher.model.plan import Plan, RunId, is_run_id, plain
+from launcher.records.code_files import LeftOut
 from launcher.records.files import APPEND, not_a_folder, open_regular, require_folder
 from launcher.records.masking import Masker
-from launcher.records.paths import RUNS, RunPaths
+from launcher.records.paths import RUNS, RunPaths, as_shown
+from launcher.records.workdir import SentCode, sent_files
 
 _LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
+_STARTS = ("started", "undone")  # events; with `up --wait`, several
+# The values of result.json and of a container in plan.json that are used; anybody may have written these files
+_RESULT = {
+    "state": str,
+    "exit_code": int | None,
+    "failure": {"node": str, "rank": int | None, "exit_code": int | None, "what": str, "cure": str, "words": str},
+    "nodes": [
+        {"node": str, "rank": int, "exit_code": int | None, "oom_killed": bool, "restarts": int, "restarted": [str]}
+        | {"started": int | float | None, "finished": int | float | None, "victim": bool, "lost": str | None}
+    ],
+    "last": dict,
+    "stopped_by": str | None,
+    "resume": str | None,
+}
+_CONTAINER = {
+    "image": str,
+    "argv": [str],
+    "env": {},
+    "mounts": [{}],
+    "layout": {"code": str, "output": str},
+    "user": str,
+    "groups": [int],
+}
 _LONGEST_LINE = 1 << 20  # of metrics.jsonl and events.jsonl; neither the launcher nor a trainer writes longer ones
 
 
@@ -61,8 +91,8 @@ class Record:
         record = cls(RunPaths(runs / plan.run), secrets)
         record._make_folders()
         write_atomic(record.paths.job, job_yaml.encode())
-        write_atomic(record.paths.plan, plan.to_json().encode())
         write_atomic(record.paths.code, code)
+        write_atomic(record.paths.plan, plan.to_json().encode())  # last: a folder without a plan is no run
         return record
 
     @classmethod
@@ -87,6 +117,18 @@ class Record:
             plan = {**known, "nodes": [*map(_node_to_json, nodes)], "hosts": list(hosts)}
             write_atomic(record.paths.plan, json.dumps(plan, indent=2).encode())
         return cls(record.paths)
+
+    def write_left_out(self, folder: Path, left_out: LeftOut) -> None:
+        """Record what was left out of the code, and why, so that a failure can name it."""
+        text = json.dumps({"folder": str(folder), "left_out": left_out.why}, indent=2)
+        write_atomic(self.paths.left_out, text.encode())
+
+    def left_out(self) -> tuple[Path, LeftOut]:
+        """Return the code's folder on this machine and what was left out of it; nothing if that was not recorded."""
+        found = read_json(self.paths.left_out) or {}
+        why = found.get("left_out")
+        known = {str(name): str(reason) for name, reason in why.items()} if isinstance(why, dict) else {}
+        return Path(str(found.get("folder", ""))), LeftOut(known)
 
     def _make_folders(self) -> None:
         """Raise UsageError if one of them exists and is not a folder."""
@@ -114,6 +156,15 @@ class Record:
             return values, ", ".join(missing)
         return [], "secrets of this run, if any (its job.yaml is missing)"
 
+    @cached_property
+    def sent_code(self) -> SentCode | None:
+        """The files of the code that was sent to the nodes; None if its archive is missing here or damaged."""
+        try:
+            with open_regular(self.paths.code) as file:
+                return sent_files(file.read())
+        except (OSError, EOFError, tarfile.TarError, zlib.error):
+            return None
+
     def job_text(self) -> str:
         """Return the text of job.yaml. Raises OSError, UnicodeDecodeError."""
         with open_regular(self.paths.job) as file:
@@ -135,8 +186,8 @@ class Record:
         try:
             write_atomic(self.paths.result, json.dumps(known, indent=2).encode())
         except OSError as error:
-            fix = f"free disk space, then run: launcher logs {self.run}"
-            return f"{self.paths.result} was not written: {error.strerror}; {fix}"
+            why = disk.full().what if disk.is_full(error) else error.strerror
+            return f"{as_shown(self.paths.result)} was not written: {why}; to write it later: launcher logs {self.run}"
         return ""
 
     def remove(self) -> None:
@@ -145,8 +196,22 @@ class Record:
 
     def result(self) -> dict[str, Any] | None:
         """The recorded result; None if the end is unknown: a lost node may become reachable again."""
-        found = read_json(self.paths.result)
-        return found if found and isinstance(found.get("state"), str) and found["state"] != "lost" else None
+        return self._result if self._result and self._result["state"] != "lost" else None
+
+    @property
+    def _result(self) -> dict[str, Any] | None:
+        found = checked.fitting(read_json(self.paths.result) or {}, _RESULT)
+        return found if "state" in found else None
+
+    def ignored(self) -> Iterator[str]:
+        """What the files of the record have that is not used, as it has another form; each with its consequence."""
+        if self.paths.plan.exists() and not self.nodes():
+            yield f"{as_shown(self.paths.plan)} is not valid, so the run is left out; to write it again: --nodes A,B"
+        read, used = read_json(self.paths.result) or {}, self._result
+        if used is None and self.paths.result.exists():
+            yield f"{as_shown(self.paths.result)} is not valid and is ignored"
+        elif used is not None and (wrong := [key for key, value in read.items() if used.get(key) != value]):
+            yield f"{as_shown(self.paths.result)} has values of another type, which are ignored: {', '.join(wrong)}"
 
     @property
     def started(self) -> bool:
@@ -154,10 +219,39 @@ class Record:
         return any(self.events("started"))
 
     @property
+    def refused(self) -> bool:
+        """Whether its `up` was rolled back, or ended before anything was started. False if that is unknown."""
+        ends = [line["event"] for line in read_json_lines(self.paths.events) if line.get("event") in _STARTS]
+        return ends[-1] == "undone" if ends else "why" in (self.result() or {})
+
+    @property
+    def rebuilt(self) -> bool:
+        """Whether it was found on its nodes: another folder, or a lost record of this one, may have started it."""
+        return "rendezvous" not in self._plan
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it was started here and may still be running: neither its end nor its removal is recorded."""
+        return not self.rebuilt and not self.refused and self.result() is None and not self.confirmed_down
+
+    @property
+    def confirmed_down(self) -> bool:
+        """Whether every node has confirmed to `down` that nothing of it is left there."""
+        return any(line.get("failed") == [] for line in self.events("down"))
+
+    @property
     def resumes(self) -> RunId | None:
         """The earlier run from whose checkpoints it resumed."""
         named = (line.get("earlier") for line in self.events("resumes"))
         return next((run for run in named if isinstance(run, str) and is_run_id(run)), None)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues it: with its job file, or with the recorded job if options changed that."""
+        named = (line.get("file") for line in self.events("job"))
+        file = next((file for file in named if isinstance(file, str) and file), str(as_shown(self.paths.job)))
+        on = next((name for node in self.nodes() if (name := cluster_name(node.host)) is not None), None)
+        return shlex.join(["launcher", "up", file, *(["--on", on] if on else []), "--resume", self.run])
 
     @property
     def taken_down(self) -> bool:
@@ -183,7 +277,8 @@ class Record:
 
     def container(self, rank: int) -> dict[str, Any]:
         """The ContainerSpec of the node of this rank as JSON; most keys are missing in a rebuilt record."""
-        found: dict[str, Any] = self._plan["nodes"][rank]["container"]
+        at = next((index for index, node in enumerate(self.nodes()) if node.rank == rank), None)
+        found: dict[str, Any] = {} if at is None else checked.fitting(self._plan["nodes"][at]["container"], _CONTAINER)
         return found
 
     @property
@@ -234,9 +329,12 @@ def records(runs: Path = RUNS) -> list[Record]:
 
 
 def misplaced(runs: Path = RUNS) -> list[str]:
-    """Return entries of runs/ that have a run's name but are not folders, such as dangling links, with reasons."""
+    """Return what is wrong in runs/: entries with a run's name that are not folders, such as dangling links, and files
+    of records that are not valid.
+    """
     named = [path for path in sorted(runs.iterdir()) if is_run_id(path.name)] if runs.is_dir() else []
-    return [f"{path} {what}" for path in named if (what := not_a_folder(path))]
+    no_folders = [f"{as_shown(path)} {what}" for path in named if (what := not_a_folder(path))]
+    return [*no_folders, *(problem for path in named for problem in Record(RunPaths(path)).ignored())]
 
 
 def job_of(run: RunId) -> str:
@@ -251,33 +349,41 @@ def created(run: RunId) -> str:
 def find(text: str | None, runs: Path = RUNS) -> Record:
     """Return the run selected by an ID, a unique prefix, a job's name (its latest run), or None (the latest run).
 
-    Raises RunUnknown if there is no such run or several match a prefix.
+    The latest run is one that was started, and in this folder if there is any: not one whose `up` was refused, nor one
+    of which this folder only has a record because it was found on its nodes. Raises RunUnknown if there is no such run
+    or several match a prefix.
     """
     known = records(runs)
-    run = resolve(text, [r.run for r in known], where=str(runs) + os.sep)
+    started = sorted((r for r in known if not r.refused), key=lambda record: not record.rebuilt)
+    run = resolve(text, [r.run for r in known], str(runs) + os.sep, [r.run for r in started])
     return next(r for r in known if r.run == run)
 
 
-def resolve(text: str | None, known: list[RunId], where: str) -> RunId:
-    """Select one of the run IDs `known`, the latest last, like `find`. where: the searched location, for messages."""
+def resolve(text: str | None, known: Sequence[RunId], where: str, started: Sequence[RunId] | None = None) -> RunId:
+    """Select one of the run IDs `known`, the latest last, like `find`.
+
+    where: the searched location, for messages. started: those that may be the latest run, the latest last; None: all.
+    """
     if not known:
-        raise RunUnknown(where, "no runs", "start a run: launcher up JOB; or give the nodes of a run: --nodes a,b")
-    if text is None:
-        return known[-1]
-    if text in known:
+        place = where if where.startswith("on ") else f"in {where} (they are recorded where `up` is called)"
+        fix = "start a run: launcher up JOB; or give the nodes of a run: --nodes a,b"
+        raise RunUnknown("", f"no runs {place}", fix)
+    if text is not None and text in known:
         return text
-    of_job = [r for r in known if job_of(r) == text]
+    of_job = [run for run in known if text in (None, job_of(run))]
+    if latest := [run for run in (known if started is None else started) if run in of_job]:
+        return latest[-1]
     if of_job:
-        return of_job[-1]
-    matching = [r for r in known if r.startswith(text)]
+        what = f"no run{'' if text is None else f' of {text}'} has started; {of_job[-1]} did not start"
+        raise RunUnknown(where, what, f"to see why: launcher logs {of_job[-1]}; list the runs: launcher runs")
+    matching = [run for run in known if run.startswith(str(text))]
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise RunUnknown(
-            text, f"matches {len(matching)} runs: " + ", ".join(matching[-5:]), "give more characters of the run ID"
-        )
+        what = f"matches {len(matching)} runs: " + ", ".join(matching[-5:])
+        raise RunUnknown(str(text), what, "give more characters of the run ID")
     raise RunUnknown(
-        text,
+        str(text),
         f"no such run; searched: {where}",
         "list the runs: launcher runs; or give the nodes of the run: --nodes a,b",
     )

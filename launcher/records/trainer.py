@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import launcher
 from launcher.job.models import Job
+from launcher.job.overrides import expand_sweep
+from launcher.job.problems import Path as KeyPath
+from launcher.job.scalars import Args, argv_of
 from launcher.records.code_files import CodeFile
 
 TRAINER = "train"
+ERROR = "train: error: "  # begins the line with which the trainer refuses its options
+CHECK_TIMEOUT = 60.0  # seconds; it takes a tenth of one
 
 
 def needed_trainer(job: Job, folder: Path, files: Iterable[CodeFile]) -> Path | None:
@@ -25,7 +34,7 @@ def needed_trainer(job: Job, folder: Path, files: Iterable[CodeFile]) -> Path | 
     taken = TRAINER in own  # by a file or a link
     if any(name.endswith(".py") for name in own) or (taken and any((folder / TRAINER).glob("*.py"))):
         return None
-    installed = Path(launcher.__file__).parent.with_name(TRAINER)  # sys.path may have another `train`
+    installed = _installed()
     missing = f"the code folder {folder} has no module {TRAINER}, and"
     if taken:
         problem = f"{missing} {folder / TRAINER} conflicts with the launcher's trainer; rename it"
@@ -34,3 +43,60 @@ def needed_trainer(job: Job, folder: Path, files: Iterable[CodeFile]) -> Path | 
         fix = "correct `code`, or run: pip install 'launcher[train]'"
         job.refuse([(("run", "module"), f"{missing} the launcher's trainer is not installed; {fix}")])
     return installed
+
+
+def _installed() -> Path:
+    return Path(launcher.__file__).parent.with_name(TRAINER)  # sys.path may have another `train`
+
+
+def check_options(job: Job, folder: Path, added: Path | None) -> None:
+    """Check the options of the launcher's trainer, of each variant of a sweep, before anything is touched.
+
+    folder: the job's code. added: the trainer, if it is added to the code. A trainer that the code brings is not run
+    here, unless it is the installed one. The options of a model that is not the trainer's own are checked at the start.
+    Raises JobInvalid with the trainer's message, at the key of the option that it names.
+    """
+    brought = added is None and (folder / TRAINER).resolve() != _installed().resolve()
+    if job.run.module != TRAINER or brought:
+        return
+    for variant in expand_sweep(job):
+        argv = argv_of(variant.run.args)
+        if argv and not argv[0].startswith("-"):  # another command of the package, such as pack
+            continue
+        if message := _refusal(argv):
+            job.refuse([(_key(job, message), message)])
+
+
+def _refusal(argv: tuple[str, ...]) -> str:
+    """Return the trainer's message about its options, "" if it accepts them."""
+    given = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}  # none of torchrun's
+    checked = subprocess.run(
+        [sys.executable, "-m", TRAINER, "--check", *argv],
+        cwd=_installed().parent,
+        env=given,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=CHECK_TIMEOUT,
+        check=False,
+    )
+    lines = checked.stderr.splitlines()
+    return next((line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)), "")
+
+
+def _key(job: Job, message: str) -> KeyPath:
+    """Return the key of the option with which the message begins; that of all arguments if the option is missing."""
+    found = re.match(r"--[\w-]+", message)
+    option = found[0] if found else ""
+    places: list[tuple[KeyPath, Args]] = [(("run", "args"), job.run.args)]
+    places += [(("sweep", number), variant) for number, variant in enumerate(job.sweep)]
+    for where, args in places:
+        if isinstance(args, Mapping):
+            spelled: list[tuple[str | int, str]] = [(key, "--" + key.replace("_", "-")) for key in args]
+        else:
+            spelled = [(index, str(word).partition("=")[0]) for index, word in enumerate(args)]
+        for key, text in spelled:
+            if text == option:
+                return (*where, key)
+    return ("run", "args")

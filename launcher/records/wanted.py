@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from launcher.model.container import WORKDIR
 from launcher.records import generations
 from launcher.records.paths import GENERATIONS
 
+EVENTS = "*.tfevents.*"  # names of TensorBoard's files
 RECORDINGS = "flight_recorder"  # folder of the recordings of ranks that hang (container_scripts/flight_recorder.py)
 
 
@@ -32,6 +34,12 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
     parts = PurePosixPath(path).parts
     if not parts or ".." in parts or parts[0] == "/" or "\\" in path or not path.isprintable():
         return None
+    if parts[0] == WORKDIR:
+        if len(parts) < 3:
+            return None
+        if ".tfevents." in parts[-1]:
+            return Want(f"tensorboard/{path}", grows=True)
+        return Want(path, grows=False) if checkpoints else None
     if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state")):
         return Want(path, grows=True, text=True)
     if len(parts) > 2 and parts[0] == GENERATIONS:

@@ -17,7 +17,7 @@ from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
-_ATTEMPT = re.compile(r"^(start|left|exit \d{1,15}|halted \d{1,15}) (\d{1,15})$", re.MULTILINE)
+_ATTEMPT = re.compile(r"^(start|left|exit \d{1,15}|halted \d{1,15}|failed \d{1,9} -?\d{1,9}) (\d{1,15})$", re.MULTILINE)
 _STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # the format of locate.caller()
 _START = re.compile(rb"^start ", re.MULTILINE)  # anchored: a node may be called kickstart
 _GENERATION = re.compile(
@@ -26,7 +26,6 @@ _GENERATION = re.compile(
 )
 _ENDED = re.compile(r"^ended (?P<number>\d{1,9}) (?P<nodes>[!-~]{1,99999}) [ -~]{1,9999}$", re.MULTILINE)
 _OVER = re.compile(r"^over (?P<why>[ -~]{1,9999})$", re.MULTILINE)
-ANNOUNCE = '[ ! -f "$1" ] || echo "$2" >>"$1"'  # appends a stop_line() to the file if the run has started
 LIMIT = 1 << 20  # maximum number of bytes read from the file
 _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}
 
@@ -42,6 +41,7 @@ class Attempt:
     ended: float | None = None
     code: int | None = None
     halted: frozenset[int] = frozenset()  # ranks that were suspended when the others were stopped
+    failed: tuple[tuple[int, int], ...] = ()  # rank and exit code (negative: signal) of each, the first one first
     left: bool = False  # all its ranks had exited and torchrun was waiting for the other nodes when it was stopped
 
     def why(self) -> str:
@@ -91,6 +91,9 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
             found[-1] = replace(found[-1], ended=int(timestamp), code=int(number))
         elif found and event == "halted":
             found[-1] = replace(found[-1], halted=found[-1].halted | {int(number)})
+        elif found and event == "failed":
+            rank, _, code = number.partition(" ")
+            found[-1] = replace(found[-1], failed=(*found[-1].failed, (int(rank), int(code))))
         elif found and event == "left":
             found[-1] = replace(found[-1], left=True)
     return tuple(found)

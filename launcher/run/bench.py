@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher import container_scripts
-from launcher.errors import LauncherError, NodesFailed, NodeUnfit
+from launcher.errors import ImageUnfit, LauncherError, NodesFailed, NodeUnfit
 from launcher.health import machine, measures, verdict
 from launcher.health.machine import MachineState, Problem
 from launcher.health.measures import Measure, NodeReport
@@ -37,6 +37,7 @@ from launcher.records.paths import NodePaths
 from launcher.records.snapshot import snapshot
 from launcher.run.exec_shell import temporary_run
 from launcher.run.gpus import with_claims
+from launcher.run.prepare import inspect_image
 
 _PROGRAMS = ("bench_node.py", "bench_links.py", "bench_parts.py")
 _POLL = 2.0  # seconds between two polls of a node
@@ -60,6 +61,11 @@ class BenchResult:
     lost: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def faulty(self) -> bool:
+        """Whether a part is to blame."""
+        return any(not each.undecided for each in self.findings)
+
 
 @dataclass
 class _Observed:
@@ -81,13 +87,17 @@ def bench(job: Job, fleet: Fleet, seconds: float, unfit: Mapping[str, str], log:
     if not seen:
         return BenchResult(skipped=skipped)
     names = [node.name for node, _ in seen]
+    only, facts = fleet.only(names), [node for node, _ in seen]
+    image = inspect_image(job, only, facts)[0]
+    if not image.python:
+        raise ImageUnfit(f"image {image.reference}", "has no Python, which --bench needs", "use an image with torch")
     entries = tuple(entry for entry in job.machines if entry.name in names)
     paths = [each.target for each in job.mounts] + [each.at for each in job.data] if job.runtime == "docker" else []
     turns, with_gpus = rounds(len(seen)), any(chosen for _, chosen in seen)
     times = timetable(seconds, len(turns), gpus=with_gpus, reads=bool(paths))
     notes = _notes(len(seen), len(turns), seconds, times, minutes_needed(len(turns), gpus=with_gpus, reads=bool(paths)))
     spec = {"rounds": turns, "times": asdict(times), "paths": paths, "gpus": with_gpus, "precision": _precision(job)}
-    program = ("python3", _PROGRAMS[0], json.dumps(spec, separators=(",", ":")))
+    program = (image.python, _PROGRAMS[0], json.dumps(spec, separators=(",", ":")))
     limit = math.ceil(times.total(len(turns)) + _LATE)
     alone = {"nodes": entries, "spares": None, "timeout": limit, "secrets": (), "processes": 1}
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +105,6 @@ def bench(job: Job, fleet: Fleet, seconds: float, unfit: Mapping[str, str], log:
             Path(folder, name).write_bytes(container_scripts.text(name))
         code = snapshot(Path(folder))
     log(f"measuring {len(names)} nodes, {times.total(len(turns)) / 60:.1f} minutes at most")
-    only, facts = fleet.only(names), [node for node, _ in seen]
     observed = dict(zip(names, map(_Observed, only.each(_machine_state)), strict=True))
     interfaces, gpu_names = dict[str, str](), dict[str, dict[str, str]]()
     try:
@@ -195,12 +204,16 @@ def _follow(fleet: Fleet, plan: Plan, observed: Mapping[str, _Observed], limit: 
 
 def _watch(engine: Engine, plan: Plan, observed: _Observed, over: threading.Event) -> None:
     planned = plan.on(engine.node)
-    log = NodePaths(planned.container.output_dir, planned.node).log
+    output = planned.container.output_dir
+    log = NodePaths(output, planned.node).log
     while not over.is_set() and not observed.ended:
         try:
             state = engine.wait(planned.container.name, _POLL)
             try:
-                while len(observed.text) < _LONGEST and (more := engine.files.read(log, len(observed.text))):
+                while len(observed.text) < _LONGEST:
+                    more = engine.files.read(log, len(observed.text), below=output)
+                    if not more:
+                        break
                     observed.text += more
             except FileNotFoundError:
                 pass  # no output yet

@@ -12,10 +12,11 @@ from contextlib import suppress
 from launcher.errors import InUse, NodeUnfit
 from launcher.model import labels
 from launcher.model.container import Phase
-from launcher.model.facts import GpuClaim
+from launcher.model.facts import GpuClaim, PortClaim
 from launcher.model.labels import RunLabels
 from launcher.model.plan import NodePlan, Plan
 from launcher.node.engine import Engine
+from launcher.planning.checks import another_port, wait_or_stop
 
 ABANDONED = 600.0  # seconds after which a container that was created but never started counts as abandoned
 
@@ -34,9 +35,9 @@ def claim_all(engine: Engine, plan: Plan) -> None:
         _claim(engine, planned, _name(uuid), f"GPU {uuid} is in use", "choose other GPUs: gpus")
     if plan.min_nodes and plan.runtime == "process":
         port += planned.rank  # on one machine, each node uses its own port
-    if plan.min_nodes or (planned.rank == 0 and len(plan.nodes) > 1):
-        what = f"rendezvous port {port} is locked"
-        _claim(engine, planned, f"port-{port}", what, f"choose another port: --set port={port + 1}")
+    listens = len(plan.nodes) > 1 or "--master_port" in planned.container.argv  # torchrun does so on a single node too
+    if plan.min_nodes or (planned.rank == 0 and listens):
+        _claim(engine, planned, _port(port), f"rendezvous port {port} is locked", another_port(port))
 
 
 def claimed_gpus(engine: Engine) -> tuple[GpuClaim, ...]:
@@ -53,6 +54,21 @@ def claimed_gpus(engine: Engine) -> tuple[GpuClaim, ...]:
                 if alive[run.run]:
                     found.append(GpuClaim(uuid, run.run, run.owner, max(0.0, time.time() - run.created)))
     return tuple(found)
+
+
+def claimed_port(engine: Engine, port: int) -> PortClaim | None:
+    """Return the run that has locked this port of the node. Raises NodeUnreachable and other LauncherErrors."""
+    for state in engine.list({labels.PURPOSE: "claim"}):
+        if state.name == f"launcher-{_port(port)}":
+            with suppress(ValueError):  # invalid labels: `up` reports them when it locks the port
+                run = labels.read(state.labels)
+                if _alive(engine, run):
+                    return PortClaim(run.run, run.owner, run.hosts)
+    return None
+
+
+def _port(port: int) -> str:
+    return f"port-{port}"
 
 
 def _name(uuid: str) -> str:
@@ -73,7 +89,7 @@ def _claim(engine: Engine, planned: NodePlan, name: str, what: str, other: str) 
         if held.run == spec.labels[labels.RUN]:
             return
         if _alive(engine, held):
-            fix = f"wait for it: --wait; {other}; or stop that run: launcher down {held.run} --nodes {engine.host}"
+            fix = wait_or_stop(held.run, held.hosts, other)
             raise InUse(f"node {planned.node}", f"{what} by run {held.run} of {held.owner}", fix)
         engine.remove(holder.id)  # by ID, so that a new lock of another run is never removed
 

@@ -17,12 +17,12 @@ from launcher.model.container import BatchSpec, Layout
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.machine import Done, run_script
-from launcher.node.slurm.queue import NODES
+from launcher.node.machine import Done, run_script, shell
+from launcher.node.slurm.queue import NODES, PLAIN, options_of
 from launcher.planning.checks import Check, Level
 from launcher.planning.cluster import ClusterPlan, build
 from launcher.planning.command import Context
-from launcher.planning.containers import labelled, output_dir
+from launcher.planning.containers import labelled, output_dir, workdir
 from launcher.planning.offline import assumed_image
 from launcher.run.locate import caller
 
@@ -37,15 +37,16 @@ def plan_on(job: Job, cluster: Cluster, engine: Engine, code: str, run: RunId, s
     """
     planned, script = _script(job, cluster)
     output = output_dir(cluster.workdir, run)
-    own = posixpath.join(output, NODES)
+    code_folder = workdir(output, "node-0")  # all nodes use it, as they share a file system
     meeting = Rendezvous("", job.port, (), (), probed=False)
     context = Context(job, run, assumed_image(job), meeting, code, caller(), int(time.time()))
     spec = BatchSpec(
         name=f"launcher-{run}-0",
         image=planned.image,
         argv=(),
-        layout=Layout(code=posixpath.join(own, "code"), output=output, kit=posixpath.join(own, "kit")),
+        layout=Layout(code=code_folder, output=output, kit=posixpath.join(output, NODES, "kit")),
         output_dir=output,
+        workdir=code_folder,
         script=script,
         sweep=tuple(sweep),
     )
@@ -77,7 +78,8 @@ def check_cluster(job: Job, cluster: Cluster, fleet: Fleet) -> Iterator[Check]:
         fix = "set workdir of the cluster, in the settings file, to a writable folder"
         yield _check(engine.node, "workdir", made, f"{cluster.workdir} is writable", fix)
         planned, script = _script(expand_sweep(job)[0], cluster)  # variants differ only in the program's arguments
-        accepted = engine.machine.run(["sbatch", "--test-only"], script.encode())
+        test = shell(f'{PLAIN}exec sbatch "$@" --test-only', *options_of(script))
+        accepted = engine.machine.run(test, script.encode())
         fix = "fix partition, account, qos, time or options of the cluster in the settings file, or the job"
         yield _check(engine.node, "sbatch", accepted, accepted.message.removeprefix("sbatch: "), fix)
         if accepted.code == 0:
@@ -98,7 +100,7 @@ def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster) -> It
     asked = slurm.chosen(planned, cluster)
     chosen = [f"--{key}={value}" for key in ("partition", "account", "qos") if (value := getattr(asked, key))]
     options = [*chosen, "--quiet", "--nodes=1", "--ntasks=1", "--time=5", f"--immediate={_PATIENCE}", "--mpi=none"]
-    script = "\n".join([*asked.setup, 'exec srun "$@"'])
+    script = "\n".join([PLAIN, *asked.setup, 'exec srun "$@"'])
     done = engine.machine.run(["bash", "-c", script, "launcher", *options, *argv], timeout=_PATIENCE + 120)
     if "Unable to allocate resources" in done.message:
         yield Check(

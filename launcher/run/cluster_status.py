@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from launcher.node.files import Span
+from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
+from launcher.run.attempts import LIMIT
 from launcher.run.locate import Attached
 
 _LOGS = 4 << 20  # bytes of all logs in total
-_MOST, _LEAST = 8192, 256  # bytes of each log
-# $1: a random separator, which no program prints. $2: the shared output folder. $3: bytes of each log. It starts three
-# programs, independent of the number of nodes. It runs on the login machine, so it does not report memory and GPUs.
-_SCRIPT = r"""
-cd "$2" || exit 0
-echo "$1"; tail -c 8192 metrics.jsonl 2>/dev/null
-echo; echo "$1"; (cd state 2>/dev/null && grep -H '' node-*.attempts 2>/dev/null)
-echo "$1"; tail -v -c "$3" logs/node-*.log 2>/dev/null
-"""
-_ATTEMPT = re.compile(rb"^(node-\d+)\.attempts:(.*\n)", re.MULTILINE)
-_LOG = re.compile(rb"^==> logs/(node-\d+)\.log <==\n", re.MULTILINE)
+_ATTEMPTS = 64 << 20  # the same of attempts
+_MOST, _LEAST = 8192, 256  # bytes of each log, and of the metrics
 
 
 @dataclass(frozen=True)
@@ -37,15 +29,22 @@ class Printed:
 
 def print_cluster(attached: Attached, nodes: Sequence[NodeOfRun]) -> dict[str, Printed]:
     """Return the ends of the files of a cluster's nodes by node name. Raises NodeUnreachable, NodeUnfit."""
-    first, mark = nodes[0], secrets.token_hex(16)
-    most = max(_LEAST, min(_MOST, _LOGS // len(nodes)))
-    text = attached.engines[first.name].sh(_SCRIPT, mark, first.output, str(most))
-    metrics, tried, logs = [*text.split(f"{mark}\n".encode()), *[b""] * 3][1:4]
-    found: dict[str, list[bytes]] = {}
-    for name, line in _ATTEMPT.findall(tried):
-        found.setdefault(name.decode(), []).append(line)
-    _, *parts = _LOG.split(logs)
-    ends = {name.decode(): log for name, log in zip(parts[::2], parts[1::2], strict=True)}
-    printed = {n.name: Printed(ends.get(n.name, b""), b"".join(found.get(n.name, ()))) for n in nodes}
+    first = nodes[0]
+    output, most = first.output, max(_LEAST, min(_MOST, _LOGS // len(nodes)))
+    paths = {node.name: NodePaths(output, node.name) for node in nodes}
+    logs = {name: Span(own.log, -most, most) for name, own in paths.items()}
+    tried = {name: Span(own.attempts, 0, min(LIMIT, _ATTEMPTS // len(nodes))) for name, own in paths.items()}
+    metrics = Span(paths[first.name].metrics, -_MOST, _MOST)
+    found: dict[Span, bytes] = {}
+    spans = [metrics, *tried.values(), *logs.values()]
+    for span, piece in attached.engines[first.name].files.read_spans(spans, below=output):
+        found[span] = found.get(span, b"") + piece
     master = next((node.name for node in nodes if node.rank == 0), first.name)
-    return {**printed, master: replace(printed[master], metrics=metrics)}
+    return {
+        name: Printed(
+            log=found.get(logs[name], b""),
+            attempts=found.get(tried[name], b""),
+            metrics=found.get(metrics, b"") if name == master else b"",
+        )
+        for name in paths
+    }

@@ -37,7 +37,8 @@ def bring_data(
     nodes = [Node(engine, node, node.image, entry.address) for engine, node, entry in every]
     ready = list(facts)
     for data in job.data:
-        distributed = distribute(parse_source(data.source, Path.cwd()), nodes, fleet.ssh_config, log, on_progress)
+        source = replace(parse_source(data.source, Path.cwd()), name=data.name)
+        distributed = distribute(source, nodes, fleet.ssh_config, log, on_progress)
         received = {node: size for node, size in distributed.delivered.received.items() if size}
         if received:
             sizes = ", ".join(f"{decimal(size)} to {node}" for node, size in received.items())

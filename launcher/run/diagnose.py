@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from launcher.container_scripts.words import TRACEBACK, VICTIM, last_output, last_traceback
-from launcher.node.docker.toolkit import gpu_error
+from launcher.container_scripts.words import (
+    LONGEST_ERROR,
+    error_line,
+    in_collective,
+    last_output,
+    last_traceback,
+    lost_peer,
+    reason,
+)
+from launcher.faults.lookup import of_output, said
+from launcher.faults.table import ENGINE
 from launcher.run.evidence import Evidence
-from launcher.run.known_causes import known_cause
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
 OTHERS_WAIT = "the others wait for"
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
-# In torchrun's report: the rank that failed first, and its exit code, negative if a signal killed it
-_ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)(?:.*?\bexitcode\s*:\s*(-?\d+))?", re.DOTALL)
+# In torchrun's report, for each rank that failed: its exit code, negative if a signal killed it
+_REPORTED = re.compile(r"\brank\s*:\s*(\d+)(?:[^\[]{0,300}?\bexitcode\s*:\s*(-?\d+))?")
 # Linux signal numbers, as on the nodes; the caller's system may use others
 _NAMES = "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM"
+_SIGTERM = 15
 _SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), start=1)}
 
-_REPORTED_RANK = re.compile(r"\brank\s*: (\d+)")  # in torchrun's list of the ranks that failed
+_OWN_CODES = (TIMEOUT_CODE, HANG_CODE)  # of the entry script
 
 _IMPORTING = "<frozen importlib._bootstrap>"  # in the stack of a rank that is importing a module
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen ")
 # Stack frames of a rank that waits for others; a collective on GPUs waits in torch.cuda or backward.
 _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
 
-_RESUME = "resume from its last checkpoint: launcher up JOB --resume RUN"
+COMMAND = "launcher up JOB --resume RUN"  # run.resumable knows which
+_RESUME = f"resume from its last checkpoint: {COMMAND}"
 _AGAIN = f"{_RESUME}; with `restarts` set, Slurm restarts such a job automatically"
 _BY_SLURM = {  # Slurm's job state, and the fix
     "TIMEOUT": f"raise `time` of the cluster, or `timeout` of the job; {_RESUME}",
     "DEADLINE": _RESUME,
     "CANCELLED": _RESUME,
-    "OUT_OF_MEMORY": "raise resources.memory, or use fewer loader workers",
+    "OUT_OF_MEMORY": "make the program use less memory, or raise resources.memory",
     "NODE_FAIL": _AGAIN,
     "BOOT_FAIL": _AGAIN,
     "PREEMPTED": _AGAIN,
@@ -52,8 +65,10 @@ class Failure:
     words: str
 
 
-def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
+def first_failure(evidence: Sequence[Evidence], known: Mapping[str, str] = _NOTHING) -> Failure | None:
     """Return the failure that caused the others, or None if every container exited with code 0.
+
+    known: of the run, for faults.lookup.of_output: port, runtime, output.
 
     Suspended ranks, out-of-memory kills reported by the engine and time limits come first; then ranks that failed on
     their own, before ranks that only lost a peer; then by time, then by rank. If all ranks only lost a peer, the cause
@@ -63,9 +78,9 @@ def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
     if not failed:
         return None
     first = min(failed, key=lambda e: (_order(e)[0], -(e.ended.number if e.ended else 0), _order(e)))
-    if first.state.exit_code == HANG_CODE and not first.last.halted:
+    if _hung(first) and not first.last.halted:
         return _hang(first, evidence)
-    return (_left_early(first, evidence) if is_victim(first) else None) or _describe(first)
+    return (_left_early(first, evidence) if is_victim(first) else None) or _describe(first, known)
 
 
 def _left_early(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
@@ -73,14 +88,15 @@ def _left_early(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | Non
     for each in evidence:
         ranks = [*each.node.ranks]
         if each.state.exit_code != 0 and not each.last.left:
-            failed = {int(rank) for rank in _REPORTED_RANK.findall(each.log)}
+            failed = {rank for rank, _ in each.last.failed} or {int(r) for r, _ in _REPORTED.findall(each.log)}
             unknown = not failed or "closing signal" in each.log  # torchrun has stopped some of them
             ranks = [] if unknown else [rank for rank in ranks if rank not in failed]
         if ranks:
             who = "" if len(ranks) == 1 else f"ended: its ranks {', '.join(map(str, ranks))} "
             what = f"{who}exited with code 0 while others still waited for them"
-            fix = "all ranks must call the same collectives; check whether one has fewer batches than the others"
-            return Failure(each.node.name, None if who else ranks[0], 0, what, fix, _own_output(victim))
+            output = _own_output(victim)
+            fix = "all ranks must call the same collectives, equally often" if in_collective(output) else ""
+            return Failure(each.node.name, None if who else ranks[0], 0, what, fix, output)
     return None
 
 
@@ -96,15 +112,15 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
     output, state, error = _own_output(evidence), evidence.state, evidence.error
     if evidence.last.halted:
         kind = -1
-    elif state.oom_killed or state.error or state.exit_code in (TIMEOUT_CODE, HANG_CODE):
+    elif state.oom_killed or state.error or _timed_out(evidence) or _hung(evidence):
         kind = 0
     elif evidence.last.left:  # what torchrun printed when it was stopped is not the reason
         kind = _VICTIM_ORDER + 2
     elif evidence.ended and evidence.node.name not in evidence.ended.nodes:
         kind = _VICTIM_ORDER + 1
-    elif VICTIM.search(output):
+    elif lost_peer(output):
         kind = _VICTIM_ORDER
-    elif TRACEBACK in output:
+    elif error or reason(output):
         kind = 1
     elif state.exit_code in (SIGTERM_CODE, SIGKILL_CODE) and error is None:
         kind = _VICTIM_ORDER + 1
@@ -113,9 +129,21 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
     return kind, (error and error.time) or state.finished, evidence.node.rank
 
 
-def _describe(evidence: Evidence) -> Failure:
+def _timed_out(evidence: Evidence) -> bool:
+    """Whether entry.sh ended it at the job's time limit: a program may exit with the same code."""
+    return evidence.state.exit_code == TIMEOUT_CODE and "launcher: time limit of" in evidence.log
+
+
+def _hung(evidence: Evidence) -> bool:
+    """Whether entry.sh ended it because of hang_timeout; its message may be far above the stacks of many ranks."""
+    if evidence.state.exit_code != HANG_CODE:
+        return False
+    return "launcher: no output and no step" in evidence.log or any(map(last_stack, evidence.rank_logs.values()))
+
+
+def _describe(evidence: Evidence, known: Mapping[str, str]) -> Failure:
     state, output, rank = evidence.state, _own_output(evidence), _failing_rank(evidence)
-    what, fix = _ending(evidence)
+    what, fix = _ending(evidence), ""
     if halted := evidence.last.halted:
         output = last_stack(evidence.rank_logs.get(min(halted), ""))
         what = "was suspended (SIGSTOP, or a debugger) while the others waited for it"
@@ -124,38 +152,46 @@ def _describe(evidence: Evidence) -> Failure:
         what, fix = state.error, _BY_SLURM.get(by_slurm[1], "")
         rank, output = None, ""  # what the program printed when it was stopped is not the reason
     elif state.oom_killed:
-        what, fix = "was killed: out of memory", "use fewer loader workers, or raise resources.memory"
-    elif state.exit_code == TIMEOUT_CODE:
-        what, fix = "reached the job's time limit", "raise `timeout`"
+        what, fix = "was killed: out of memory", "make the program use less memory, or raise resources.memory"
+    elif _timed_out(evidence):
+        what = "reached the job's time limit (`timeout`)"
     elif state.error:
         what = f"could not be started: {state.error}"
-        fix = (gpu_error(state.error) or ("", fix))[1]
+        fix = cause.fix if (cause := said(ENGINE, state.error)) else ""
     else:
         log = evidence.rank_logs.get(rank, evidence.log) if rank is not None else evidence.log
-        if known := known_cause(output, log, evidence.node.name):
-            what, fix = f"{what}: {known.what}", known.fix
+        about = {**known, "node": evidence.node.name, "code": str(_code(evidence))}
+        if cause := of_output(output, log, about):
+            what, fix = f"{what}: {cause.what}", cause.fix
+        elif named := error_line(output)[:LONGEST_ERROR]:
+            what = f"{what}: {named}"
     what = f"{what}; {evidence.give_up_reason}" if evidence.give_up_reason else what
-    return Failure(evidence.node.name, rank, state.exit_code, what, fix, output)
+    return Failure(evidence.node.name, rank, _code(evidence), what, fix, output)
 
 
-def _ending(evidence: Evidence) -> tuple[str, str]:
-    """Return how its failing rank, or else its program, ended, and a fix."""
-    code, (_, reported) = evidence.state.exit_code or 0, _root_cause(evidence)
+def _code(evidence: Evidence) -> int | None:
+    """Return the exit code of the rank that failed first: that of torchrun, from an earlier version, is always 1."""
+    reported = _reported_code(evidence)
+    return reported if reported > 0 and evidence.state.exit_code not in _OWN_CODES else evidence.state.exit_code
+
+
+def _ending(evidence: Evidence) -> str:
+    """Return how its failing rank, or else its program, ended."""
+    code, reported = _code(evidence) or 0, _reported_code(evidence)
     number = -reported or code - 128
     if number not in _SIGNALS:
-        return f"exited with code {code}", ""
-    fix = "check `dmesg` on the node: it may have run out of memory" if _SIGNALS[number] == "SIGKILL" else ""
-    return f"was killed by {_SIGNALS[number]}" + ("" if reported else f" (exit code {code})"), fix
+        return f"exited with code {code}"
+    return f"was killed by {_SIGNALS[number]}" + ("" if reported else f" (exit code {code})")
 
 
 def _own_output(evidence: Evidence) -> str:
-    """Return the failing rank's traceback from its own log, else torchrun's error file, else the end of the log."""
+    """Return the failing rank's error from its own log, else torchrun's error file, else the end of the log."""
     rank = _failing_rank(evidence)
     logs = evidence.rank_logs
     candidates = [logs[rank]] if rank is not None and rank in logs else list(logs.values())
     for text in candidates:
-        if traceback := last_traceback(text):
-            return traceback
+        if own := reason(text):
+            return own
     if evidence.error is not None:
         return evidence.error.text
     for text in (*candidates, evidence.log):
@@ -177,12 +213,16 @@ def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
         what += f"; {OTHERS_WAIT} " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lagging)
     stacks_text = "\n".join(f"rank {rank} on {nodes[rank]}: {stack}" for rank, stack in stacks.items())
     fix = "see the stacks of the ranks above; raise `hang_timeout` if such a pause is normal"
-    if stacks and all(_IMPORTING in stack for stack in stacks.values()):
-        what, fix = (
-            f"{what}; its ranks were still importing",
-            "raise `hang_timeout`: imports from a cold disk take minutes",
-        )
+    if stacks and all(map(_importing, stacks.values())):
+        what = f"{what}; its ranks were still importing"
+        fix = "raise `hang_timeout` if the first import from this disk takes that long"
     return Failure(first.node.name, None, HANG_CODE, what, fix, stacks_text)
+
+
+def _importing(stack: str) -> bool:
+    """Whether a rank was inside the import of a library: not in a function of the user's module, which was imported."""
+    newer = itertools.takewhile(lambda line: _IMPORTING not in line, stack.splitlines()[1:])
+    return _IMPORTING in stack and all(_LIBRARY.search(line) for line in newer)
 
 
 def last_stack(text: str) -> str:
@@ -196,17 +236,36 @@ def last_stack(text: str) -> str:
     return "\n".join(wanted)
 
 
-def _root_cause(evidence: Evidence) -> tuple[int | None, int]:
-    """Return the global rank and exit code that torchrun's last report calls the root cause; code 0 if it has none."""
-    match = _ROOT_CAUSE.match(evidence.log, max(0, evidence.log.rfind("Root Cause")))
-    return (int(match[1]), int(match[2] or 0)) if match else (None, 0)
+def _failed(evidence: Evidence) -> dict[int, int]:
+    """Return the exit codes of the ranks that failed, by rank, 0 if unknown; the first that torchrun observed first."""
+    if evidence.last.failed:
+        return dict(evidence.last.failed)
+    start = evidence.log.rfind("Root Cause")  # the report of torchrun itself, in runs of earlier versions
+    if start < 0:
+        return {}
+    before = evidence.log.rfind("Failures:", 0, start)
+    others = _REPORTED.findall(evidence.log, before, start) if before >= 0 else []
+    found = {int(rank): int(code or 0) for rank, code in (*_REPORTED.findall(evidence.log, start)[:1], *others)}
+    return {rank: code for rank, code in found.items() if code != -_SIGTERM} or found  # by which torchrun stops others
+
+
+def _reported_code(evidence: Evidence) -> int:
+    """Return the exit code of the failing rank, negative if a signal killed it; 0 if unknown."""
+    rank = _failing_rank(evidence)
+    return 0 if rank is None else _failed(evidence).get(rank, 0)
 
 
 def _failing_rank(evidence: Evidence) -> int | None:
-    """Return the global rank that failed first on this node, or None if unknown."""
+    """Return the global rank that failed first on this node, or None if unknown.
+
+    The ranks of a node end within milliseconds of each other, so the first that torchrun observed may have lost its
+    peer, or have exited without a word because another one reports an error for all.
+    """
     if halted := evidence.last.halted:
         return min(halted)
-    rank, _ = _root_cause(evidence)
-    if rank is not None:
-        return rank
-    return next(iter(evidence.rank_logs)) if len(evidence.rank_logs) == 1 else None
+    failed, logs = _failed(evidence), evidence.rank_logs
+    if not failed:
+        return next(iter(logs)) if len(logs) == 1 else None
+    own = [rank for rank in failed if rank not in logs or not lost_peer(last_output(logs[rank]))]
+    told = [rank for rank in own if failed[rank] < 0 or reason(logs.get(rank, ""))]
+    return next(iter((*told, *own, *failed)))

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from secrets import token_hex
 
 from launcher import errors
-from launcher.errors import LauncherError, NodeUnfit
+from launcher.errors import LauncherError, NodesFailed, NodeUnfit
 from launcher.image import cuda
-from launcher.image.image_locations import image_store
+from launcher.image.cuda import explained
+from launcher.image.ensure import whereabouts
+from launcher.image.image_locations import ImageLocations, image_store
+from launcher.image.lock import lock_path
 from launcher.image.probe import ANY_CONTAINER, image_facts
 from launcher.job.models import Job
+from launcher.job.overrides import on_nodes
+from launcher.job.parts import Image, NodeEntry
+from launcher.model import labels
 from launcher.model.facts import ImageInfo, NodeFacts, Probe, Reach
 from launcher.model.plan import Rendezvous
-from launcher.node.connect import Fleet
+from launcher.node import output_folder
+from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_settled
 from launcher.planning import checks, gpu_checks
 from launcher.planning.checks import Check, Level
-from launcher.planning.rendezvous import choose
+from launcher.planning.rendezvous import choose, is_tunnel
 from launcher.run.data import check_data
 from launcher.run.gpus import with_claims
-from launcher.run.reachability import probe_master, reach_node
+from launcher.run.prepare import preview
+from launcher.run.reachability import TIMEOUT, probe_master, reach_node
 
 _NAMES: dict[type[LauncherError], str] = {
     errors.HostKeyUnknown: "host key",
@@ -35,6 +47,7 @@ DATA_TIMEOUT = 120.0
 SAMPLE = 16  # files of a data set that are read completely on every node
 
 _PEERS = "if command -v timeout >/dev/null; then timeout 20 nvidia-smi topo -p2p r; else nvidia-smi topo -p2p r; fi"
+_EPHEMERAL = "cat /proc/sys/net/ipv4/ip_local_port_range"  # a narrower one may be all that a firewall opens
 _MTU = 'cat "/sys/class/net/$1/mtu"'
 _READABLE = 'if [ ! -e "$1" ]; then echo missing; elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok; fi'
 # $1: a folder or file, $2: number of its files to read. Prints `<files> <digest of names and sizes> <of the sample>`,
@@ -60,10 +73,20 @@ def check_nodes(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
 
     fleet: connected with failures allowed; the failed nodes are reported first. job: None checks for any job.
     """
+    failed = False
+    for check in _facts_and_network(job, fleet):
+        failed = failed or (isinstance(check, Check) and check.level is Level.FAIL)
+        yield check
+    if job is not None and job.runtime == "docker" and not failed:
+        yield from _containers(job, fleet)
+
+
+def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
     for name, error in fleet.failed.items():
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")
         yield Check(name, kind, Level.FAIL, error.what, error.next_step)
-    seen = run_all_settled([partial(with_claims, engine) for engine in fleet.engines])
+    port = 0 if job is None else job.port
+    seen = run_all_settled([partial(with_claims, engine, port) for engine in fleet.engines])
     most = run_all_settled([engine.machine.most_sessions for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
     need_gpus: list[NodeFacts] = []
@@ -92,6 +115,11 @@ def check_nodes(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
     yield from _peers(usable)
     if job is not None:
         yield from _mounts(job, [engine for engine, _ in usable])
+        if job.runtime == "docker" and job.image is not None and usable:
+            with caller_engine() as local:
+                lock = lock_path(job.file) if job.file else None
+                locations = ImageLocations([engine for engine, _ in usable], local, lambda _: None)
+                yield _found(job.image, locations, lock)
         yield from _image(job, usable)
     if len(facts) > 1:
         yield from checks.alike(facts)
@@ -110,6 +138,15 @@ def _peers(usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
     for engine, printed in zip(several, _everywhere(several, _PEERS), strict=True):
         if (check := gpu_checks.peers(engine.node, printed)) is not None:
             yield check
+
+
+def _found(image: Image, locations: ImageLocations, lock: Path | None) -> Check:
+    """Check that the job's image exists: on a node, on this machine, or in a registry."""
+    try:
+        return Check("all", "image", Level.OK, whereabouts(image, locations, lock))
+    except LauncherError as error:
+        what = str(error.errors[0]) if isinstance(error, NodesFailed) else f"{error.where} {error.what}"
+        return Check("all", "image", Level.FAIL, what, error.next_step)
 
 
 def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
@@ -167,6 +204,7 @@ def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Che
     yield from map(_connection, [probe for probe in probes if probe.address == meeting.address])
     yield from _interfaces(fleet, facts, meeting)
     yield from _ring(fleet, facts, meeting)
+    yield from _high_ports(fleet, facts, meeting)
 
 
 def _connection(probe: Probe) -> Check:
@@ -191,7 +229,13 @@ def _interfaces(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -
     sizes = [size.decode().strip() for size in run_all([partial(engine.sh, _MTU, name) for engine, name in named])]
     for (engine, name), address, mtu, node in zip(named, meeting.addresses, sizes, facts, strict=True):
         what = f"{name} with {address}, MTU {mtu}" + (", InfiniBand" if node.infiniband else "")
-        yield Check(engine.node, "interface", Level.OK, what)
+        if is_tunnel(name):
+            fix = "if the nodes share another network, set their addresses in it: nodes: [{host: ..., address: ...}]"
+            yield Check(
+                engine.node, "interface", Level.WARN, f"{what}: a tunnel, slower than the network below it", fix
+            )
+        else:
+            yield Check(engine.node, "interface", Level.OK, what)
     if len(set(sizes)) > 1:
         fix = "set the same MTU on all nodes and the switch: sudo ip link set dev IFACE mtu N"
         yield Check("all", "mtu", Level.WARN, f"differs between nodes: {', '.join(sizes)}", fix)
@@ -212,6 +256,75 @@ def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iter
             yield Check(probe.where, "network", Level.FAIL, probe.what, probe.next_step)
         elif probe.target != facts[0].name:  # the first node was tested above
             yield _connection(probe)
+
+
+def _high_ports(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iterator[Check]:
+    """Try a port of each neighbour in the ring, both ways, as gloo and NCCL listen on ports that the kernel chooses.
+
+    Nothing listens there: a port that is refused is open, and only a firewall drops the attempt.
+    """
+    ranges = _everywhere(fleet.engines, _EPHEMERAL)
+    ports = [high_port(text, node.listening) for text, node in zip(ranges, facts, strict=True)]
+    count = len(facts)
+    pairs = sorted({(rank, (rank + way) % count) for rank in range(count) for way in (1, -1)})
+
+    def connect(source: int, target: int) -> Probe:
+        address, port = meeting.addresses[target], ports[target]
+        reach = fleet.engines[source].machine.reach(address, port, TIMEOUT)
+        return Probe(facts[source].name, facts[target].name, address, port, reach)
+
+    seen = run_all_settled([partial(connect, source, target) for source, target in pairs])
+    for probe in seen:
+        if isinstance(probe, LauncherError):
+            yield Check(probe.where, "network", Level.FAIL, probe.what, probe.next_step)
+        elif probe.reach is Reach.SILENT:
+            yield _connection(probe)
+
+
+def high_port(text: str, listening: Sequence[int]) -> int:
+    """Return the highest ephemeral port on which nothing listens. text: of ip_local_port_range; "": the default."""
+    numbers = [int(word) for word in text.split() if re.fullmatch(r"[0-9]{1,5}", word, re.ASCII)]
+    least, most = numbers if len(numbers) == 2 and 0 < numbers[0] <= numbers[1] < 65536 else (32768, 60999)
+    return next((port for port in range(most, least, -1) if port not in listening), least)
+
+
+def _containers(job: Job, fleet: Fleet) -> Iterator[Check]:
+    """Create, start and remove each node's container, with `true` as its program: what an engine refuses is found.
+
+    Each is planned as that of a run on one node, as the machines of a pool differ. The job's image is neither pulled
+    nor built: a node that lacks it (its base, if it is built) is not tried.
+    """
+    name = (job.image.ref or job.image.base or "") if job.image else ""
+    alone = {"min_nodes": None, "spares": None}
+
+    def attempt(entry: NodeEntry) -> Check:
+        only = fleet.only([entry.name])
+        engine = only.engines[0]
+        if image_store(engine).inspect(name) is None:
+            return Check(engine.node, "container", Level.OK, f"not tried: image {name} is not on the node yet")
+        plan = preview(on_nodes(job, [entry]).model_copy(update=alone), only, code="")
+        planned = plan.master.container
+        mounts = tuple(mount for mount in planned.mounts if mount in job.mounts)  # the job's data has no copy yet
+        probe, marks = f"launcher-probe-{token_hex(6)}", {labels.PURPOSE: "probe"}
+        spec = replace(planned, name=probe, image=name, argv=("true",), labels=marks, mounts=mounts, restarts=0)
+        output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)
+        try:
+            with explained(engine, name):
+                engine.run_probe(spec)
+        finally:
+            output_folder.remove(engine.files, spec.output_dir, plan.run)
+        return Check(engine.node, "container", Level.OK, "the engine starts the planned container")
+
+    seen = run_all_settled([partial(attempt, entry) for entry in job.machines])
+    for entry, check in zip(job.machines, seen, strict=True):
+        if isinstance(check, LauncherError):
+            error = check.errors[0] if isinstance(check, NodesFailed) else check
+            fix = error.next_step or "change the job's `docker`, `mounts` or `resources`, or the engine's settings"
+            own = error.where in (entry.name, f"node {entry.name}")
+            what = error.what if own else f"{error.where} {error.what}"
+            yield Check(entry.name, "container", Level.FAIL, what, fix)
+        else:
+            yield check
 
 
 def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:

@@ -1,108 +1,350 @@
-"""The checkpoints from which a new run starts: the newest on a node of an earlier run, or fetched to this machine."""
+"""The files from which a new run resumes: an earlier run's checkpoints/ and what its program wrote beside the code.
+
+They are on its nodes, or were fetched to this machine. `launcher.run.inherit` decides which node gets what. A file that
+another machine has is read once, through this one, and written to all nodes that lack it at the same time. No file of
+the code that is sent now is overwritten.
+"""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import re
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from launcher.errors import NodeUnfit
-from launcher.model.plan import NodePlan, Plan, RunId
-from launcher.node.connect import Fleet, connect
+from launcher.errors import LauncherError, NodeUnfit
+from launcher.model.container import WORKDIR
+from launcher.model.plan import Plan, RunId
+from launcher.model.sizes import size_text
+from launcher.node import trees
+from launcher.node.connect import LOCAL, Fleet, connect
 from launcher.node.engine import Engine
-from launcher.node.files import FileEntry, Files, Span
-from launcher.node.machine import LocalMachine
-from launcher.node.parallel import run_all_settled
+from launcher.node.files import Files, Span
+from launcher.node.machine import PIECE, LocalMachine
+from launcher.node.parallel import on_each, run_all, run_all_settled
+from launcher.node.trees import Entry, Place
+from launcher.records.files import open_regular
 from launcher.records.paths import RUNS, RunPaths
-from launcher.records.store import Record
+from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import want
+from launcher.records.workdir import SentCode, is_sent, sent_files
+from launcher.run.inherit import Heir, Holder, Share, is_log, shares
+from launcher.run.locate import Attached
 
+_SAVED = re.compile(r"checkpoint|ckpt|\.(pt|pth|pth\.tar|safetensors|npz|pkl)$", re.IGNORECASE)
 CHECKPOINTS = "checkpoints"  # in the output folder; the trainer saves here and resumes from here automatically
-ABOUT_THE_SAME = 10.0  # seconds; nodes do not write the same checkpoint simultaneously, and their clocks differ
-Copy = Callable[[Engine, NodePlan], None]
 
 
 @dataclass(frozen=True)
-class CheckpointFolder:
-    """Checkpoints of the earlier run on a node, or in the local `runs/`."""
+class _Listing:
+    """The files of the earlier run's output folder on a machine, their paths relative to it."""
 
-    name: str
-    files: Files
-    folder: str
-    entries: Sequence[FileEntry]
+    engine: Engine
+    output: str
+    entries: Sequence[Entry]
 
-    @property
-    def newest(self) -> float:
-        """Modification time of the newest entry, by the clock of the node that wrote it."""
-        return max((entry.mtime for entry in self.entries), default=0.0)
+
+@dataclass(frozen=True)
+class _Copy:
+    """What is copied into a folder of the new run, which several nodes of one machine may share."""
+
+    area: str
+    nodes: Sequence[str]
+    engine: Engine
+    heir: Heir
+    share: Share
+
+    def path(self, path: str) -> str:
+        """Return a path for a message: in the output folder, or in the working directory."""
+        return f"{CHECKPOINTS}/{path}" if self.area == CHECKPOINTS else path
+
+    def at(self, holder: Holder) -> Sequence[Entry]:
+        """Return the files that it gets from there."""
+        return [entry for source, entry in self.share.files.values() if source is holder]
+
+
+class _Fetched(Files):
+    """The files of runs/, read without a script: this machine may run another system than the nodes."""
+
+    def read_spans(self, spans: Sequence[Span], *, below: str) -> Generator[tuple[Span, bytes], None, None]:  # noqa: ARG002
+        for span in spans:
+            with suppress(OSError), open_regular(span.path) as file:
+                file.seek(span.offset)
+                left = span.length
+                while left and (piece := file.read(min(left, PIECE))):
+                    left -= len(piece)
+                    yield span, piece
 
 
 @contextmanager
-def checkpoints_of(
-    run: RunId, plan: Plan, fleet: Fleet, ssh_config: Path | None, log: Callable[[str], None], *, required: bool = True
-) -> Iterator[Copy]:
-    """Yield a function that copies the run's checkpoints into a new node's output folder before the node starts.
+def files_of(
+    run: RunId,
+    plan: Plan,
+    fleet: Fleet,
+    code: bytes,
+    ssh_config: Path | None,
+    log: Callable[[str], None],
+    *,
+    required: bool = True,
+) -> Iterator[Callable[[], None]]:
+    """Yield a function that copies the files of an earlier run into the new output folders, before the nodes start.
 
-    Each node copies its own; the first node, which loads them, gets the newest of all. Searches the nodes of the new
-    run and of the earlier run's local record; unreachable nodes are skipped.
-    Raises NodeUnfit if a checkpoint is required and none was found.
+    Searches the nodes of the new run, those of the earlier run's local record, and this machine. Reports what each node
+    resumes from, before anything is written. code: the archive that is sent now. Raises NodesFailed if nodes have too
+    little room, NodeUnfit if files are required and none were found.
     """
     old = Record(RunPaths(RUNS / run))
-    here = {engine.host for engine in fleet.engines}
+    here = {engine.host: engine for engine in reversed(fleet.engines)}  # nodes of one machine: by the first
     elsewhere = {node.host: node for node in old.nodes() if node.host not in here}
     hosts = [(node.name, host) for host, node in elsewhere.items()]
     with connect(hosts, old.runtime, ssh_config, allow_failures=True, ping=False) as others:
 
-        def list_on_new_node(engine: Engine) -> CheckpointFolder:
-            return _on_node(engine, posixpath.join(posixpath.dirname(plan.on(engine.node).container.output_dir), run))
+        def list_here(engine: Engine) -> _Listing:
+            root = posixpath.dirname(plan.on(engine.node).container.output_dir)
+            return _list(engine, posixpath.join(root, run))
 
-        own = dict(zip(fleet.engines, fleet.each(list_on_new_node), strict=True))
-        listings = [partial(_on_node, engine, elsewhere[engine.host].output) for engine in others.engines]
-        found = dict(zip([engine.node for engine in others.engines], run_all_settled(listings), strict=True))
-        folders = [*own.values(), *(each for each in found.values() if isinstance(each, CheckpointFolder))]
-        newest = max([*folders, _fetched(old)], key=lambda folder: folder.newest)
-        if required and not newest.entries:
-            unlisted = (node for node, each in found.items() if not isinstance(each, CheckpointFolder))
-            failed = sorted([*others.failed, *unlisted])
-            silent = f"; no answer from {', '.join(failed)}" if failed else ""
-            raise NodeUnfit(
-                f"run {run}",
-                f"has no {CHECKPOINTS}/ to resume from on {', '.join(each.name for each in folders)}{silent}",
-                f"do not purge a run that you want to resume, or keep a copy in {RUNS}/{run}/: "
-                "launcher fetch --checkpoints",
-            )
-
-        def copy(engine: Engine, planned: NodePlan) -> None:
-            mine, target = own[engine], posixpath.join(planned.container.output_dir, CHECKPOINTS)
-            if planned.rank == 0 and mine.newest < newest.newest - ABOUT_THE_SAME:
-                log(f"{planned.node}: starts from the checkpoints of {newest.name}")
-                engine.files.make_dir(target)
-                for entry in newest.entries:
-                    spans = newest.files.read_spans([Span(f"{newest.folder}/{entry.path}", 0, entry.size)])
-                    engine.files.write(f"{target}/{entry.path}", (piece for _, piece in spans), entry.size)
-            elif mine.entries:  # a copy, not links: a program may overwrite a checkpoint in place
-                engine.files.copy_tree(mine.folder, target)
-
-        yield copy
+        listed = list(on_each(here.values(), list_here).values())
+        found = run_all_settled([partial(_list, engine, elsewhere[engine.host].output) for engine in others.engines])
+        listed += [each for each in found if isinstance(each, _Listing)]
+        failed = [e.node for e, each in zip(others.engines, found, strict=True) if isinstance(each, LauncherError)]
+        silent = ", ".join(sorted([*failed, *others.failed]))
+        holders = {CHECKPOINTS: _checkpoints(listed, old), WORKDIR: _workdirs(listed, old)}
+        held_back = _hold_back(holders[WORKDIR], sent_files(code))
+        copies = [copy for area in holders for copy in _copies(holders[area], area, plan, fleet)]
+        if not any(copy.share.newest for copy in copies):
+            if required:
+                raise _nothing(run, [each.engine.node for each in listed], silent)
+            yield lambda: None
+            return
+        if silent:
+            log(f"warning: no answer from {silent}: files of {run} that only they have are not used")
+        if held_back:
+            log(f"the code sent now replaces files that the program of {run} had changed: {_named(held_back)}")
+        _check_room(run, copies)
+        for engine in fleet.engines:
+            log(f"{engine.node}: {_describe(run, [copy for copy in copies if engine.node in copy.nodes])}")
+        yield partial(_copy_all, copies)
 
 
-def _on_node(engine: Engine, output: str) -> CheckpointFolder:
-    folder = posixpath.join(output, CHECKPOINTS)
-    return CheckpointFolder(engine.node, engine.files, folder, whole(engine.files.scan(folder)))
+def checkpoint_of(attached: Attached) -> str:
+    """Return the newest checkpoint that a run left on its reachable nodes, as text; "" if none was found.
+
+    In the working directories, that is a file whose name says so.
+    """
+    record = attached.record
+    on = {(attached.engines[node.name].host, node.output): attached.engines[node.name] for node in attached.nodes}
+    listed = run_all_settled([partial(_list, engine, output) for (_, output), engine in on.items()])
+    known = [each for each in listed if isinstance(each, _Listing)]
+    saved = {f"{CHECKPOINTS}/{path}": e for each in _checkpoints(known, record) for path, e in each.entries.items()}
+    own = {path: e for each in _workdirs(known, record) for path, e in each.entries.items() if _SAVED.search(path)}
+    found = {path: entry for path, entry in {**own, **saved}.items() if not is_log(entry)}
+    return _shown(*_newest(found)) if found else ""
 
 
-def _fetched(record: Record) -> CheckpointFolder:
-    folder = (record.paths.root / CHECKPOINTS).absolute()
-    found = [(path.relative_to(folder).as_posix(), path.stat()) for path in folder.rglob("*") if path.is_file()]
-    entries = [FileEntry(name, stat.st_size, stat.st_mtime) for name, stat in found]
-    here = Files(LocalMachine("this machine", ""))
-    return CheckpointFolder(f"{record.paths.root / CHECKPOINTS} on this machine", here, str(folder), whole(entries))
+def _list(engine: Engine, output: str) -> _Listing:
+    return _Listing(engine, output, trees.entries(engine.files, output, (CHECKPOINTS, WORKDIR)))
 
 
-def whole(entries: Sequence[FileEntry]) -> list[FileEntry]:
-    """Return the complete checkpoints: no partial files, hidden files or unsafe paths, as a node supplied the names."""
-    safe = [entry for entry in entries if want(f"{CHECKPOINTS}/{entry.path}", checkpoints=True)]
-    return [entry for entry in safe if not entry.path.endswith((".tmp", ".part")) and entry.path[0] != "."]
+def _checkpoints(listed: Sequence[_Listing], old: Record) -> list[Holder]:
+    """Return who has checkpoints: the nodes, by machine, and this machine for nodes that have none."""
+    found = []
+    for each in listed:
+        at = [node for node in old.nodes() if node.host == each.engine.host]
+        if entries := whole(CHECKPOINTS, each.entries):
+            name = next((node.name for node in at), each.engine.node)
+            folder = posixpath.join(each.output, CHECKPOINTS)
+            found.append(Holder(name, each.engine.host, _ranks(at), each.engine.files, each.output, folder, entries))
+    missing = [node for node in old.nodes() if node.host not in {holder.host for holder in found}]
+    return [*found, _fetched(old, CHECKPOINTS, _ranks(missing))]
+
+
+def _workdirs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
+    """Return who has files that the program wrote to its working directories: one for each of these."""
+    code, ranks = old.sent_code, {node.name: _ranks([node]) for node in old.nodes()}
+    found = []
+    for each in listed:
+        by_node: dict[str, list[Entry]] = {}
+        for entry in each.entries:
+            area, _, path = entry.path.partition("/")
+            name, _, inside = path.partition("/")
+            if area == WORKDIR and inside and not _is_code(entry, inside, code):
+                by_node.setdefault(name, []).append(entry)
+        for name, written in by_node.items():
+            if entries := whole(f"{WORKDIR}/{name}", written):
+                folder = posixpath.join(each.output, WORKDIR, name)
+                mine, engine = ranks.get(name, frozenset()), each.engine
+                found.append(Holder(name, engine.host, mine, engine.files, each.output, folder, entries))
+    present = {holder.name for holder in found}
+    fetched = [_fetched(old, f"{WORKDIR}/{name}", () if name in present else ranks[name]) for name in ranks]
+    return [*found, *fetched]
+
+
+def _is_code(entry: Entry, path: str, code: SentCode | None) -> bool:
+    """Whether a file is of the earlier run's code, unchanged (without its record: by its time), or a cache of Python.
+
+    path: in the working directory. Python uses a cache of another version of a file if the time and the size are the
+    same, and all files of the code have the same time.
+    """
+    if "__pycache__/" in path or (code is None and entry.mtime == 0):
+        return True
+    return is_sent(code or {}, path, entry.size, entry.mtime, "l" if entry.link else "f")
+
+
+def _hold_back(holders: Sequence[Holder], code: SentCode) -> Sequence[str]:
+    """Remove files in whose place the code that is sent now has a file or a folder; return their paths."""
+    folders = {str(parent) for path in code for parent in PurePosixPath(path).parents}
+    found = set()
+    for holder in holders:
+        for path in list(holder.entries):
+            if path in folders or path in code or any(str(parent) in code for parent in PurePosixPath(path).parents):
+                del holder.entries[path]
+                found.add(path)
+    return sorted(found)
+
+
+def _ranks(nodes: Iterable[NodeOfRun]) -> frozenset[int]:
+    return frozenset(rank for node in nodes for rank in node.ranks)
+
+
+def whole(area: str, entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return the complete files of an area by their path in it; the names come from a node.
+
+    Left out are partial files, hidden ones in checkpoints/, unsafe names, and links that lead out of the area.
+    """
+    inside = [replace(e, path=e.path.removeprefix(f"{area}/")) for e in entries if e.path.startswith(f"{area}/")]
+    shown = [entry for entry in inside if entry.path[:1] != "." or area != CHECKPOINTS]
+    return {entry.path: entry for entry in shown if _is_whole(entry.path) and _stays_inside(entry)}
+
+
+def _is_whole(path: str) -> bool:
+    partial_file = any(part.endswith((".tmp", ".part")) for part in PurePosixPath(path).parts)
+    return want(f"{CHECKPOINTS}/{path}", checkpoints=True) is not None and not partial_file
+
+
+def _stays_inside(entry: Entry) -> bool:
+    """Whether it is a file, or a link to a path in the same tree: `..` only at the beginning, and not too many."""
+    parts = PurePosixPath(entry.link).parts
+    up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+    safe = entry.link.isprintable() and not entry.link.startswith("/") and ".." not in parts[up:]
+    return safe and up <= entry.path.count("/")
+
+
+def _fetched(record: Record, area: str, ranks: Iterable[int]) -> Holder:
+    folder = record.paths.root / area
+    found = [(path, path.lstat()) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    entries = [Entry(f"{area}/{path.relative_to(folder).as_posix()}", s.st_size, s.st_mtime) for path, s in found]
+    here, output = _Fetched(LocalMachine("this machine", "")), str(record.paths.root)
+    whole_ones = whole(area, entries)
+    return Holder("this machine", LOCAL, frozenset(ranks), here, output, str(folder), whole_ones, fetched=True)
+
+
+def _copies(holders: Sequence[Holder], area: str, plan: Plan, fleet: Fleet) -> list[_Copy]:
+    """Decide what each node gets in an area."""
+    heirs: dict[tuple[str, str, str], list[tuple[Engine, frozenset[int]]]] = {}
+    for engine in fleet.engines:
+        planned = plan.on(engine.node)
+        mine = [planned] if planned.node == engine.node else plan.nodes  # a cluster's engine manages all nodes
+        ranks = frozenset(rank for node in mine for rank in range(node.first_rank, node.first_rank + node.processes))
+        spec = planned.container
+        at = {CHECKPOINTS: posixpath.join(spec.output_dir, CHECKPOINTS), WORKDIR: spec.workdir}[area]
+        name = posixpath.basename(spec.workdir)  # of the node
+        on = next((key for key in heirs if key[1:] == (engine.host, at)), (name, engine.host, at))
+        heirs.setdefault(on, []).append((engine, ranks))
+    known = [
+        Heir(name, host, frozenset[int]().union(*(ranks for _, ranks in on)), folder)
+        for (name, host, folder), on in heirs.items()
+    ]
+    found = shares(holders, known, elastic=plan.min_nodes > 0)
+    return [
+        _Copy(area, [engine.node for engine, _ in on], on[0][0], heir, share)
+        for on, heir, share in zip(heirs.values(), known, found, strict=True)
+    ]
+
+
+def _nothing(run: RunId, searched: Sequence[str], silent: str) -> NodeUnfit:
+    return NodeUnfit(
+        f"run {run}",
+        f"has no {CHECKPOINTS}/ to resume from on {', '.join(searched)}, nor files that its program wrote beside its "
+        f"code; {RUNS / run}/ has none either" + (f"; no answer from {silent}" if silent else ""),
+        f"do not purge a run that you want to resume, or keep a copy in {RUNS}/{run}/: launcher fetch --checkpoints",
+    )
+
+
+def _check_room(run: RunId, copies: Sequence[_Copy]) -> None:
+    """Check the free space of all machines. Nodes of one machine share it. Raises NodesFailed."""
+    needed: dict[str, int] = {}
+    for copy in copies:
+        needed[copy.heir.host] = needed.get(copy.heir.host, 0) + copy.share.bytes
+
+    def check(engine: Engine, folder: str, size: int) -> None:
+        free = trees.room(engine.files, folder)
+        if 0 <= free < size:
+            what = f"the files of {run} need {size_text(size)} ({size:,} bytes)"
+            what += f", but {folder} has room for {size_text(free)} ({free:,} bytes)"
+            raise NodeUnfit(engine.node, what, "free disk space on the node: launcher clean")
+
+    first = {copy.heir.host: copy for copy in reversed(copies)}
+    run_all([partial(check, first[host].engine, first[host].heir.folder, size) for host, size in needed.items()])
+
+
+def _describe(run: RunId, copies: Sequence[_Copy]) -> str:
+    """Say from what a node resumes: how many files, of which node, and the newest of them."""
+    groups: dict[str, dict[str, Entry]] = {}
+    for copy in copies:
+        for path, (holder, entry) in copy.share.files.items():
+            whose = "its own" if copy.share.is_own(path) else f"{holder.name}'s"
+            groups.setdefault(whose, {})[copy.path(path)] = entry
+    if not any(copy.share.newest for copy in copies):
+        return f"does not resume: no file of {run} is for it"
+    found = [_group(whose, files) for whose, files in sorted(groups.items(), key=lambda item: item[0] == "its own")]
+    left = [copy.path(path) for copy in copies for path in copy.share.replaced]
+    return f"resumes from {' and '.join(found)}" + (f"; not from its own {_named(left)}" if left else "")
+
+
+def _group(whose: str, files: Mapping[str, Entry]) -> str:
+    path, last = _newest(files)
+    if len(files) == 1:
+        return f"{whose} {_shown(path, last)}"
+    size = size_text(sum(entry.size for entry in files.values()))
+    return f"{whose} {len(files)} files ({size}), the newest {path} ({_moment(last)})"
+
+
+def _newest(files: Mapping[str, Entry]) -> tuple[str, Entry]:
+    return max(files.items(), key=lambda item: (not is_log(item[1]), item[1].mtime))
+
+
+def _shown(path: str, entry: Entry) -> str:
+    return f"{path} ({_moment(entry)}, {size_text(entry.size)})"
+
+
+def _moment(entry: Entry) -> str:
+    return time.strftime("%a %H:%M:%S", time.localtime(entry.mtime))
+
+
+def _named(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return f"{', '.join(sorted(paths)[:3])}{more}"
+
+
+def _copy_all(copies: Sequence[_Copy]) -> None:
+    """Copy what is on the same machine, then what others have. Raises NodesFailed, NodeUnfit."""
+
+    def copy_here(copy: _Copy) -> None:
+        for holder in dict.fromkeys(source for source, _ in copy.share.files.values()):
+            if holder.host == copy.heir.host:
+                paths = [entry.path for entry in copy.at(holder)]
+                trees.copy(copy.engine.files, holder.folder, copy.heir.folder, paths, below=holder.output)
+
+    run_all([partial(copy_here, copy) for copy in copies])
+    missing: dict[Holder, dict[Entry, list[Place]]] = {}
+    for copy in copies:
+        for holder, entry in copy.share.files.values():
+            if holder.host != copy.heir.host:
+                place = Place(copy.engine.machine, copy.heir.folder)
+                missing.setdefault(holder, {}).setdefault(entry, []).append(place)
+    for holder, wanted in missing.items():
+        trees.fan_out(holder.name, holder.files, holder.folder, wanted, below=holder.output)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import NodeUnfit, UsageError
+from launcher.image.lock import lock_path
 from launcher.job.models import Job
 from launcher.job.parts import NodeEntry
 from launcher.model import labels
@@ -18,12 +19,14 @@ from launcher.model.forward import Forward
 from launcher.model.host import cluster_name
 from launcher.model.plan import Plan, RunId
 from launcher.model.progress import Log
+from launcher.model.sizes import counted
 from launcher.node import output_folder
 from launcher.node.connect import LOCAL, Fleet
 from launcher.node.engine import Engine
 from launcher.node.terminal import is_terminal
 from launcher.records.snapshot import Snapshot
 from launcher.records.store import NodeOfRun
+from launcher.records.workdir import sent_files
 from launcher.run.locate import Attached
 from launcher.run.prepare import prepare
 from launcher.run.printed import node_of_rank
@@ -124,7 +127,8 @@ def temporary_run(
     """
     run = job.run.model_copy(update={"module": None, "script": None, "command": command, "args": {}})
     without = {"restarts": 0, "hang_timeout": None, "min_nodes": None, "spares": None}
-    plan = prepare(job.model_copy(update={"run": run, **without}), fleet, facts, code.digest, log)
+    lock = lock_path(job.file) if job.file else None
+    plan = prepare(job.model_copy(update={"run": run, **without}), fleet, facts, code.digest, log, lock_file=lock)
     nodes = []
     for node in plan.nodes:
         marked = {**node.container.labels, labels.PURPOSE: purpose}
@@ -135,7 +139,7 @@ def temporary_run(
         yield plan
     finally:
         try:
-            stop(fleet, plan.run, grace=1)
+            stop(fleet.engines, plan.run, code=sent_files(code.archive), grace=1)
         finally:  # even if a node is lost
             fleet.each(lambda engine: _remove_output(engine, plan.on(engine.node).container.output_dir, plan.run, log))
 
@@ -143,6 +147,6 @@ def temporary_run(
 def _remove_output(engine: Engine, output: str, run: RunId, log: Log) -> None:
     kept = [file for file in engine.files.scan(output) if not file.path.startswith(_OWN)]
     if kept:
-        log(f"{len(kept)} file(s) kept in {output} on {engine.node}")
+        log(f"{counted(len(kept), 'file')} kept in {output} on {engine.node}")
     else:
         output_folder.remove(engine.files, output, run)

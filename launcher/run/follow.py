@@ -38,6 +38,7 @@ COLLECT_SELDOM = 30.0  # while no file has changed
 REMOVAL = 1.0  # seconds that `docker rm -f` may take between killing and removing a container
 WAIT = 30.0  # limit of one wait call, so that a silently dropped connection is detected
 QUEUE = 2.0  # the same on a cluster, where one query of the queue serves all nodes
+GLANCE = 2.0  # the same of a reader of output, which may be closed at any time: each wait occupies a session
 RETRY = 1.0
 RETRY_SELDOM = 15.0  # while a node is unreachable
 GIVE_UP = 30.0  # seconds to wait for an unreachable node of a run that has ended elsewhere
@@ -86,26 +87,34 @@ class FollowedNode:
         self.files.end()
 
 
+class _ReaderGone(Exception):  # noqa: N818 - no error: it ends a thread
+    pass
+
+
 class Follow:
     """The messages of a run's nodes, until every container has ended and all files were collected. Iterate only once.
 
     Waits indefinitely for an unreachable node, unless the run has failed or was stopped on another node.
     """
 
-    def __init__(self, attached: Attached, shown: Sequence[Followed], *, resumed: bool) -> None:
-        """shown: at most one file per node. resumed: the run was started before; earlier restarts are not reported."""
+    def __init__(self, attached: Attached, shown: Sequence[Followed], *, resumed: bool, brief: bool = False) -> None:
+        """shown: at most one file per node. resumed: the run was started before; earlier restarts are not reported.
+
+        brief: its threads must end soon after close(), even those that wait for a container.
+        """
         self._attached = attached
         self._resumed = resumed
+        self._brief = brief
         self._queue: queue.Queue[Message | BaseException | None] = queue.Queue(WAITING)
         self._stop = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
         self._due = threading.Event()  # collect now
         self._moves = any(followed.moves for followed in shown)
         self._generation = max((followed.world.number for followed in shown if followed.world), default=0)
         self._moving = threading.Lock()
         self._over = math.inf  # time.monotonic()
         logs = {followed.node.name: followed for followed in shown}
-        most, put = read_settings(os.environ).limits.file, self._queue.put
+        most, put = read_settings(os.environ).limits.file, self._put
         self._nodes = [
             FollowedNode(
                 attached.record.run,
@@ -142,7 +151,7 @@ class Follow:
             try:
                 message = self._queue.get(timeout=TICK)
             except queue.Empty:
-                if self._closed:
+                if self._closed.is_set():
                     return
                 yield messages.Tick()
                 continue
@@ -154,9 +163,18 @@ class Follow:
                 yield message
 
     def close(self) -> None:
-        """Stop following; the run continues. Does not wait for its threads, which only read."""
-        self._closed = True
+        """Stop following; the run continues. Its threads, which only read, end without being waited for."""
+        self._closed.set()
         self._halt()
+        for node in self._nodes:
+            node.files.end()
+
+    def _put(self, message: Message | BaseException | None) -> None:
+        """Queue a message for the reader. Raises _ReaderGone once it has closed this object."""
+        while not self._closed.is_set():
+            with suppress(queue.Full):
+                return self._queue.put(message, timeout=TICK)
+        raise _ReaderGone
 
     def _halt(self) -> None:
         self._stop.set()
@@ -179,21 +197,24 @@ class Follow:
                     node.files.rank_zero_came(message.world, shown=self._moves)
                 elif self._moves:
                     node.files.rank_zero_left()
-        self._queue.put(message)
+        self._put(message)
 
     def _run(self, job: Callable[[], None]) -> None:
         """If a worker thread fails, iteration raises its error, so that no thread waits forever."""
         try:
             job()
-            self._queue.put(None)
+            self._put(None)
+        except _ReaderGone:
+            return
         except BaseException as error:  # noqa: BLE001 - raised again in __iter__
             self._halt()
-            self._queue.put(error)
+            with suppress(_ReaderGone):
+                self._put(error)
 
     def _wait_for(self, node: FollowedNode) -> None:
         """Wait until the container has ended and is not restarted; reconnect as often as needed."""
         pause, waiting_for = RETRY, ""
-        at_most = WAIT if cluster_name(node.node.host) is None else QUEUE
+        at_most = QUEUE if cluster_name(node.node.host) is not None else GLANCE if self._brief else WAIT
         while not self._stop.is_set():
             try:
                 state = node.engine.wait(node.container, 0 if node.unreachable_since else at_most)
@@ -202,12 +223,12 @@ class Follow:
                     state = node.engine.wait(node.container, 0)
             except ContainerGone:
                 folder = node.node.output if self._attached.record.runtime == "process" else ""
-                self._queue.put(messages.NodeRemoved(node.name, folder))
+                self._put(messages.NodeRemoved(node.name, folder))
                 break
             except LauncherError as error:
                 node.mark_unreachable(error)
                 if self._hopeless(node):
-                    self._queue.put(messages.NodeGone(node.name, str(error), node.last_answer))
+                    self._put(messages.NodeGone(node.name, str(error), node.last_answer))
                     node.collected.set()  # nothing more can be collected
                     break
                 self._stop.wait(pause)
@@ -217,9 +238,9 @@ class Follow:
             node.mark_reachable()
             if node.node.rank == 0 and not state.phase.ended and state.error not in ("", waiting_for):
                 waiting_for = state.error
-                self._queue.put(messages.NodeWaits(node.name, waiting_for))
+                self._put(messages.NodeWaits(node.name, waiting_for))
             if state.phase.ended:
-                self._queue.put(messages.NodeEnded(node.name, state))
+                self._put(messages.NodeEnded(node.name, state))
                 break
         node.end()
         self._due.set()
@@ -261,7 +282,7 @@ class Follow:
         if collected:
             here = Files(LocalMachine("this machine", ""))
             with suppress(LauncherError):
-                node.files.read_rest(here, str(self._attached.record.paths.root.absolute()))
+                node.files.read_rest(here, str(self._attached.record.paths.root))
         return collected
 
     def _collect(self) -> None:
@@ -276,7 +297,7 @@ class Follow:
             wanted = ended or [node for node in left if not node.unreachable_since]
             folders = output_folders(self._attached.engines, [node.node for node in wanted])
             record = self._attached.record
-            results = collect(folders, record.paths.root, mask=record.mask)
+            results = collect(folders, record.paths.root, mask=record.mask, code=record.sent_code)
             new = any(isinstance(result, Collected) and result.moved for result in results)
             pause = COLLECT_EVERY if new else min(2 * pause, COLLECT_SELDOM)
             outcomes = {name: result for folder, result in zip(folders, results, strict=True) for name in folder.nodes}
@@ -297,4 +318,4 @@ class Follow:
                         missed.setdefault("disk" if isinstance(problem, NoRoomHere) else str(problem), str(problem))
                 node.collected.set()
         for reason in missed.values():  # only once if nodes share a folder or the local disk is full
-            self._queue.put(messages.NotCollected(reason))
+            self._put(messages.NotCollected(reason))

@@ -94,17 +94,19 @@ class FollowedFiles:
 
     def skip_known_starts(self) -> None:
         with suppress(FileNotFoundError, LauncherError):
-            self._restarts.skip(self._engine.files.read(self._attempts, limit=attempts.LIMIT))
+            self._restarts.skip(self._engine.files.read(self._attempts, limit=attempts.LIMIT, below=self._node.output))
 
     def follow(self, running: Callable[[], bool]) -> None:
         """Report appended data while running() is true. Raises NodeUnreachable."""
         while running():
             now = self._wanted()
             lines = {path: self._offsets[path] for path in now if path != self._log}
-            log = self._log if self._log in now else ""
-            with closing(self._engine.files.follow(log, self._offsets[self._log], lines)) as self._stream:
+            log, start = self._log if self._log in now else "", self._offsets[self._log]
+            files = self._engine.files
+            with closing(files.follow(log, start, lines, below=self._node.output)) as stream:
+                self._stream = stream
                 while running() and now == self._wanted():
-                    if found := self._stream.next(QUIET):
+                    if found := stream.next(QUIET):
                         self._take(*found)
 
     def end(self) -> None:
@@ -121,7 +123,7 @@ class FollowedFiles:
         while now != self._wanted():  # the attempts file may show that rank 0 moved to this node
             now = self._wanted()
             spans = {Span(f"{output}/{self._relative(path)}", self._offsets[path], TO_THE_END): path for path in now}
-            with closing(files.read_spans([*spans])) as pieces:
+            with closing(files.read_spans([*spans], below=output)) as pieces:
                 for span, group in groupby(pieces, key=itemgetter(0)):
                     path, data = spans[span], (piece for _, piece in group)
                     for piece in data if path == self._log else _whole_lines(data):

@@ -18,7 +18,7 @@ from launcher import container_scripts
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.image import probe
 from launcher.model.container import Mount
-from launcher.records.paths import RunPaths
+from launcher.records.paths import RunPaths, as_shown
 from launcher.records.wanted import RECORDINGS
 from launcher.run.diagnose import OTHERS_WAIT, Failure
 from launcher.run.evidence import Evidence
@@ -28,8 +28,9 @@ from launcher.run.state import HANG_CODE
 TIME_LIMIT = 180.0  # seconds, most of them the import of torch
 _ARCHIVE = ".flight_recorder.tar"  # in the output folder of the node that analyses them
 _RECORDING = re.compile(r"(gloo|nccl|stack)_(\d{1,6})")
-_UNMET = re.compile(  # a collective timed out, or its sizes do not match
-    r"Timed out waiting \d+ms for (recv|send)|Watchdog caught collective operation timeout|preamble\.length"
+_UNMET = re.compile(  # what gloo and NCCL say if a collective timed out, or its sizes do not match
+    r"gloo/\S+\] (Timed out waiting \d+ms for (recv|send)|op\.preamble\.length)"
+    r"|Watchdog caught collective operation timeout: Work"
 )
 
 
@@ -73,24 +74,29 @@ def _read(attached: Attached, reader: Evidence, files: Sequence[Path]) -> Mappin
     """Run flight_report.py on a node; return its report. Raises LauncherError."""
     node, engine = reader.node, attached.engines[reader.node.name]
     spec = attached.record.container(node.rank)
-    argv, layout = spec.get("argv", []), spec.get("layout", {})
+    argv = spec.get("argv", [])
     script_index = next((index for index, arg in enumerate(argv) if arg.endswith(("/agent.py", "/elastic.py"))), 0)
+    try:
+        output, image = spec["layout"]["output"], spec["image"]
+        mounts = (*(Mount(**mount) for mount in spec["mounts"]), Mount(node.output, output))
+        user = {"env": spec["env"], "user": spec["user"], "groups": tuple(spec["groups"])}
+    except (LookupError, TypeError):
+        script_index = 0
     if not script_index:  # a run found by its labels, or on a cluster
         paths = attached.record.paths
         raise NodeUnfit(
-            node.name, "no local record of the run's plan", f"use torchfrtrace on {paths.root / RECORDINGS}"
+            node.name, "no local record of the run's plan", f"use torchfrtrace on {as_shown(paths.root / RECORDINGS)}"
         )
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for file in files:
             tar.add(file, f"{file.name.partition('_')[0]}/{file.name}")
     data = buffer.getvalue()
-    engine.files.write(f"{node.output}/{_ARCHIVE}", [data], len(data))
+    engine.files.write(f"{node.output}/{_ARCHIVE}", [data], len(data), below=node.output)
     script = container_scripts.text("flight_report.py").decode()
-    mounts = (*(Mount(**mount) for mount in spec["mounts"]), Mount(node.output, layout["output"]))
-    like = replace(probe.ANY_CONTAINER, env=spec["env"], user=spec["user"], groups=tuple(spec["groups"]), mounts=mounts)
-    command = (argv[script_index - 1], "-c", script, f"{layout['output']}/{_ARCHIVE}")  # the image's Python
-    return probe.run(engine, spec["image"], "of the job", command, like, TIME_LIMIT)
+    like = replace(probe.ANY_CONTAINER, **user, mounts=mounts)
+    command = (argv[script_index - 1], "-c", script, f"{output}/{_ARCHIVE}")  # the image's Python
+    return probe.run(engine, image, "of the job", command, like, TIME_LIMIT)
 
 
 def describe(report: Mapping[str, Any], nodes: Mapping[int, str]) -> list[str]:

@@ -4,8 +4,9 @@ container, containers of runs that `down` ended while the node was unreachable, 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from launcher.errors import LauncherError
 from launcher.image import names
@@ -16,17 +17,28 @@ from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import ImageInfo
 from launcher.model.plan import RunId, is_run_id
 from launcher.node import output_folder
+from launcher.node.connect import caller_engine
 from launcher.node.engine import Engine
+from launcher.node.files import FileEntry
+from launcher.node.parallel import run_all_settled
+from launcher.records.store import Record
+from launcher.run.fetch import unfetched
 
 
 @dataclass(frozen=True)
 class OldOutput:
-    """A run's output folder on a node. size: bytes of its files, including checkpoints."""
+    """A run's output folder on a node. size: bytes of its files, including checkpoints.
+
+    ours: whether this folder started the run; otherwise another one did, or its record is lost. unfetched: files that
+    are only there, as far as is known.
+    """
 
     run: RunId
     path: str
     files: int
     size: int
+    ours: bool
+    unfetched: Sequence[FileEntry]
 
 
 @dataclass(frozen=True)
@@ -43,30 +55,83 @@ class Leftovers:
         return bool(self.images or self.outputs or self.containers)
 
 
-def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = (), taken_down: Collection[RunId] = ()) -> Leftovers:
-    """Return the leftovers on a node, except those of runs with a container: use `down` for these.
+def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[Leftovers | LauncherError]:
+    """Return the leftovers on each node, or its error; not those of runs with a container on one of the nodes, which
+    may share a file system, nor of runs that may be running elsewhere: use `down` for these.
 
-    sources: see unused_images. taken_down: runs that `down` has ended; their stopped containers are included.
+    known: the records of this folder; the stopped containers of runs that `down` has ended are included.
     """
+    with caller_engine() as here:
+        images = run_all_settled([partial(_images, engine) for engine in (*engines, *([here] if here else []))])
+    named = [[] if isinstance(each, LauncherError) else each for each in images]
+    sources = [image for index, each in enumerate(named) for image in each if image.tags or index == len(engines)]
+    down = {record.run for record in known if record.taken_down}
+    found = run_all_settled([partial(_examine, engine, sources, down) for engine in engines])
+    alive = {run for each in found if isinstance(each, _Examined) for run in each.alive}
+    complete = not any(isinstance(each, LauncherError) for each in found)
+    ours = {record.run: record for record in known if not record.rebuilt}
+    asked = {engine.host for engine in engines} if complete else set()
+    for run, record in ours.items():  # on a node that was not asked
+        if record.unfinished and not {node.host for node in record.nodes()} <= asked:
+            alive.add(run)
+    listed: list[Leftovers | LauncherError] = []
+    seen: set[str] = set()
+    for engine, each in zip(engines, found, strict=True):
+        again = engine.host in seen  # `local` can have two engines
+        seen.add(engine.host)
+        listed.append(each if isinstance(each, LauncherError) else _leftovers(each, ours, alive, again=again))
+    return listed
+
+
+@dataclass(frozen=True)
+class _Examined:
+    """What a node has. alive: runs with a container. folders: the files of the marked output folders, by run."""
+
+    engine: Engine
+    root: str
+    images: Sequence[ImageInfo]
+    containers: Sequence[ContainerState]
+    alive: Collection[RunId]
+    folders: Mapping[RunId, Sequence[FileEntry]]
+    unread: LauncherError | None
+
+
+def _images(engine: Engine) -> Sequence[ImageInfo]:
+    return engine.images.list({}) if engine.images else ()
+
+
+def _examine(engine: Engine, sources: Sequence[ImageInfo], taken_down: Collection[RunId]) -> _Examined:
     root = posixpath.join(engine.facts().home, OUTPUT_ROOT)
     listed = engine.list({labels.RUN: None})
-    alive = {state.labels.get(labels.RUN) for state in listed}
+    alive = {state.labels.get(labels.RUN, "") for state in listed}
     own = [state for state in listed if state.labels.get(labels.UID) == str(engine.uid())]
     idle = [state for state in own if state.phase.ended or state.phase is Phase.CREATED]
     # doctor --bench and shell remove their containers, unless these commands were killed.
     short = [state for state in own if state.phase.ended and state.labels.get(labels.PURPOSE) in ("bench", "shell")]
     ended = {*taken_down, *(state.labels.get(labels.RUN) for state in short)}
     back = [state for state in idle if state.labels.get(labels.RUN) in ended]
-    found: dict[str, list[int]] = {}
+    found: dict[RunId, list[FileEntry]] = {}
     marked = set()
     unread: list[LauncherError] = []
     for entry in engine.files.scan(root, unread.append):
         run, _, name = entry.path.partition("/")
-        found.setdefault(run, []).append(entry.size)
-        if name == output_folder.MARKER and is_run_id(run) and run not in alive:
+        found.setdefault(run, []).append(replace(entry, path=name))
+        if name == output_folder.MARKER and is_run_id(run):
             marked.add(run)
-    outputs = [OldOutput(run, posixpath.join(root, run), len(found[run]), sum(found[run])) for run in sorted(marked)]
-    return Leftovers(engine, unused_images(engine, sources), outputs, back, unread[0] if unread else None)
+    folders = {run: found[run] for run in sorted(marked)}
+    images = unused_images(engine, sources)
+    return _Examined(engine, root, images, back, alive, folders, unread[0] if unread else None)
+
+
+def _leftovers(found: _Examined, ours: Mapping[RunId, Record], alive: Collection[RunId], *, again: bool) -> Leftovers:
+    """again: the machine's output folders have been listed."""
+    outputs = []
+    for run, files in found.folders.items() if not again else ():
+        if run not in alive:
+            missing = unfetched(files, ours.get(run))
+            size = sum(file.size for file in files)
+            outputs.append(OldOutput(run, posixpath.join(found.root, run), len(files), size, run in ours, missing))
+    return Leftovers(found.engine, found.images, outputs, found.containers, found.unread)
 
 
 def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[ImageInfo]:

@@ -6,21 +6,22 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 
 from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
 from launcher.model import labels
-from launcher.model.container import ContainerState
+from launcher.model.container import ContainerState, Phase
 from launcher.model.host import cluster_name
 from launcher.model.labels import RunLabels
 from launcher.model.plan import RunId
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_both
+from launcher.node.parallel import run_all_settled, run_both
 from launcher.records import store
 from launcher.records.store import NodeOfRun, Record
 
@@ -69,7 +70,8 @@ class Attached:
     fleet: Fleet
     states: Mapping[str, ContainerState] = field(default_factory=dict)  # by node name; without removed containers
     unreachable: Mapping[str, LauncherError] = field(default_factory=dict)
-    listed: Mapping[Engine, Sequence[ContainerState]] = field(default_factory=dict)  # those that the user may remove
+    # by engine that answered: those that the user may remove
+    listed: Mapping[Engine, Sequence[ContainerState]] = field(default_factory=dict)
     owner: Owner = Owner.SELF
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" if unknown
     hosts: tuple[str, ...] = ()  # of all its nodes, as the caller addressed them; () if unknown
@@ -126,15 +128,16 @@ def search(text: str | None, hosts: Sequence[str], ssh_config: Path | None, note
     """
     fleet = connect([(host, host) for host in dict.fromkeys(hosts)], None, ssh_config, allow_failures=True)
     try:
-        by_run = _by_run(_list(fleet, None, note, claims=False))
-        found = by_run[_choose(text, by_run, fleet, where="on " + ", ".join(hosts))]
+        listing = list_runs(fleet, note)
+        where = "on " + ", ".join(hosts)
+        found = listing.runs[_choose(text, listing, fleet, where)]
         run, nodes = found[0].labels, tuple(f.node for f in found)
         record = Record.rebuild(
             run.run, run.runtime, nodes, runs, min_nodes=run.min_nodes, spares=run.spares, hosts=run.hosts
         )
         engines = {f.node.name: f.engine for f in found}
         missing = _not_asked(found, hosts)
-        return Attached(record, nodes, engines, fleet, unreachable=fleet.failed, not_asked=missing)
+        return Attached(record, nodes, engines, fleet, unreachable=listing.failed, not_asked=missing)
     except BaseException:
         fleet.close()
         raise
@@ -143,24 +146,35 @@ def search(text: str | None, hosts: Sequence[str], ssh_config: Path | None, note
 def refresh(attached: Attached, note: Note, *, claims: bool = False, any_owner: bool = False) -> Attached:
     """Return `attached` with the current state of the run's containers, in one round trip.
 
-    claims: also list the run's GPU locks. any_owner: allow removing containers of other users.
+    Nodes that fail to list them are moved to `unreachable`. claims: also list the run's GPU locks. any_owner: allow
+    removing containers of other users.
     """
     run = attached.record.run
-    listed = _list(attached.fleet, run, note, claims=claims)
+    listed, failed = _list(attached.fleet, run, note, claims=claims)
     found = _by_run(listed).get(run, [])
     owner = min((f.owner for f in found), default=Owner.SELF)
     started_by = found[0].labels.started_by if found else ""
     if owner is Owner.OTHER:
         note(f"{run} belongs to another user, {started_by}: its files may not be readable")
+    known = [node for node in attached.nodes if attached.engines[node.name] not in failed]
     others = [f for f in found if f.node.name not in attached.engines]  # not in the local record
     removable = [f for f in listed if f.labels.run == run and (any_owner or f.owner is not Owner.OTHER)]
+    answered = [engine for engine in attached.fleet.engines if engine not in failed]
+    silent = {name: error for name, error in attached.unreachable.items() if name not in {e.node for e in answered}}
+    for engine, error in failed.items():
+        names = [node.name for node in attached.nodes if attached.engines[node.name] is engine]
+        silent[names[0] if len(names) == 1 else engine.node] = error  # all nodes of a cluster share an engine
     return replace(
         attached,
-        nodes=(*attached.nodes, *(f.node for f in others)),
-        engines={**attached.engines, **{f.node.name: f.engine for f in others}},
+        nodes=(*known, *(f.node for f in others)),
+        engines={
+            **{node.name: attached.engines[node.name] for node in known},
+            **{f.node.name: f.engine for f in others},
+        },
         hosts=found[0].labels.hosts if found else (),
         states={f.node.name: f.state for f in found},
-        listed={engine: [f.state for f in removable if f.engine is engine] for engine in attached.fleet.engines},
+        unreachable=silent,
+        listed={engine: [f.state for f in removable if f.engine is engine] for engine in answered},
         owner=owner,
         started_by=started_by,
     )
@@ -178,31 +192,63 @@ def engine_of(node: NodeOfRun) -> tuple[str, str]:
     return (node.name if cluster_name(node.host) is None else node.host), node.host
 
 
-def on_nodes(fleet: Fleet, note: Note) -> dict[RunId, list[Found]]:
-    """Return all runs on these nodes, newest last, with their containers by rank."""
-    return _by_run(_list(fleet, None, note, claims=False))
+@dataclass(frozen=True)
+class Listing:
+    """The runs on some nodes, newest last, with their containers by rank.
+
+    failed: the errors of the nodes that could not be listed, by the name of the node in the fleet. locked: runs that
+    have locks there, possibly without a container.
+    """
+
+    runs: Mapping[RunId, Sequence[Found]]
+    failed: Mapping[str, LauncherError]
+    locked: Collection[RunId]
 
 
-def _choose(text: str | None, runs: Mapping[RunId, Sequence[Found]], fleet: Fleet, where: str) -> RunId:
+def list_runs(fleet: Fleet, note: Note, *, claims: bool = False) -> Listing:
+    """Return the runs on these nodes. claims: also list locks."""
+    listed, failed = _list(fleet, None, note, claims=claims)
+    away = {**fleet.failed, **{engine.node: error for engine, error in failed.items()}}
+    return Listing(_by_run(listed), away, {f.labels.run for f in listed if f.labels.purpose == "claim"})
+
+
+def _choose(text: str | None, listing: Listing, fleet: Fleet, where: str) -> RunId:
     """Resolve `text` among the user's own runs first, then among those of the same account. Raises RunUnknown, or
     NodesFailed if no run was found and nodes are unreachable.
     """
-    if not runs and fleet.failed:
-        answering = {engine.host for engine in fleet.engines}  # `local` can have two engines
-        raise NodesFailed(list(fleet.failed.values()), of=len(answering) + len(fleet.failed))
+    runs = listing.runs
+    if not runs and listing.failed:
+        hosts = {engine.host for engine in fleet.engines} | {*fleet.failed}  # `local` can have two engines
+        raise NodesFailed(list(listing.failed.values()), of=len(hosts))
+    started = [run for run, found in runs.items() if any(_has_started(f.state) for f in found)]
     for most in (Owner.SELF, Owner.ACCOUNT):
         with suppress(RunUnknown):
             nearer = [run for run, found in runs.items() if min(f.owner for f in found) <= most]
-            return store.resolve(text, nearer, where)
-    return store.resolve(text, list(runs), where)
+            return store.resolve(text, nearer, where, [run for run in started if run in nearer])
+    return store.resolve(text, list(runs), where, started)
 
 
-def _list(fleet: Fleet, run: RunId | None, note: Note, *, claims: bool) -> list[Found]:
-    """List the launcher's containers; those with invalid labels are ignored with a note."""
+def _has_started(state: ContainerState) -> bool:
+    """A queued job of a cluster is also CREATED, but has a reason in `error`."""
+    return state.phase is not Phase.CREATED or bool(state.error)
+
+
+def _list(
+    fleet: Fleet, run: RunId | None, note: Note, *, claims: bool
+) -> tuple[list[Found], dict[Engine, LauncherError]]:
+    """List the launcher's containers; those with invalid labels are ignored with a note. Return also the failures."""
     wanted = {labels.RUN: run} if claims else {labels.RUN: run, labels.PURPOSE: "run"}
-    answers = fleet.each(lambda engine: run_both(lambda: engine.list(wanted), engine.uid))
-    found, own = [], caller()
-    for engine, (states, uid) in zip(fleet.engines, answers, strict=True):
+
+    def ask(engine: Engine) -> tuple[Sequence[ContainerState], int]:
+        return run_both(lambda: engine.list(wanted), engine.uid)
+
+    answers = run_all_settled([partial(ask, engine) for engine in fleet.engines])
+    found, failed, own = [], {}, caller()
+    for engine, answer in zip(fleet.engines, answers, strict=True):
+        if isinstance(answer, LauncherError):
+            failed[engine] = answer
+            continue
+        states, uid = answer
         for state in states:
             try:
                 read = labels.read(state.labels)
@@ -211,7 +257,7 @@ def _list(fleet: Fleet, run: RunId | None, note: Note, *, claims: bool) -> list[
                 continue
             account = Owner.SELF if read.owner == own else Owner.ACCOUNT
             found.append(Found(read, account if read.uid == uid else Owner.OTHER, engine, state))
-    return found
+    return found, failed
 
 
 def _by_run(listed: Sequence[Found]) -> dict[RunId, list[Found]]:

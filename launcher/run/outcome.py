@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from launcher.container_scripts.words import reason
 from launcher.errors import LauncherError
+from launcher.faults import disk
 from launcher.model.container import ContainerState
+from launcher.model.host import cluster_name
 from launcher.model.plan import plain
+from launcher.node import trees
 from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun, read_json_lines
+from launcher.records.store import NodeOfRun, Record, read_json_lines
 from launcher.run import messages
 from launcher.run.attempts import reasons
 from launcher.run.diagnose import Failure, first_failure, is_victim
 from launcher.run.evidence import Evidence, gather
 from launcher.run.hang_report import explain
+from launcher.run.left_out import missing_here
 from launcher.run.locate import Attached
-from launcher.run.state import RunState, state_of
+from launcher.run.resumable import continued, restarted
+from launcher.run.state import HANG_CODE, TIMEOUT_CODE, RunState, state_of
+
+FULL = 1 << 20  # bytes: a disk with less room is full
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class Outcome:
     nodes: tuple[NodeResult, ...] = ()
     last: Mapping[str, Any] = field(default_factory=dict)  # the last epoch's line of metrics.jsonl
     stopped_by: str | None = None  # user@host of another terminal or machine that stopped it
+    resume: str | None = None  # after a failure that left a checkpoint: which one, and the command that continues it
 
     @property
     def exit_code(self) -> int:
@@ -60,27 +70,28 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, run: str, found: Mapping[str, Any]) -> Outcome:
-        """Parse result.json of this or an earlier version. Raises ValueError, TypeError if it is invalid."""
-        failure, nodes = found.get("failure"), found.get("nodes") or ()
+        """Parse a record's result of this or an earlier version. Raises ValueError if its state is unknown."""
+        nodes = (_known(NodeResult, node) for node in found.get("nodes", ()))
         return cls(
             run=run,
             state=RunState(found["state"]),
-            failure=_known(Failure, failure) if failure else None,
-            nodes=tuple(_known(NodeResult, node) for node in nodes),
-            last=found.get("last") or {},
+            failure=_known(Failure, found.get("failure", {})),
+            nodes=tuple(node for node in nodes if node is not None),
+            last=found.get("last", {}),
             stopped_by=found.get("stopped_by"),
+            resume=found.get("resume"),
         )
 
 
 V = TypeVar("V", Failure, NodeResult)
 
 
-def _known(kind: type[V], found: Mapping[str, Any]) -> V:
-    """Build an object from the fields that this version knows."""
+def _known(kind: type[V], found: Mapping[str, Any]) -> V | None:
+    """Build an object from the fields that this version knows; None if it needs others."""
     names = {each.name for each in fields(kind)}
     known = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key in names}
     make: Callable[..., V] = kind
-    return make(**known)
+    return make(**known) if all(each.name in known for each in fields(kind) if each.default is MISSING) else None
 
 
 def lost_node(message: messages.NodeGone | messages.NodeRemoved) -> Failure:
@@ -95,7 +106,7 @@ def lost_node(message: messages.NodeGone | messages.NodeRemoved) -> Failure:
         return Failure(message.node, None, None, what, fix, "")
     what = f"stopped responding: no connection since {messages.clock(message.since)}"
     fix = "check that it is up; then clean up: launcher down"
-    return Failure(message.node, None, None, what, fix, message.reason)
+    return Failure(message.node, None, None, what, fix, "")
 
 
 def uncollected(node: str, error: LauncherError) -> Failure:
@@ -107,6 +118,11 @@ def uncollected(node: str, error: LauncherError) -> Failure:
         "collect them later: launcher fetch",
         str(error),
     )
+
+
+def unrecorded(node: str) -> Failure:
+    what = "ended without a record of its exit code, so it is unknown whether its program was successful"
+    return Failure(node, None, None, what, "before you use its results, check its output: launcher logs", "")
 
 
 def conclude(
@@ -129,7 +145,10 @@ def conclude(
             lost[node.name] = uncollected(node.name, found)
         else:
             evidence[node.name] = found
-    failure = first_failure(list(evidence.values()))
+    failure = first_failure(list(evidence.values()), _of_run(record))
+    unknown = [name for name in evidence if states[name].exit_code is None]
+    if failure is None and unknown:
+        failure = unrecorded(unknown[0])
     if lost and (failure is None or failure.exit_code == 0 or is_victim(evidence[failure.node])):
         failure = next(iter(lost.values()))
     state = state_of(
@@ -143,7 +162,13 @@ def conclude(
     if state in (RunState.DONE, RunState.STOPPED):  # possibly without lost nodes
         failure = None
     elif failure is not None and failure.node in evidence:
-        failure = explain(failure, attached, list(evidence.values()))
+        failure = _name_full_disk(explain(failure, attached, list(evidence.values())), attached)
+        if hint := missing_here(failure.words, record, evidence[failure.node].node.rank):
+            failure = replace(failure, cure=hint)
+        reboot = restarted(attached, states)
+        if reboot and (reboot.node == failure.node or is_victim(evidence[failure.node])):
+            failure = reboot
+    failure, resume = (None, None) if failure is None else continued(failure, attached)
     return Outcome(
         run=record.run,
         state=state,
@@ -155,7 +180,36 @@ def conclude(
         ),
         last=last_epoch(record.paths.metrics),
         stopped_by=stopped_by,
+        resume=resume,
     )
+
+
+def _of_run(record: Record) -> dict[str, str]:
+    """Return what is known of the run, for faults.lookup.of_output."""
+    known = {"port": str(record.port)} if record.port else {}
+    if any(cluster_name(node.host) for node in record.nodes()):
+        return known  # its image cannot be changed by the job file
+    known["runtime"] = record.runtime
+    with contextlib.suppress(LookupError, TypeError):  # rebuilt from labels, without the plan
+        known["output"] = str(record.container(record.nodes()[0].rank)["layout"]["output"])
+    return known
+
+
+def _name_full_disk(failure: Failure, attached: Attached) -> Failure:
+    """Name the disk that is full if the output folder has no room, and the program did not name it or left no error:
+    its log is on this disk, too.
+    """
+    unnamed, node, found = disk.full().what, attached.node(failure.node), disk.full(disk.OUTPUT)
+    if unnamed in failure.what:
+        what = failure.what.replace(unnamed, found.what)
+    elif not reason(failure.words) and not failure.cure and failure.exit_code not in (0, HANG_CODE, TIMEOUT_CODE):
+        what = f"{failure.what}; {found.what}"
+    else:
+        return failure
+    with contextlib.suppress(LauncherError):
+        if 0 <= trees.room(attached.engines[node.name].files, node.output) < FULL:
+            return replace(failure, what=what, cure=found.fix)
+    return failure
 
 
 def _gather(attached: Attached, node: NodeOfRun, state: ContainerState) -> Evidence:

@@ -55,7 +55,7 @@ def prepare(
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     """Return the plan that `prepare` would make once the GPUs are idle, without building, copying or pulling images."""
-    seen, busy = assume_idle(job, fleet.each(with_claims))
+    seen, busy = assume_idle(job, fleet.each(partial(with_claims, port=job.port)))
     image, facts, notes = inspect_image(job, fleet, seen)
     facts = [replace(node, data=assumed_data(job, node.home)) for node in facts]
     notes += tuple(

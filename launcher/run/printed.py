@@ -17,12 +17,13 @@ from launcher.logs.position import Clock, last_lines, read_from
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.node.parallel import run_all
+from launcher.node.process.engine import ProcessEngine
 from launcher.records.collect import collect, output_folders
-from launcher.records.paths import NodePaths
+from launcher.records.paths import NodePaths, as_shown
 from launcher.records.store import NodeOfRun
 from launcher.run.attempts import Segment, World, segments
 from launcher.run.followed import Followed
-from launcher.run.locate import Attached
+from launcher.run.locate import Attached, Note
 from launcher.run.messages import Output
 
 CLOCK_PIECES = 256  # of 1 MB: five months of output; protects against an endless file of a hostile node
@@ -60,6 +61,34 @@ def master_from_start(attached: Attached) -> Parts:
     return Parts([Followed(master, NodePaths(master.output, master.name).log, moves=attached.record.min_nodes > 0)])
 
 
+def with_copies(attached: Attached, note: Note) -> Attached:
+    """Return `attached` with the copies in runs/ in place of what its nodes no longer have: an output folder that was
+    removed (`clean`), or any that is on an unreachable node once the run has ended.
+    """
+    record = attached.record
+    asked = [node for node in attached.nodes if node.name not in attached.states]
+    there = dict(zip(asked, run_all([partial(_has_output, attached, node) for node in asked]), strict=True))
+    removed = [node for node in asked if not there[node]]
+    silent = [node for node in record.nodes() if node.name in attached.unreachable and record.result() is not None]
+    root = str(record.paths.root)
+    copies = [node for node in (*removed, *silent) if Path(NodePaths(root, node.name).log).is_file()]
+    for nodes, why in ((removed, "no longer has the output"), (silent, "does not respond")):
+        if which := ", ".join(node.name for node in nodes if node in copies):
+            note(f"{which} {why}: this is the copy in {as_shown(record.paths.root)}/")
+    local = [replace(node, output=root) for node in copies]
+    names = {node.name for node in copies}
+    return replace(
+        attached,
+        nodes=tuple(sorted([*(n for n in attached.nodes if n.name not in names), *local], key=lambda node: node.rank)),
+        engines={**attached.engines, **{node.name: ProcessEngine(node.name) for node in local}},
+        unreachable={name: error for name, error in attached.unreachable.items() if name not in names},
+    )
+
+
+def _has_output(attached: Attached, node: NodeOfRun) -> bool:
+    return b"@@there" in attached.engines[node.name].sh('[ ! -d "$1" ] || echo @@there', node.output)
+
+
 def find_output(attached: Attached, chosen: Selection) -> Parts:
     """Locate the selected output. Raises UsageError if the run has no such rank or node, NodesFailed."""
     if attached.record.min_nodes and chosen.node is None and not chosen.all_nodes:
@@ -70,7 +99,7 @@ def find_output(attached: Attached, chosen: Selection) -> Parts:
 
 def read_earlier(attached: Attached, parts: Parts, *, timestamps: bool = False) -> Iterator[Output]:
     """Yield the output of the nodes that had rank 0 before."""
-    here, root = Files(LocalMachine("this machine", "")), str(attached.record.paths.root.absolute())
+    here, root = Files(LocalMachine("this machine", "")), str(attached.record.paths.root)
     for part in parts.earlier:
         log = Followed(part.node, NodePaths(root, part.node.name).log, part.start)
         if Path(log.path).is_file():  # opening a FIFO would block
@@ -93,7 +122,8 @@ def _find_elastic(attached: Attached, chosen: Selection) -> Parts:
         node, node_rank = _rank_of(attached, world, rank)
         files = attached.engines[node.name].files
         path = f"{NodePaths(node.output, node.name).in_generation(world.number, node_rank)}/rank-{rank}.log"
-        return Parts([Followed(node, path, last_lines(files, path, tail) if tail is not None else 0)])
+        start = last_lines(files, path, tail, below=node.output) if tail is not None else 0
+        return Parts([Followed(node, path, start)])
     master = next((node for node in attached.nodes if world and node.name == world.members[0]), None)
     if master is None:  # it is unreachable, or the run has not started
         node = attached.nodes[0]
@@ -101,9 +131,9 @@ def _find_elastic(attached: Attached, chosen: Selection) -> Parts:
         size = log.stat().st_size if found and log.exists() else 0
         followed = Followed(node, NodePaths(node.output, node.name).log, size, moves=True, world=world)
         return Parts([followed], found)
-    start = _start(attached, master, replace(chosen, rank=None))
+    now = _start(attached, master, replace(chosen, rank=None))
     earlier = found[:-1] if tail is None and chosen.since is None else []
-    followed = replace(start, offset=max(start.offset, found[-1].start), moves=True, world=world)
+    followed = replace(now, offset=max(now.offset, found[-1].start), moves=True, world=world)
     return Parts([followed], earlier)
 
 
@@ -111,16 +141,19 @@ def node_of_rank(attached: Attached, rank: int) -> NodeOfRun:
     """Return the node of this rank. Raises UsageError if the run has no such rank, NodesFailed."""
     if attached.record.min_nodes and (found := _generations(attached)):
         return _rank_of(attached, found[-1].world, rank)[0]
-    if not any(rank in node.ranks for node in attached.nodes):
-        attached.require_all()
     return _nodes(attached, Selection(rank=rank))[0]
 
 
 def _generations(attached: Attached) -> Sequence[Segment]:
     """Return rank 0's output per generation of a job with min_nodes, after collecting from the reachable nodes."""
     record = attached.record
-    collect(output_folders(attached.engines, attached.nodes), record.paths.root, mask=record.mask)
+    folders = output_folders(attached.engines, attached.nodes)
+    collect(folders, record.paths.root, mask=record.mask, code=record.sent_code)
     return segments(record)
+
+
+def _to(last: int) -> str:
+    return f"ranks 0 to {last}" if last else "only rank 0"
 
 
 def _rank_of(attached: Attached, world: World, rank: int) -> tuple[NodeOfRun, int]:
@@ -128,7 +161,7 @@ def _rank_of(attached: Attached, world: World, rank: int) -> tuple[NodeOfRun, in
     workers = max(1, len(attached.nodes[0].ranks))
     node_rank, last = rank // workers, len(world.members) * workers - 1
     if rank > last:
-        raise UsageError("--rank", f"{rank}: the run has ranks 0 to {last} now", "`launcher status` lists them")
+        raise UsageError("--rank", f"{rank}: the run has {_to(last)} now", "`launcher status` lists them")
     return attached.node(world.members[node_rank]), node_rank
 
 
@@ -136,11 +169,14 @@ def _nodes(attached: Attached, chosen: Selection) -> Sequence[NodeOfRun]:
     if chosen.rank is not None:
         found = [each for each in attached.nodes if chosen.rank in each.ranks]
         if not found:
+            attached.require_all()  # an unreachable node may have it
             last = max((each.ranks.stop for each in attached.nodes), default=0) - 1
-            raise UsageError("--rank", f"{chosen.rank}: the run has ranks 0 to {last}", "`launcher status` lists them")
+            raise UsageError("--rank", f"{chosen.rank}: the run has {_to(last)}", "`launcher status` lists them")
         return found
     if chosen.node is not None:
         return [attached.node(chosen.node)]
+    if not chosen.all_nodes and attached.nodes[0].rank:
+        attached.require_all()  # the first node is unreachable
     return attached.nodes if chosen.all_nodes else attached.nodes[:1]
 
 
@@ -149,7 +185,7 @@ def _start(attached: Attached, node: NodeOfRun, chosen: Selection) -> Followed:
     path = paths.log if chosen.rank is None else paths.rank_log(chosen.rank)
     files = attached.engines[node.name].files
     if chosen.tail is not None:
-        return Followed(node, path, last_lines(files, path, chosen.tail))
+        return Followed(node, path, last_lines(files, path, chosen.tail, below=node.output))
     if chosen.since is not None and chosen.rank is None:
         return Followed(node, path, _clock(files, paths).offset_at(_moment(chosen.since)))
     return Followed(node, path, 0)
@@ -168,13 +204,13 @@ def _moment(text: str) -> float:
 
 
 def _clock(files: Files, paths: NodePaths) -> Clock:
-    return Clock.parse(b"".join(islice(read_from(files, paths.clock), CLOCK_PIECES)))
+    return Clock.parse(b"".join(islice(read_from(files, paths.clock, below=paths.output), CLOCK_PIECES)))
 
 
 def _read(files: Files, output: str, shown: Followed, stop: int | None = None, *, timestamps: bool) -> Iterator[Output]:
     """Yield the current content of a file, up to `stop`. output: the node's output folder."""
     node, offset = shown.node.name, shown.offset
-    pieces = read_from(files, shown.path, offset, stop)
+    pieces = read_from(files, shown.path, offset, stop, below=output)
     if not timestamps:
         yield from (Output(node, piece) for piece in pieces)
         return

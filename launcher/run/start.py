@@ -1,10 +1,10 @@
-"""Start a run on all nodes or none: create containers, copy code and scripts, start. A failure undoes everything."""
+"""Start a run on all nodes or none: create containers, copy scripts, unpack the code, start. A failure undoes it."""
 
 from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from secrets import token_hex
 
@@ -12,13 +12,12 @@ from launcher import container_scripts
 from launcher.errors import LauncherError, NodesFailed
 from launcher.image.cuda import explained
 from launcher.model import labels
-from launcher.model.container import Layout, Phase
-from launcher.model.plan import NodePlan, Plan
+from launcher.model.container import ContainerSpec, Mount, Phase
+from launcher.model.plan import Plan
 from launcher.node import output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, uninterrupted
-from launcher.records.snapshot import repack
 from launcher.run.claims import claim_all
 
 MEETING_KEY = "LAUNCHER_MEETING_KEY"  # container_scripts/elastic.py removes it from the program's environment
@@ -30,11 +29,11 @@ def start(
     code: bytes,
     secrets: Mapping[str, str],
     event: Callable[..., None],
-    fill: Callable[[Engine, NodePlan], None] | None = None,
+    fill: Callable[[], None] | None = None,
 ) -> None:
     """Start every container of the plan.
 
-    fill: copies an earlier run's checkpoints into a node's new output folder (run.earlier).
+    fill: copies an earlier run's files into the output folders of all nodes (run.earlier).
 
     After any error, including Ctrl-C, all containers and files of this run are removed from the nodes. Raises
     NodesFailed with every failed node and its error.
@@ -43,17 +42,22 @@ def start(
         secrets = {**secrets, MEETING_KEY: token_hex(32)}
     ids: dict[str, str] = {}
     # Nodes with the same layout and user share one archive.
-    wanted = {(node.container.layout, node.container.user) for node in plan.nodes}
-    archives = {key: archive(*key, code, secrets) for key in wanted}
+    wanted = {_reader(node.container) for node in plan.nodes}
+    kits = {key: kit(*key[:2], secrets, remapped=key[2]) for key in wanted}
 
     def create(engine: Engine) -> None:
         planned = plan.on(engine.node)
         spec = planned.container
-        output_folder.make(engine.files, spec.output_dir, plan.run)
-        if fill is not None:
-            fill(engine, planned)
-        ids[engine.node] = engine.create(spec)
-        files = archives[spec.layout, spec.user]
+        output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)
+
+        def create_one() -> None:
+            ids[engine.node] = engine.create(spec)
+
+        def unpack() -> None:
+            output_folder.unpack(engine.files, spec.workdir, code, list(_mounted_in_code(spec)))
+
+        run_all([create_one, unpack])  # before `put`, for which an engine mounts everything
+        files = kits[_reader(spec)]
         run_all([partial(claim_all, engine, plan), partial(engine.put, ids[engine.node], files)])
 
     def start_one(engine: Engine) -> None:
@@ -63,6 +67,8 @@ def start(
     try:
         uninterrupted(partial(fleet.each, create))
         event("created", nodes=[planned.node for planned in plan.nodes])
+        if fill is not None:
+            uninterrupted(fill)
         uninterrupted(partial(fleet.each, start_one))
         event("started", nodes=[planned.node for planned in plan.nodes])
     except BaseException as error:
@@ -71,12 +77,25 @@ def start(
         raise
 
 
-def archive(layout: Layout, user: str, code: bytes, secrets: Mapping[str, str]) -> bytes:
+def _reader(spec: ContainerSpec) -> tuple[str, str, bool]:
+    return spec.layout.kit, spec.user, spec.userns == "host"
+
+
+def _mounted_in_code(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
+    """Yield source and path of each mount below the working directory, the path relative to it."""
+    inside = f"{spec.layout.code}/"
+    for mount in (*spec.mounts, Mount(spec.output_dir, spec.layout.output)):
+        if mount.target.startswith(inside):
+            yield mount.source, mount.target.removeprefix(inside)
+
+
+def kit(folder: str, user: str, secrets: Mapping[str, str], *, remapped: bool) -> bytes:
     """Return the tar that is copied into a container before it starts: names relative to /, owned by the run's user.
 
-    code: a snapshot's archive. secrets: values by name, stored as files of mode 0600 in the container, so that they do
+    folder: the path of the kit. secrets: values by name, stored as files of mode 0600 in the container, so that they do
     not appear in command lines, labels, `docker inspect` or images. user: "uid:gid"; "" is root; plain processes
-    ignore it.
+    ignore it. remapped: an engine with userns-remap changes the owner to a uid that no process of this container has,
+    so everybody in it needs access; on the node, only root can enter the engine's folder.
     """
     uid, gid = map(int, user.split(":")) if user else (0, 0)
     buffer = io.BytesIO()
@@ -86,20 +105,18 @@ def archive(layout: Layout, user: str, code: bytes, secrets: Mapping[str, str]) 
             """data: None for a folder."""
             info = tarfile.TarInfo(path.strip("/"))
             info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
+            mode |= (mode & 0o700) >> 3 | (mode & 0o700) >> 6 if remapped else 0
             info.size, info.mode, info.uid, info.gid = len(data or b""), mode, uid, gid
             tar.addfile(info, io.BytesIO(data or b""))
 
-        add(layout.kit, 0o755)
-        add(f"{layout.kit}/home", 0o700)
+        add(folder, 0o755)
+        add(f"{folder}/home", 0o700)
         for name, script in container_scripts.scripts().items():
-            add(f"{layout.kit}/{name}", 0o755, script)
+            add(f"{folder}/{name}", 0o755, script)
         if secrets:
-            add(f"{layout.kit}/secrets", 0o700)
+            add(f"{folder}/secrets", 0o700)
         for name, value in secrets.items():
-            add(f"{layout.kit}/secrets/{name}", 0o600, value.encode())
-        add(layout.code, 0o755)
-        for member, content in repack(code, layout.code.strip("/"), uid, gid):
-            tar.addfile(member, io.BytesIO(content) if content is not None else None)
+            add(f"{folder}/secrets/{name}", 0o600, value.encode())
     return buffer.getvalue()
 
 

@@ -74,7 +74,8 @@ def state_of(
         return RunState.UNREACHABLE
     if not states:
         return RunState.REMOVED
-    return RunState.LOST if incomplete or len(states) < nodes else RunState.DONE
+    unknown = any(state.exit_code is None for state in states)
+    return RunState.LOST if incomplete or unknown or len(states) < nodes else RunState.DONE
 
 
 def recorded_end(result: Mapping[str, Any] | None) -> RunState | None:

@@ -17,6 +17,7 @@ from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.host import cluster_name
 from launcher.model.plan import plain
+from launcher.node.opened import BELOW, bounded, relative
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
 from launcher.records.paths import GENERATIONS, NodePaths
@@ -32,17 +33,22 @@ _MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
 _NUMBER = re.compile("[0-9]{1,15}")
 LIMIT = 20.0  # seconds for the query of one node
 # Reads a node's files and utilization in one round trip. $1: a random separator before each part, which no program
-# prints. $2: log, $3: attempts, $4: metrics (with min_nodes: those of the newest generation); $5: "" if the run has
-# ended.
-_SCRIPT = f"""
-echo "$1"; tail -c {TAIL} "$2" 2>/dev/null
-echo; echo "$1"; head -c {attempts.LIMIT} "$3" 2>/dev/null
-metrics=$4
-for file in "${{4%metrics.jsonl}}"{GENERATIONS}/*/metrics.jsonl; do [ ! -f "$file" ] || metrics=$file; done
-echo; echo "$1"; tail -c {TAIL} "$metrics" 2>/dev/null
-echo; echo "$1"; LC_ALL=C tail -c 1 "$2" 2>&1 >/dev/null | grep "Permission denied"
+# prints. $2: the output folder, and in it $3: log, $4: attempts, $5: metrics, or "" (with min_nodes: those of the
+# newest generation); $6: "" if the run has ended.
+_SCRIPT = f"""{BELOW}
+LC_ALL=C
+export LC_ALL
+at "$2"
+echo "$1"; below "$3" tail -c {TAIL} 2>/dev/null
+echo; echo "$1"; below "$4" head -c {attempts.LIMIT} 2>/dev/null
+metrics=$5
+if [ -n "$metrics" ]; then
+  for one in "$root"/{GENERATIONS}/*/metrics.jsonl; do [ ! -f "$one" ] || metrics=${{one#"$root/"}}; done
+fi
+echo; echo "$1"; below "$metrics" tail -c {TAIL} 2>/dev/null
+echo; echo "$1"; below "$3" true 2>&1 | grep "Permission denied"
 echo; echo "$1"
-[ -n "$5" ] || exit 0
+[ -n "$6" ] || exit 0
 grep -E '^Mem(Total|Available):' /proc/meminfo
 command -v nvidia-smi >/dev/null || exit 0
 set -- nvidia-smi --query-gpu=uuid,utilization.gpu,memory.used,memory.total --format=csv,noheader,nounits
@@ -195,10 +201,11 @@ def _print_node(attached: Attached, nodes: Sequence[NodeOfRun]) -> dict[str, Pri
     paths, seen = NodePaths(node.output, node.name), attached.states.get(node.name)
     runs = "" if seen is None or seen.phase.ended else "yes"
     may_be_master = node.rank == 0 or attached.record.min_nodes
-    arguments = (mark, paths.log, paths.attempts, paths.metrics if may_be_master else "", runs)
-    text = attached.engines[node.name].sh(_SCRIPT, *arguments, timeout=LIMIT)
-    log, started, metrics, denied, use = [*text.split(f"{mark}\n".encode()), *[b""] * 5][1:6]
-    return {node.name: Printed(log, started, metrics, denied, use if runs else None)}
+    log, tried, measured = (relative(path, node.output) for path in (paths.log, paths.attempts, paths.metrics))
+    arguments = (mark, node.output, log, tried, measured if may_be_master else "", runs)
+    text = attached.engines[node.name].machine.run(bounded(LIMIT, _SCRIPT, *arguments)).out
+    end, started, metrics, denied, use = [*text.split(f"{mark}\n".encode()), *[b""] * 5][1:6]
+    return {node.name: Printed(end, started, metrics, denied, use if runs else None)}
 
 
 def _answer(node: NodeOfRun, state: ContainerState | None, printed: Printed, end: Mapping[str, Any]) -> _Answer:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit, NotConfirmed
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
+from launcher.model.labels import RunLabels
 from launcher.model.plan import RunId
 from launcher.node import output_folder
-from launcher.node.connect import Fleet
+from launcher.node.connect import connect
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all, run_all_settled, run_both
+from launcher.node.parallel import in_background, run_all_settled, run_both
 from launcher.records.collect import OutputFolder, collect, output_folders
-from launcher.records.paths import NodePaths
+from launcher.records.paths import NodePaths, as_shown
 from launcher.records.store import Record
-from launcher.run.attempts import ANNOUNCE, stop_line
-from launcher.run.locate import Attached, Owner, caller
+from launcher.records.workdir import SentCode, remove_sent, workdirs
+from launcher.run.attempts import stop_line
+from launcher.run.locate import Attached, Note, Owner, caller, list_runs
 from launcher.run.state import RunState, state_of
 
+ANNOUNCED_WITHIN = 3.0  # seconds that a stop waits for attached launchers to be told; a home folder may hang
 GRACE = 45.0  # seconds; the trainer saves a checkpoint on SIGTERM, for which torchrun gives its workers 30 s
 
 
@@ -41,72 +46,92 @@ class Removed:
 
 
 def stop(
-    fleet: Fleet,
+    engines: Sequence[Engine],
     run: RunId,
     *,
+    code: SentCode | None,
     grace: float = GRACE,
-    into: Record | None = None,
-    warn: Callable[[str], None] = lambda _: None,
-    listed: Mapping[Engine, Sequence[ContainerState]] | None = None,
-) -> list[Removed]:
-    """Stop and remove all containers of the run on these nodes, and its files in shared memory.
+) -> None:
+    """Stop and remove all containers of the run on these nodes, its files in shared memory, and its unchanged code.
 
-    into: the record into which logs and curves are collected first. warn: called for each file that could not be
-    collected; it stays in the output folder. listed: the run's containers and locks, if the caller has just listed
-    them.
-    Raises NodesFailed with every node on which a step failed.
+    code: the files of the code that was sent; None: keep everything in the working directories. Raises NodesFailed with
+    every node on which a step failed.
     """
-    found = [partial(_end, engine, run, grace, None if listed is None else listed[engine]) for engine in fleet.engines]
-    ended = run_all_settled(found)
-    if into is not None:
-        _collect(fleet.engines, ended, into, warn)
-    removed = run_all_settled([partial(_remove, *pair) for pair in zip(fleet.engines, ended, strict=True)])
+
+    def end(engine: Engine) -> Sequence[EndedContainer]:
+        own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
+        return _end(engine, [state for state in own if labels.readable(state.labels)], grace, lambda _: None)
+
+    ended = run_all_settled([partial(end, engine) for engine in engines])
+    removed = run_all_settled([partial(_remove, *pair, code) for pair in zip(engines, ended, strict=True)])
     failures = [outcome for outcome in removed if isinstance(outcome, LauncherError)]
     if failures:
-        raise NodesFailed(failures, of=len(fleet.engines))
-    return [outcome for outcome in removed if isinstance(outcome, Removed)]
+        raise NodesFailed(failures, of=len(engines))
 
 
 Ended = Sequence[EndedContainer] | LauncherError
 
 
-def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerState] | None) -> Ended:
-    if listed is None:
-        own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
-        listed = [state for state in own if labels.readable(state.labels)]
+def _end(
+    engine: Engine, listed: Sequence[ContainerState], grace: float, warn: Callable[[str], None]
+) -> Sequence[EndedContainer]:
     ended = []
     for state in engine.to_stop(listed):
         # A queued cluster job is also CREATED, but has a reason in `error`, and launchers may be waiting for it.
         if state.phase.ended or (state.phase is Phase.CREATED and not state.error):
             ended.append(EndedContainer(state, False))
             continue
-        run_labels = labels.read(state.labels)
-        # Before the stop, so that attached launchers know who stopped the run.
-        engine.sh(ANNOUNCE, NodePaths(run_labels.output, run_labels.node).attempts, stop_line(caller()))
+        announced = in_background(partial(_announce, engine, labels.read(state.labels)))
+        announced.wait(ANNOUNCED_WITHIN)
         ended.append(EndedContainer(engine.stop(state.id, grace), True))
+        why = announced() if announced.wait(0) else "its output folder does not respond"
+        if why:
+            warn(f"{engine.node}: could not tell other launchers who stopped it: {why}")
     return ended
 
 
-def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Record, warn: Callable[[str], None]) -> None:
-    """Collect the files of all containers that ran."""
+def _announce(engine: Engine, run: RunLabels) -> str:
+    """Tell attached launchers who stops the run. Return the reason if that failed, else ""."""
+    try:
+        engine.files.append(NodePaths(run.output, run.node).attempts, stop_line(caller()), below=run.output)
+    except LauncherError as error:
+        return error.what
+    return ""
+
+
+def _collect(
+    engines: Sequence[Engine], ended: Sequence[Ended], into: Record, warn: Callable[[str], None]
+) -> set[Engine]:
+    """Collect the files of all containers that ran. Return the engines on which nothing could be read."""
     folders: dict[tuple[str, str], OutputFolder] = {}
+    readers: dict[tuple[str, str], list[Engine]] = {}
     for engine, outcome in zip(engines, ended, strict=True):
         containers = [] if isinstance(outcome, LauncherError) else outcome
-        outputs = {labels.read(c.state.labels).output for c in containers if c.state.phase is not Phase.CREATED}
-        folders |= {(engine.host, output): OutputFolder(engine.files, output, (engine.node,)) for output in outputs}
+        for run in (labels.read(c.state.labels) for c in containers if c.state.phase is not Phase.CREATED):
+            key = engine.host, run.output
+            others = folders[key].nodes if key in folders else ()
+            folders[key] = OutputFolder(engine.files, run.output, (*others, run.node))
+            readers.setdefault(key, []).append(engine)
     if folders and into.unmasked:
         warn(into.unmasked)
-    for result in collect(list(folders.values()), into.paths.root, mask=into.mask):
+    unread: set[Engine] = set()
+    results = collect(list(folders.values()), into.paths.root, mask=into.mask, code=into.sent_code)
+    for key, result in zip(folders, results, strict=True):
         for problem in (result,) if isinstance(result, LauncherError) else result.problems:
             warn(f"not downloaded: {problem}")
+        if isinstance(result, LauncherError):
+            unread |= {*readers[key]}
+    return unread
 
 
-def _remove(engine: Engine, ended: Ended) -> Removed:
+def _remove(engine: Engine, ended: Ended, code: SentCode | None) -> Removed:
     if isinstance(ended, LauncherError):
         raise ended
 
     def remove() -> None:
-        for container in ended:
+        for container in ended:  # the code first: once there is no container, nothing would find it
+            if code is not None and container.state.labels.get(labels.PURPOSE) != "claim":
+                _remove_code(engine, container.state, code)
             engine.remove(container.state.id)
 
     started = [container.state.started for container in ended if container.state.started]
@@ -114,30 +139,115 @@ def _remove(engine: Engine, ended: Ended) -> Removed:
     return Removed(engine.node, tuple(ended), tuple(swept))
 
 
+def _remove_code(engine: Engine, state: ContainerState, code: SentCode) -> None:
+    """Remove the unchanged code from the node's working directory. If that is not possible, it stays there."""
+    run = labels.read(state.labels)
+    with suppress(LauncherError):
+        for found in workdirs(engine.files, run.output, [run.node], code):
+            remove_sent(engine.files, run.output, found)
+
+
 def take_down(
     attached: Attached, warn: Callable[[str], None], *, purge: bool
 ) -> tuple[list[Removed], list[LauncherError]]:
-    """Stop the run and remove it from the reachable nodes; return what was removed, and the errors.
+    """Stop the run and remove it from the nodes that have just listed it; return what was removed, and the errors.
 
-    purge: also remove output folders. Logs and curves are collected first. Records the outcome if no launcher did.
+    purge: also remove output folders. Logs and curves are collected first; warn: called for each file that could not
+    be collected, which stays in the output folder. Records the outcome if no launcher did.
     """
     record, errors = attached.record, [*attached.unreachable.values(), *_not_asked(attached, purge=purge)]
-    removed: list[Removed] = []
-    try:
-        into = None if attached.owner is Owner.OTHER else record  # do not read another user's files
-        removed = stop(attached.fleet, record.run, into=into, warn=warn, listed=attached.listed)
-        if purge:
-            folders = output_folders(attached.engines, attached.nodes)
-            run_all([partial(output_folder.remove, folder.files, folder.path, record.run) for folder in folders])
-    except NodesFailed as error:
-        errors += error.errors
-    record.event("down", removed=[r.node for r in removed], failed=[str(e) for e in errors])
-    if record.result() is None and not errors:  # no launcher recorded the outcome: if it was running, it is now stopped
-        state = state_of(attached.states.values(), len(attached.nodes), min_nodes=record.min_nodes)
-        ended = state if state.ended else RunState.STOPPED
-        if problem := record.finish({"state": ended, "exit_code": ended.exit_code}):
-            warn(problem)
+    code = None if purge else record.sent_code
+    engines = [*attached.listed]
+    ended = run_all_settled([partial(_end, engine, attached.listed[engine], GRACE, warn) for engine in engines])
+    unread: set[Engine] = set()
+    if attached.owner is not Owner.OTHER:  # do not read another user's files
+        unread = _collect(engines, ended, record, warn)
+    removing = [
+        partial(_remove, engine, outcome, None if engine in unread else code)
+        for engine, outcome in zip(engines, ended, strict=True)
+    ]
+    outcomes = run_all_settled(removing)
+    removed = [outcome for outcome in outcomes if isinstance(outcome, Removed)]
+    errors += [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
+    if purge:
+        left = {engine for engine, outcome in zip(engines, outcomes, strict=True) if isinstance(outcome, LauncherError)}
+        nodes = [node for node in attached.nodes if attached.engines[node.name] not in left]
+        folders = output_folders(attached.engines, nodes)
+        purged = [partial(output_folder.remove, folder.files, folder.path, record.run) for folder in folders]
+        errors += [problem for problem in run_all_settled(purged) if isinstance(problem, LauncherError)]
+    elif code is None and any(one.containers for one in removed):
+        why = f"{as_shown(record.paths.code)} is missing, which tells the code from what the program wrote"
+        warn(f"the working directories were kept as they are: {why}")
+    if problem := _conclude(record, removed, errors, attached.states.values()):
+        warn(problem)
     return removed, errors
+
+
+def _conclude(
+    record: Record,
+    removed: Sequence[Removed],
+    errors: Sequence[LauncherError],
+    states: Collection[ContainerState] = (),
+) -> str:
+    """Record a `down`, and the run's end if no launcher did. Return the reason if that failed, else "".
+
+    states: of the containers that still existed.
+    """
+    record.event("down", removed=[r.node for r in removed], failed=[str(e) for e in errors])
+    if errors or record.result() is not None:
+        return ""
+    # if it was running, it is now stopped
+    state = state_of(states, len(record.nodes()), min_nodes=record.min_nodes)
+    ended = state if state.ended else RunState.STOPPED
+    return record.finish({"state": ended, "exit_code": ended.exit_code})
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What is left of several runs. runs: those with containers, locks, or folders to purge, on nodes that answered.
+
+    foreign: such runs that were not started in this folder. skipped: number of runs of which nothing is left. errors:
+    of nodes that may have something of the other runs.
+    """
+
+    runs: Sequence[RunId]
+    foreign: Sequence[RunId]
+    skipped: int
+    errors: Sequence[LauncherError]
+
+
+def remaining(known: Sequence[Record], ssh_config: Path | None, note: Note, *, purge: bool) -> Remaining:
+    """Ask each node of these recorded runs once what is left of them, and record the end of those without anything.
+
+    A run that was removed from every node before needs no answer. purge: output folders count, too.
+    """
+    open_ = [record for record in known if not record.confirmed_down or purge]
+    hosts = dict.fromkeys(host for record in open_ for host in _hosts(record))
+    runtimes = {record.runtime for record in open_}
+    runtime = runtimes.pop() if len(runtimes) == 1 else None
+    with connect([(host, host) for host in hosts], runtime, ssh_config, allow_failures=True) as fleet:
+        listing = list_runs(fleet, note, claims=True)
+        answering = [engine for engine in fleet.engines if engine.node not in listing.failed]
+        folders = run_all_settled([partial(output_folder.runs, engine.files) for engine in answering] if purge else [])
+    purged = {run for found in folders if not isinstance(found, LauncherError) for run in found}
+    runs, foreign, skipped = list[RunId](), list[RunId](), 0
+    silent: dict[str, LauncherError] = {}
+    for record in known:
+        missing = {host: listing.failed[host] for host in _hosts(record) if host in listing.failed}
+        if record.run in {*listing.runs, *listing.locked, *purged}:
+            (foreign if record.rebuilt else runs).append(record.run)
+        elif missing and not record.confirmed_down:
+            note(f"{record.run} may still be running on {', '.join(missing)}")
+            silent |= missing
+        else:
+            skipped += 1
+            if record.result() is None:
+                _conclude(record, (), ())
+    return Remaining(runs, foreign, skipped, [*silent.values()])
+
+
+def _hosts(record: Record) -> list[str]:
+    return [*(node.host for node in record.nodes()), *record.other_hosts()]
 
 
 def _not_asked(attached: Attached, *, purge: bool) -> list[LauncherError]:

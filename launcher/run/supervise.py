@@ -44,7 +44,7 @@ class Supervision:
         self._attached = attached
         self._may_stop = not reads_only and attached.owner is not Owner.OTHER
         self._records = not reads_only
-        self._following = Follow(attached, shown, resumed=resumed)
+        self._following = Follow(attached, shown, resumed=resumed, brief=reads_only)
         self._messages = iter(self._following)
         self._states: dict[str, ContainerState] = {}
         self._missing: dict[str, Failure] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import ipaddress
 import json
@@ -28,7 +27,7 @@ from tests.bed.settings import (
     BedUnavailable,
     Settings,
 )
-from tests.bed.shell import CommandFailed, run, succeeds
+from tests.bed.shell import CommandFailed, locked_file, run, succeeds
 from tests.bed.sshfiles import SshFiles
 
 SHARED = "shared"  # the lock of everything that beds share: the engine, images, addresses
@@ -46,15 +45,7 @@ UNPRIVILEGED = [
 @contextlib.contextmanager
 def locked(settings: Settings, what: str = "change") -> Iterator[None]:
     """A lock: one process at a time changes a bed, and one test session (`what="session"`) at a time uses it."""
-    with _lock(settings, f"{settings.name}.{what}"):
-        yield
-
-
-@contextlib.contextmanager
-def _lock(settings: Settings, name: str) -> Iterator[None]:
-    settings.cache.mkdir(parents=True, exist_ok=True)
-    with (settings.cache / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked_file(settings.cache / f"{settings.name}.{what}.lock"):
         yield
 
 
@@ -70,7 +61,7 @@ def up(
             f"{settings.venv} has no {CONTAINER_PYTHON} site-packages, which the bed's Debian 12 containers need"
         )
     with locked(settings):
-        with _lock(settings, SHARED):
+        with locked_file(settings.cache / f"{SHARED}.lock"):
             if install:
                 host.ensure(settings)
             else:
@@ -99,7 +90,7 @@ def down(settings: Settings, *, purge: bool = False, stop_engine: bool = False) 
             containers = docker("ps", "-aq", "--filter", f"label={LABEL}={settings.name}").split()
             if containers:
                 docker("rm", "-f", "-v", *containers)
-            with _lock(settings, SHARED):
+            with locked_file(settings.cache / f"{SHARED}.lock"):
                 if succeeds(["docker", "network", "inspect", settings.name]):
                     docker("network", "rm", settings.name)
             if purge:

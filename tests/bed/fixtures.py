@@ -18,25 +18,33 @@ from tests.bed.settings import BedUnavailable, Settings
 def bed() -> Iterator[Bed]:
     """The bed with at least two nodes, brought up if a Docker engine answers, and left up for the next session.
 
+    The beds of pytest-xdist's further workers are taken down, and one whose session was killed: its faults may remain.
+
     Without an engine the test is skipped with one line, or fails if LAUNCHER_BED_REQUIRED is set. Without that variable
     a test run never installs packages or starts an engine; `python -m tests.bed up` does. One session at a time.
     """
     settings = Settings.from_environment()
+    used = settings.state / "used"  # while a session runs
     with cluster.locked(settings, "session"):
         try:
-            cluster.up(settings, 2, install=_required())
+            if used.exists():
+                cluster.down(settings)
+            cluster.up(settings, 2, install=required())
             attached = Bed.attach(settings)
         except BedUnavailable as error:
             unavailable(str(error))
+        used.touch()
         yield attached
+        used.unlink(missing_ok=True)
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+        cluster.down(settings)
 
 
 @pytest.fixture
-def clean_bed(bed: Bed) -> Iterator[Bed]:
-    """The bed without leftovers of earlier tests. It is also swept afterwards, so it does not detect leftovers."""
+def clean_bed(bed: Bed) -> Bed:
+    """The bed without leftovers of earlier tests. What this one leaves, the next one sweeps: it costs half a second."""
     bed.sweep()
-    yield bed
-    bed.sweep()
+    return bed
 
 
 @contextlib.contextmanager
@@ -53,10 +61,10 @@ def with_image_store(bed: Bed, nodes: Sequence[Node], store: str) -> Iterator[Be
 
 def unavailable(reason: str) -> NoReturn:
     """Ends a test that cannot run here: skips it with one line, or fails it if LAUNCHER_BED_REQUIRED is set."""
-    if _required():
+    if required():
         pytest.fail(f"LAUNCHER_BED_REQUIRED is set, but: {reason}", pytrace=False)
     pytest.skip(reason)
 
 
-def _required() -> bool:
+def required() -> bool:
     return os.environ.get("LAUNCHER_BED_REQUIRED", "") not in ("", "0")

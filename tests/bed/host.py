@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.bed.archive import debian_archive
 from tests.bed.settings import BASE_SUITE, BedUnavailable, Settings
-from tests.bed.shell import output, run, succeeds
+from tests.bed.shell import locked_file, output, run, succeeds
 
 # Debian 12 has neither plugin; the newer suites' binaries need only libc6 >= 2.34. forky: engine 28
 NEWER_SUITE = os.environ.get("LAUNCHER_BED_NEWER_SUITE", "trixie")
@@ -163,20 +163,21 @@ def rootless(settings: Settings) -> Path:
 
 def _kept(kept: Path, packages: Sequence[str], suite: str, files: Mapping[str, str]) -> Path:
     """A folder with files of these packages, {path in the package: path in the folder}; cached."""
-    if kept.exists():
+    with locked_file(kept.with_suffix(".lock")):  # the workers of a test run share the folder
+        if kept.exists():
+            return kept
+        if os.geteuid() != 0 or not shutil.which("apt-get"):
+            raise BedUnavailable(f"only root on Debian can unpack {suite}'s {', '.join(packages)}")
+        partial = kept.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        with _unpacked(packages, suite) as folder:
+            for pattern, name in files.items():
+                [found] = folder.glob(pattern)
+                target = partial / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (shutil.copytree if found.is_dir() else shutil.copy)(found, target)
+        partial.rename(kept)
         return kept
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise BedUnavailable(f"only root on Debian can unpack {suite}'s {', '.join(packages)}")
-    partial = kept.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    with _unpacked(packages, suite) as folder:
-        for pattern, name in files.items():
-            [found] = folder.glob(pattern)
-            target = partial / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (shutil.copytree if found.is_dir() else shutil.copy)(found, target)
-    partial.rename(kept)
-    return kept
 
 
 @contextlib.contextmanager

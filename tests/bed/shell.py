@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 
 class CommandFailed(RuntimeError):  # noqa: N818
@@ -32,3 +35,12 @@ def succeeds(argv: Sequence[str], timeout: float = 60) -> bool:
         return run(argv, check=False, timeout=timeout).returncode == 0
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return False
+
+
+@contextlib.contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on this file, which is made if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

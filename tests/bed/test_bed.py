@@ -11,7 +11,7 @@ from tests.bed import cluster, faults
 from tests.bed.bed import Bed
 from tests.bed.settings import TRAIN_IMAGE
 
-pytestmark = pytest.mark.bed
+pytestmark = [pytest.mark.bed, pytest.mark.slow]  # tests of the bed itself; every other test uses it
 
 ALL_REDUCE = """
 import torch, torch.distributed as dist

@@ -153,7 +153,8 @@ def test_parts_of_an_unfinished_image_are_leftovers(clean_bed, engines, local, m
         parts = unused_images(fleet.engines[0])
         assert parts
         assert not any(part.tags for part in parts)
-        remove_leftovers(find_leftovers(fleet.engines[0]))
+        (found,) = find_leftovers(fleet.engines, [])
+        remove_leftovers(found)
         assert unused_images(fleet.engines[0]) == []
     assert not untagged(clean_bed, node)
 
@@ -202,7 +203,7 @@ def test_layers_read_from_the_store_equal_those_of_docker_save(local, make, tmp_
 
     saved = layers(local.images.save(info.id))
     assert len(saved) >= 3
-    container = store.container(["run", "--rm", "--network", "none"], info.id, "0", str(1 << 40))
+    container = store.container(info.id, "0", str(1 << 40), network="none")
     found = subprocess.run(container, check=True, capture_output=True).stdout
     assert layers([found]) == saved
     if os.geteuid() == 0:

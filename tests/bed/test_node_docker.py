@@ -112,7 +112,7 @@ def test_a_container_from_creation_to_exit(bed: Bed, engine: DockerEngine) -> No
         b"1001 600",
         b"/workspace/code",
     ]
-    assert engine.files.read(f"{OUTPUT}/f") == b"done\n"
+    assert engine.files.read(f"{OUTPUT}/f", below=OUTPUT) == b"done\n"
     assert [found.id for found in engine.list({"launcher.run": "t"})] == [container]
     assert engine.list({"launcher.run": "other"}) == []
     assert engine.list({"launcher.run": None, "launcher.other": None}) == []

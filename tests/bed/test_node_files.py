@@ -32,15 +32,15 @@ def files(bed: Bed) -> Iterator[Files]:
 
 
 def write(files: Files, path: str, data: bytes) -> None:
-    files.write(path, [data], len(data))
+    files.write(path, [data], len(data), below=ROOT if path.startswith(ROOT) else "/root")
 
 
 def test_a_written_file_can_be_read_from_any_offset(files: Files) -> None:
     data = os.urandom(3_000_001)
     write(files, f"{ROOT}/f", data)
     for offset, limit in [(0, 1 << 20), (5, 70_000), (65_536, 65_536), (2_999_999, 100), (0, 10 << 20), (3_000_001, 9)]:
-        assert files.read(f"{ROOT}/f", offset, limit) == data[offset : offset + limit]
-    assert files.read(f"{ROOT}/f", 9_000_000) == b""
+        assert files.read(f"{ROOT}/f", offset, limit, below=ROOT) == data[offset : offset + limit]
+    assert files.read(f"{ROOT}/f", 9_000_000, below=ROOT) == b""
 
 
 def test_modes_and_difficult_names(bed: Bed, files: Files) -> None:
@@ -49,14 +49,14 @@ def test_modes_and_difficult_names(bed: Bed, files: Files) -> None:
     files.make_dir(f"{ROOT}/-x/y")
     write(files, f"{ROOT}/-x/y/z", b"22")
     assert sorted((entry.path, entry.size) for entry in files.scan(ROOT)) == [("-x/y/z", 2), (name, 1)]
-    assert files.read(f"{ROOT}/{name}") == b"1"
+    assert files.read(f"{ROOT}/{name}", below=ROOT) == b"1"
     modes = bed.sh(bed.nodes[0], f"stat -c %a {ROOT} {ROOT}/-x {ROOT}/-x/y {ROOT}/-x/y/z {ROOT}/a*").split()
     assert modes == ["700", "700", "700", "600", "600"]
 
 
 def test_missing_files(files: Files) -> None:
     with pytest.raises(FileNotFoundError):
-        files.read(f"{ROOT}/none")
+        files.read(f"{ROOT}/none", below=ROOT)
     assert files.scan(f"{ROOT}/none") == []
 
 
@@ -68,9 +68,9 @@ def test_links_are_not_followed(bed: Bed, files: Files) -> None:
 def test_denied_access_is_reported(files: Files) -> None:
     with pytest.raises(NodeUnfit, match="a: could not write /root/x"):
         write(files, "/root/x", b"")
-    for path in ("/etc/shadow", "/root/x"):
+    for folder, name in (("/etc", "shadow"), ("/root", "x")):
         with pytest.raises(NodeUnfit, match="Permission denied"):
-            files.read(path)
+            files.read(f"{folder}/{name}", below=folder)
     with pytest.raises(NodeUnfit, match="Permission denied"):
         files.scan("/root/x")
     with pytest.raises(NodeUnfit, match="could not make the folder"):
@@ -79,7 +79,7 @@ def test_denied_access_is_reported(files: Files) -> None:
 
 def test_a_full_disk_leaves_no_partial_file(bed: Bed, files: Files) -> None:
     with faults.small_disk(bed, bed.nodes[0], f"{ROOT}/small", "64k"):
-        with pytest.raises(NodeUnfit, match="No space left"):
+        with pytest.raises(NodeUnfit, match="the output folder's disk is full"):
             write(files, f"{ROOT}/small/f", b"x" * 1_000_000)
         assert files.scan(f"{ROOT}/small") == []
     bed.sh(bed.nodes[0], f"rmdir {ROOT}/small")
@@ -98,7 +98,7 @@ def test_many_spans_of_many_files_come_in_one_response(files: Files) -> None:
         Span(small, 9, 50),
     ]
     came: dict[Span, bytes] = {}
-    for span, piece in files.read_spans(spans):
+    for span, piece in files.read_spans(spans, below=ROOT):
         came[span] = came.get(span, b"") + piece
     assert came == {spans[0]: data[big][5:150_005], spans[1]: data[small][2:5], spans[4]: data[small][9:]}
 
@@ -121,7 +121,7 @@ def following(bed: Bed) -> str:
 def test_appended_data_is_pushed_from_the_offset_and_no_process_is_left(bed: Bed, files: Files) -> None:
     log, lines = f"{ROOT}/log", f"{ROOT}/sub/lines"
     write(files, log, b"0123456789")
-    with contextlib.closing(files.follow(log, 4, {lines: 0})) as follower:
+    with contextlib.closing(files.follow(log, 4, {lines: 0}, below=ROOT)) as follower:
         assert until(follower, log, 6) == b"456789"
         assert follower.next(0.3) is None
         bed.sh(bed.nodes[0], f"printf 'abc\\0\\377' >>{log}", user="trainer")
@@ -138,12 +138,12 @@ def test_appended_data_is_pushed_from_the_offset_and_no_process_is_left(bed: Bed
 
 def test_a_lost_connection_is_reported_for_a_quiet_file_and_no_process_is_left(bed: Bed, files: Files) -> None:
     write(files, f"{ROOT}/log", b"abc")
-    with contextlib.closing(files.follow(f"{ROOT}/log", 0, {})) as follower:
+    with contextlib.closing(files.follow(f"{ROOT}/log", 0, {}, below=ROOT)) as follower:
         assert until(follower, f"{ROOT}/log", 3) == b"abc"
         faults.kill_ssh_sessions(bed, bed.nodes[0])
         with pytest.raises(NodeUnreachable):
             follower.next(60)
-    with contextlib.closing(files.follow(f"{ROOT}/log", 3, {})) as follower:  # on a new connection
+    with contextlib.closing(files.follow(f"{ROOT}/log", 3, {}, below=ROOT)) as follower:  # on a new connection
         bed.sh(bed.nodes[0], f"printf def >>{ROOT}/log", user="trainer")
         assert until(follower, f"{ROOT}/log", 3) == b"def"
     deadline = time.monotonic() + 60

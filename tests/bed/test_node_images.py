@@ -103,7 +103,8 @@ def test_a_truncated_source_is_not_loaded_as_an_image(bed: Bed, fleet: Fleet) ->
 
 
 def test_a_full_disk_is_reported(bed: Bed, fleet: Fleet) -> None:
-    with faults.small_data_root(bed, bed.nodes[1]), pytest.raises(ImageShipFailed, match="b: its disk is full"):
+    said = "b: the container engine's disk is full"
+    with faults.small_data_root(bed, bed.nodes[1]), pytest.raises(ImageShipFailed, match=said):
         store(fleet, 1).load(store(fleet, 0).save(TRAIN_IMAGE))
 
 

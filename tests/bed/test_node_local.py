@@ -40,7 +40,7 @@ def test_the_local_engine_and_a_remote_one_behave_the_same(bed: Bed, tmp_path: P
         )
         code, output = fleet.engines[0].run_probe(spec)
         assert (code, output) == (0, b"said\n")
-        assert fleet.engines[0].files.read(str(out / "f")) == b"hello\n"
+        assert fleet.engines[0].files.read(str(out / "f"), below=str(out)) == b"hello\n"
         assert fleet.engines[0].list({"launcher.run": label}) == []
         near, far = (engine.machine for engine in fleet.engines)
         assert near.host_key() is None

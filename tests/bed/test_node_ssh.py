@@ -266,11 +266,11 @@ def test_a_private_key_that_others_may_read_is_refused_as_by_openssh(bed: Bed, t
 def test_broken_sessions_are_replaced_by_the_next_call(bed: Bed, ssh: SshMachine) -> None:
     files = Files(ssh)
     assert ssh.run(["true"]).code == 0
-    assert files.read("/etc/hostname")
+    assert files.read("/etc/hostname", below="/etc")
     faults.kill_ssh_sessions(bed, bed.nodes[0])
     assert ssh.run(["true"]).code == 0
     faults.kill_ssh_sessions(bed, bed.nodes[0])
-    assert files.read("/etc/hostname")
+    assert files.read("/etc/hostname", below="/etc")
 
 
 def test_a_connection_lost_while_a_command_runs_is_an_immediate_error(bed: Bed, ssh: SshMachine) -> None:

@@ -17,25 +17,34 @@ from typing import IO, Any
 import yaml
 
 from launcher.records.store import created
+from tests.e2e.forks import Forked, interpreter, variables
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
+LAUNCHER = (sys.executable, "-m", "launcher")  # this tree's
 
 
 @dataclass(frozen=True)
 class Cli:
-    """`cwd` is the user's project folder, where runs/ is created; `launcher` its command, by default this tree's."""
+    """`cwd` is the user's project folder, where runs/ is created; `launcher` its command.
+
+    This tree's launcher is forked from a process that has imported it, where that makes no difference to it.
+    """
 
     cwd: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    launcher: tuple[str, ...] = (sys.executable, "-m", "launcher")
+    launcher: tuple[str, ...] = LAUNCHER
 
-    def start(self, *args: object, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[str]:
+    def start(self, *args: object, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[str] | Forked:
         """Starts the launcher in the background, with stderr and, by default, stdout as pipes."""
+        argv, env = [*map(str, args)], {**os.environ, "PYTHONPATH": str(ROOT), **self.env}
+        if self.launcher == LAUNCHER and interpreter(env) == interpreter(variables()):
+            return Forked(argv, self.cwd, env, stdout)
         return subprocess.Popen(
-            [*self.launcher, *map(str, args)],
+            [*self.launcher, *argv],
             cwd=self.cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **self.env},
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -53,7 +62,7 @@ class Cli:
             raise AssertionError(f"launcher {args} did not end in {timeout} s\n{out}\n{err}") from None
         shown = f"launcher {' '.join(map(str, args))}: exit {process.returncode}\n--- stdout\n{out}\n--- stderr\n{err}"
         assert code is None or process.returncode == code, shown
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
     def until_logged(self, words: str, timeout: float = 90) -> None:
         """Waits until the master of the latest run has printed these words."""
@@ -62,7 +71,9 @@ class Cli:
             assert time.monotonic() < deadline, f"{words!r} was not printed:\n{seen}"
 
     def job(self, name: str = "job", **keys: Any) -> Path:
-        """Writes a job file and returns its path."""
+        """Writes a job file and returns its path. Nodes that are plain processes get a free port of this machine."""
+        if keys.get("runtime") == "process":
+            keys.setdefault("port", free_port())
         path = self.cwd / f"{name}.yaml"
         path.write_text(yaml.safe_dump({"name": name, **keys}, sort_keys=False))
         return path
@@ -101,10 +112,10 @@ def bed_job(**keys: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    """A new folder, with room for 256 KiB."""
+def small_disk(folder: Path, size: str = "256k") -> Iterator[None]:
+    """A new folder, with little room."""
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "launcher-test", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "launcher-test", folder], check=True)
     try:
         yield
     finally:

@@ -28,23 +28,31 @@ def home_cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
     home.mkdir()
     local = Cli(cli.cwd, {**cli.env, "HOME": str(home)})
     yield local
-    local("down", "--all", code=None)
+    if (home / ".launcher").exists():
+        local("down", "--all", code=None)
+
+
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the launcher knows about the bed's images and engines, which few tests are about; those have their own."""
+    return tmp_path_factory.mktemp("caches")
 
 
 @pytest.fixture
-def bed_cli(cli: Cli, clean_bed: Bed) -> Cli:
-    """The launcher with the bed's ssh config; the bed is swept before and after."""
-    return Cli(cli.cwd, {**cli.env, "LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})
+def bed_cli(cli: Cli, clean_bed: Bed, caches: Path) -> Cli:
+    """The launcher with the bed's ssh config; the bed was swept."""
+    own = {"XDG_CACHE_HOME": str(caches), "LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)}
+    return Cli(cli.cwd, {**cli.env, **own})
 
 
 @pytest.fixture
-def scene(request: pytest.FixtureRequest, cli: Cli, bed: Bed) -> Iterator[Scene]:
-    """A scene with as many nodes as its parameter says, swept before and after."""
+def scene(request: pytest.FixtureRequest, cli: Cli, bed: Bed, caches: Path) -> Scene:
+    """A scene with as many nodes as its parameter says, swept."""
     count = int(request.param)
     if count > len(bed.nodes):
         cluster.up(bed.settings, count)
         bed = Bed.attach(bed.settings)
     nodes = bed.nodes[:count]
     bed.sweep(*nodes)
-    yield Scene(Cli(cli.cwd, {**cli.env, "LAUNCHER_SSH_CONFIG": str(bed.ssh_config)}), bed, nodes)
-    bed.sweep(*nodes)
+    own = {"XDG_CACHE_HOME": str(caches), "LAUNCHER_SSH_CONFIG": str(bed.ssh_config)}
+    return Scene(Cli(cli.cwd, {**cli.env, **own}), bed, nodes)

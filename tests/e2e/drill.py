@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.bed.bed import Bed, Node
 from tests.e2e.cli import Cli, bed_job
+from tests.e2e.forks import Forked
 
 INTERVAL = 5  # steps between two checkpoints
 
@@ -22,9 +23,10 @@ class Drill:
     """`launcher up` of steps.py in the background."""
 
     cli: Cli
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Forked
     lines: list[tuple[float, str]] = field(default_factory=list)
     messages: list[tuple[float, str]] = field(default_factory=list)
+    readers: list[threading.Thread] = field(default_factory=list)
 
     @classmethod
     def begin(
@@ -51,18 +53,20 @@ class Drill:
         """Starts any command that follows a run."""
         drill = cls(cli, cli.start(*args))
         for stream, into in ((drill.process.stdout, drill.lines), (drill.process.stderr, drill.messages)):
-            threading.Thread(target=_read, args=(stream, into), daemon=True).start()
+            drill.readers.append(threading.Thread(target=_read, args=(stream, into), daemon=True))
+            drill.readers[-1].start()
         return drill
 
     def sees(self, words: str, timeout: float = 120, after: float = 0.0) -> float:
         """Waits for a matching line, later than `after`, of the job's output or the launcher; returns its time."""
         deadline = time.monotonic() + timeout
         while True:
+            ended = not any(reader.is_alive() for reader in self.readers)
             for at, line in [*self.lines, *self.messages]:
                 if at > after and re.search(words, line):
                     return at
             assert time.monotonic() < deadline, f"{words!r} did not appear:\n{self}"
-            assert self.process.poll() is None, f"the launcher ended before {words!r} appeared:\n{self}"
+            assert not ended, f"the launcher ended before {words!r} appeared:\n{self}"
             time.sleep(0.05)
 
     def end(self, code: int, timeout: float = 240) -> float:
@@ -72,7 +76,8 @@ class Drill:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"did not end in {timeout} s:\n{self}") from None
-        time.sleep(0.3)  # until the readers have the last lines
+        for reader in self.readers:
+            reader.join(timeout)
         assert self.process.returncode == code, f"exit code {self.process.returncode}:\n{self}"
         return time.monotonic()
 

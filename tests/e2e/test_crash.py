@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,12 @@ STEPS: dict[str, str | None] = {
 EVERYDAY = {"after:probe-create:1", "after:start:1"}
 
 
+@pytest.fixture
+def caches(tmp_path: Path) -> Path:
+    """Empty: a step is a probe of the image."""
+    return tmp_path / "cache"
+
+
 def killed(cli: Cli, when: str, *args: object) -> str:
     """Run the launcher until it is killed at this step; return its stderr."""
     process = subprocess.run(
@@ -55,7 +62,7 @@ def killed(cli: Cli, when: str, *args: object) -> str:
 )
 def test_killed(bed_cli: Cli, bed: Bed, when: str) -> None:
     bed_cli.program("ticks.py")
-    job = bed_cli.job("crash", **bed_job(run={"script": "ticks.py", "args": ["1000"]}))
+    job = bed_cli.job("crash", **bed_job(run={"command": ["python3", "ticks.py", "1000"]}))
     messages = killed(bed_cli, when, "up", job)
     wanted = STEPS[when]
     assert bool(bed_cli.runs()) == (wanted is not None), messages
@@ -66,7 +73,7 @@ def test_killed(bed_cli: Cli, bed: Bed, when: str) -> None:
     bed_cli("down", "--purge")
     assert bed.wait_clean(home=True) == []
     assert json.loads(bed_cli("status", "--json").stdout)["state"] == "stopped"
-    bed_cli("up", job, "--set", "run.args=[3]")  # nothing blocks the next run
+    bed_cli("up", job, "--set", "run.command.2='3'")  # nothing blocks the next run
 
 
 def test_every_step_is_an_existing_method() -> None:

@@ -9,6 +9,7 @@ from tests.e2e.cli import Cli
 pytestmark = pytest.mark.timeout(400)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("how", "steps", "keys", "messages"),
     [

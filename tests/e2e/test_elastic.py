@@ -47,13 +47,14 @@ def status(cli: Cli) -> list[dict[str, Any]]:
     return nodes
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "lost"), [("script", "local-0"), pytest.param("command", "local-2", marks=pytest.mark.slow)]
 )
 def test_a_run_continues_without_a_node(home_cli: Cli, kind: str, lost: str) -> None:
     command = [home_cli.program("elastic.py"), "60", "5", "0.3"]
     run = {"script": command[0], "args": command[1:]} if kind == "script" else {"command": [sys.executable, *command]}
-    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": 29750}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s"}
     up = Drill.follow(home_cli, "up", home_cli.job("elastic", **process_job(run=run, **keys)))
     up.sees("^step 12$")
     kill_node(home_cli, lost)
@@ -67,9 +68,10 @@ def test_a_run_continues_without_a_node(home_cli: Cli, kind: str, lost: str) -> 
     home_cli("down", code=None)
 
 
+@pytest.mark.ci
 def test_a_node_that_is_paused_when_the_others_finish_does_not_block_the_launcher(home_cli: Cli) -> None:
     run = {"script": home_cli.program("elastic.py"), "args": ["30", "5", "0.3"]}
-    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29770}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s"}
     up = Drill.follow(home_cli, "up", home_cli.job("paused", **process_job(run=run, **keys)))
     up.sees("^step 12$")
     # the supervisor continues: `docker pause` does not pause the engine either
@@ -85,7 +87,7 @@ def test_a_node_that_is_paused_when_the_others_finish_does_not_block_the_launche
 @pytest.mark.slow
 def test_a_node_whose_program_is_still_busy_when_the_others_have_exited_is_not_stopped(home_cli: Cli) -> None:
     run = {"script": home_cli.program("elastic.py"), "args": ["12", "5", "0.1"]}
-    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29780}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s"}
     job = process_job(run=run, **keys)
     job["env"]["LINGER"] = str(DONE_TIMEOUT + 15)
     up = Drill.follow(home_cli, "up", home_cli.job("busy", **job))
@@ -105,7 +107,7 @@ def test_a_node_whose_program_is_still_busy_when_the_others_have_exited_is_not_s
 @pytest.mark.slow
 def test_a_second_loss_ends_the_run_and_keeps_its_checkpoint(home_cli: Cli) -> None:
     run = {"script": home_cli.program("elastic.py"), "args": ["1000", "5", "0.3"]}
-    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": 29760}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s"}
     up = Drill.follow(home_cli, "up", home_cli.job("twice", **process_job(run=run, **keys)))
     up.sees("^step 12$")
     kill_node(home_cli, "local-0")

@@ -124,6 +124,7 @@ def test_training_continues_without_any_machine(fault: str, victim: int, spares:
     assert scene.clean() == 0
 
 
+@pytest.mark.slow  # test_elastic_output.py loses that machine too, and test_elastic.py with plain processes
 @pytest.mark.parametrize("scene", [3], indirect=True)
 def test_up_succeeds_without_the_machine_that_had_rank_0(scene: Scene) -> None:
     command = [scene.cli.program("elastic.py"), "150", str(INTERVAL), "0.1"]

@@ -21,9 +21,9 @@ from tests.e2e.test_process_runtime import process_job
 pytestmark = pytest.mark.timeout(400)
 
 
-def follow(cli: Cli, program: list[str], nodes: int, least: int, port: int, **env: str) -> Drill:
+def follow(cli: Cli, program: list[str], nodes: int, least: int, **env: str) -> Drill:
     command = [sys.executable, cli.program(program[0]), *program[1:]]
-    keys: dict[str, Any] = {"nodes": ["local"] * nodes, "min_nodes": least, "lost_after": "5s", "port": port}
+    keys: dict[str, Any] = {"nodes": ["local"] * nodes, "min_nodes": least, "lost_after": "5s"}
     job = process_job(run={"command": command}, **keys)
     job["env"] |= env
     return Drill.follow(cli, "up", cli.job("blame", **job))
@@ -40,7 +40,7 @@ def rows(cli: Cli) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_failing_command_ends_the_run_if_no_quorum_is_left_without_its_node(home_cli: Cli) -> None:
-    up = follow(home_cli, ["fails.py", "local-1", "3"], 3, 3, 29800)
+    up = follow(home_cli, ["fails.py", "local-1", "3"], 3, 3)
     up.end(1, timeout=90)
     failure = home_cli.result()["failure"]
     assert (failure["node"], failure["exit_code"]) == ("local-1", 3), str(up)
@@ -51,9 +51,10 @@ def test_a_failing_command_ends_the_run_if_no_quorum_is_left_without_its_node(ho
     home_cli("down")
 
 
+@pytest.mark.ci
 def test_a_programs_own_error_ends_the_run_on_all_nodes(home_cli: Cli) -> None:
     run = {"script": home_cli.program("fails.py"), "args": ["all", "0"]}
-    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29805}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s"}
     up = Drill.follow(home_cli, "up", home_cli.job("bug", **process_job(run=run, **keys)))
     up.end(1, timeout=150)
     failure = home_cli.result()["failure"]
@@ -65,7 +66,7 @@ def test_a_programs_own_error_ends_the_run_on_all_nodes(home_cli: Cli) -> None:
 
 @pytest.mark.slow
 def test_a_node_whose_disk_is_full_is_excluded_and_the_others_finish(home_cli: Cli) -> None:
-    up = follow(home_cli, ["chain.py", "100", "5", "0.1"], 4, 3, 29810, FULL="local-0")
+    up = follow(home_cli, ["chain.py", "100", "5", "0.1"], 4, 3, FULL="local-0")
     up.sees("world 3 of 4: local-0 sits out, as generations 1, 2 ended because of it$", timeout=90)
     up.sees("^generation 3 step 5 ")
     output = home_cli("status").stdout
@@ -78,9 +79,10 @@ def test_a_node_whose_disk_is_full_is_excluded_and_the_others_finish(home_cli: C
     home_cli("down")
 
 
+@pytest.mark.ci
 def test_a_flapping_node_is_excluded_and_the_others_finish(home_cli: Cli) -> None:
     """It always comes back just before the others continue without it, and would be rank 0 again."""
-    up = follow(home_cli, ["chain.py", "300", "5", "0.1"], 4, 3, 29820)
+    up = follow(home_cli, ["chain.py", "300", "5", "0.1"], 4, 3)
     since = time.monotonic()
     for count in range(1, 6):
         up.sees(r"^generation \d+ step [1-9]\d* \w+$", after=since)

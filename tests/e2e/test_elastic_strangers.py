@@ -17,10 +17,11 @@ from tests.e2e.cli import Cli
 from tests.e2e.drill import Drill
 from tests.e2e.test_elastic import processes_of
 from tests.e2e.test_process_runtime import process_job
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 
-PORT = 29840
+PORT = free_port()
 FLOOD = 250  # connections
 PIECE = bytes((1 << 20) - 1)  # each connection sends as much of it as is accepted
 
@@ -70,6 +71,7 @@ def closes_forged_connection() -> None:
         assert link.recv(1) == b""
 
 
+@pytest.mark.ci
 def test_a_flood_of_connections_takes_neither_memory_nor_threads(home_cli: Cli, up: Drill) -> None:
     pid = agent(home_cli)
     memory, threads = own(pid, "VmRSS"), own(pid, "Threads")
@@ -82,6 +84,7 @@ def test_a_flood_of_connections_takes_neither_memory_nor_threads(home_cli: Cli, 
     assert sum("rank 0 is now on" in line for _, line in up.lines) == 1, str(up)
 
 
+@pytest.mark.ci
 def test_a_node_that_cannot_start_threads_recovers_when_it_can(home_cli: Cli, up: Drill) -> None:
     pid = agent(home_cli)
     room = (own(pid, "VmSize") << 10) + (40 << 20)  # enough for a few stacks of 8 MiB

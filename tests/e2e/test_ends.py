@@ -40,7 +40,7 @@ def test_an_attached_launcher_stops_a_failures_peers_within_15_s(bed_cli: Cli, b
     assert bed.wait_clean() == []
 
 
-@pytest.mark.parametrize("kill", [kill_rank, kill_container])
+@pytest.mark.parametrize("kill", [pytest.param(kill_rank, marks=pytest.mark.slow), kill_container])
 def test_a_dead_rank_ends_all_containers_without_the_launcher(bed_cli: Cli, bed: Bed, kill: object) -> None:
     bed_cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["2000", "5", "0.1"]})
@@ -72,6 +72,7 @@ def test_exhausted_restarts_end_the_run_with_its_first_failure(bed_cli: Cli, bed
     assert bed.wait_clean() == []
 
 
+@pytest.mark.slow  # e2e/test_resume.py has it without torchrun
 def test_a_new_run_can_resume_an_earlier_runs_checkpoints(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["12", "5", "0.05"]})
@@ -87,6 +88,6 @@ def test_a_new_run_can_resume_an_earlier_runs_checkpoints(bed_cli: Cli, bed: Bed
     bed_cli("down", second)
     elsewhere = bed_cli("up", job, "--resume", second, "--nodes", "node2", "--set", "run.args=[19, 5, 0.05]")
     assert elsewhere.stdout.splitlines()[0] == "rank 0 begins after step 15"
-    assert "node2: starts from the checkpoints of node1" in elsewhere.stderr
+    assert "node2: resumes from node1's checkpoints/last.json (" in elsewhere.stderr
     bed_cli("down")
     assert bed.wait_clean() == []

@@ -19,6 +19,7 @@ from tests.bed.bed import Bed
 from tests.e2e.cli import ROOT, Cli, bed_job
 from tests.e2e.drill import Drill
 from tests.e2e.test_elastic import kill_node
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(600)
 HERE = "jobs/examples"
@@ -38,6 +39,11 @@ def digits(tmp_path: Path) -> Path:
     with tarfile.open(ROOT / "jobs/data/digits.tar") as archive:
         archive.extractall(tmp_path / "digits", filter="data")
     return tmp_path / "digits" / "train"
+
+
+def local() -> list[str]:
+    """Options with which an example runs on this machine."""
+    return [*LOCAL, "--set", f"port={free_port()}"]
 
 
 def args(**values: object) -> list[str]:
@@ -61,11 +67,12 @@ def curve(folder: Path, tag: str = "loss") -> list[int]:
     return sorted(point.step for board in boards if tag in board.Tags()["scalars"] for point in board.Scalars(tag))
 
 
+@pytest.mark.ci
 def test_a_torchrun_script_runs_unchanged_and_resumes(project: Cli, tmp_path: Path) -> None:
     out = tmp_path / "stripes"
-    first = project("up", f"{HERE}/torchrun.yaml", *LOCAL, *args(dir=out, epochs=1))
+    first = project("up", f"{HERE}/torchrun.yaml", *local(), *args(dir=out, epochs=1))
     assert epochs(first) == [1]
-    again = project("up", f"{HERE}/torchrun.yaml", *LOCAL, *args(dir=out, epochs=3))
+    again = project("up", f"{HERE}/torchrun.yaml", *local(), *args(dir=out, epochs=3))
     assert epochs(again) == [2, 3]
     assert last_loss(again) < last_loss(first)
     assert curve(out) == [1, 2, 3]
@@ -74,7 +81,7 @@ def test_a_torchrun_script_runs_unchanged_and_resumes(project: Cli, tmp_path: Pa
 
 def survives(cli: Cli, options: list[str], world: int, lost: str = "local-1") -> None:
     """The min_nodes example finishes without the lost node and has one curve."""
-    sets = ["--set", "lost_after=5s", "--set", "port=29790", *args(steps=120, pause=0.1), *options]
+    sets = ["--set", "lost_after=5s", "--set", f"port={free_port()}", *args(steps=120, pause=0.1), *options]
     up = Drill.follow(cli, "up", f"{HERE}/min_nodes.yaml", *sets)
     up.sees("^step 20: ")
     kill_node(cli, lost)
@@ -93,6 +100,7 @@ def survives(cli: Cli, options: list[str], world: int, lost: str = "local-1") ->
     cli("down", code=None)
 
 
+@pytest.mark.ci
 def test_a_spare_replaces_a_lost_node(project: Cli) -> None:
     survives(project, ["--set", "nodes=[local, local]", "--set", "spares=[local]"], world=2)
 
@@ -161,7 +169,7 @@ def test_accelerate(project: Cli) -> None:
 @pytest.mark.slow
 def test_another_model_and_other_images(project: Cli, tmp_path: Path, digits: Path) -> None:
     changed = args(dir=tmp_path / "out", data=digits, model="resnet18", epochs=2)
-    done = project("up", f"{HERE}/torchrun.yaml", *LOCAL, *changed, timeout=400)
+    done = project("up", f"{HERE}/torchrun.yaml", *local(), *changed, timeout=400)
     assert epochs(done) == [1, 2]
     accuracy = float(re.findall(r"accuracy ([\d.]+)%", done.stdout)[-1])
     assert accuracy > 80, done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -18,23 +19,27 @@ from tests.bed.bed import Bed
 from tests.e2e.cli import ROOT, Cli, bed_job
 from tests.e2e.terminal import Person
 
-BED = [pytest.mark.bed, pytest.mark.timeout(300)]
+BED = [pytest.mark.bed, pytest.mark.timeout(300), pytest.mark.xdist_group("exec")]
 
 
 def start(cli: Cli, name: str, **keys: object) -> Path:
     """Start a long run in the background; return its job file."""
     cli.program("ticks.py")
-    job = cli.job(name, **bed_job(run={"script": "ticks.py", "args": ["2000"]}, **keys))
+    job = cli.job(name, **bed_job(run={"command": ["python3", "ticks.py", "6000"]}, **keys))
     cli("up", "-d", job)
     return job
 
 
-@pytest.fixture
-def running(bed_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
-    monkeypatch.setenv("TOKEN_OF_MINE", "hush-hush")
-    start(bed_cli, "enter", secrets=["TOKEN_OF_MINE"])
-    yield bed_cli
-    bed_cli("down", code=None)
+@pytest.fixture(scope="module")
+def running(bed: Bed, caches: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    """With a run, which the last tests stop."""
+    bed.sweep()
+    folder = tmp_path_factory.mktemp("running")
+    own = {"XDG_CACHE_HOME": str(caches), "COLUMNS": "200", "TOKEN_OF_MINE": "hush-hush"}
+    cli = Cli(folder, {**own, "LAUNCHER_SSH_CONFIG": str(bed.ssh_config)})
+    start(cli, "enter", secrets=["TOKEN_OF_MINE"])
+    yield cli
+    cli("down", code=None)
 
 
 def pipe(cli: Cli, text: str, *args: object) -> subprocess.CompletedProcess[str]:
@@ -72,7 +77,7 @@ class TestOnTheBed:
         script = 'echo "$TOKEN_OF_MINE $LAUNCHER_NODE $PWD $(id -u)"; test -w "$HOME" && cat; echo oops >&2; exit 7'
         done = pipe(running, "from a pipe\n", "exec", "--", "sh", "-c", script)
         assert done.stdout == "hush-hush node1 /workspace/code 1001\nfrom a pipe\n"
-        assert (done.stderr.strip(), done.returncode) == ("oops", 7)
+        assert (done.stderr.splitlines()[-1], done.returncode) == ("oops", 7)
         other = pipe(
             running, "", "exec", "enter", "--node", "node2", "--", "sh", "-c", "echo $LAUNCHER_NODE 'a  b' \"$0\""
         )
@@ -133,8 +138,8 @@ class TestOnTheBed:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             busy = pipe(running, "", "exec", "-L", f"{port}:8123", "--", "echo", "not run")
-            assert (busy.returncode, busy.stdout) == (255, "")
-            assert f"cannot listen to port: {port}" in busy.stderr
+            assert (busy.returncode, busy.stdout) == (2, "")
+            assert f"cannot listen on port {port}" in busy.stderr
         process = running.start("exec", "--node", "node2", "-L", f"{port}:8123", "--", "python3", "-c", server)
         try:
             assert "ticks.py" in page(port)
@@ -143,12 +148,6 @@ class TestOnTheBed:
             process.communicate(timeout=60)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
-
-    def test_exec_without_a_running_container_is_an_error(self, running: Cli) -> None:
-        running("down")
-        refused = running("exec", "--", "true", code=3)
-        assert "its container is not running" in refused.stderr
-        assert "launcher shell" in refused.stderr
 
     def test_shell_runs_next_to_the_job_and_leaves_nothing(self, running: Cli, bed: Bed) -> None:
         job = running.cwd / "enter.yaml"
@@ -164,8 +163,14 @@ class TestOnTheBed:
         running("down")
         assert bed.wait_clean() == []
         kept = pipe(running, "echo work > /output/own\n", "shell", job)
-        assert "1 file(s) kept in" in kept.stderr
+        assert "1 file kept in" in kept.stderr
         assert bed.sh(bed.nodes[0], "cat /home/trainer/.launcher/*/own").strip() == "work"
+
+    def test_exec_without_a_running_container_is_an_error(self, running: Cli) -> None:
+        running("down")
+        refused = running("exec", "--", "true", code=3)
+        assert "its container is not running" in refused.stderr
+        assert "launcher shell" in refused.stderr
 
     def test_a_killed_shell_removes_its_container(self, running: Cli, bed: Bed) -> None:
         running("down")
@@ -178,6 +183,7 @@ class TestOnTheBed:
         print(f"removed {time.monotonic() - started:.1f} s after its launcher was killed")
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> None:
     home = tmp_path / "home"
@@ -192,7 +198,7 @@ def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> No
         done = pipe(own, "", "exec", "--node", "local-1", "--", "sh", "-c", "echo $LAUNCHER_NODE; pwd; exit 6")
         assert done.returncode == 6, done.stderr
         assert done.stdout.split()[0] == "local-1"
-        assert done.stdout.split()[1].endswith("/.node/local-1/code")
+        assert done.stdout.split()[1].endswith("/workdir/local-1")
         ranked = pipe(
             own, "", "exec", "--rank", "1", "-L", "8888", "--", "sh", "-c", "echo $RANK $WORLD_SIZE $LAUNCHER_NODE"
         )
@@ -207,8 +213,21 @@ def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> No
         person.type("echo co''de; exit 4\r")
         person.sees("code")
         assert person.end() == 4
-        shell = pipe(own, "ls\nexit 2\n", "shell", job)
+        shell = pipe(own, "ls\necho mine >notes\nexit 2\n", "shell", job)
         assert (shell.stdout.split(), shell.returncode) == (["plain.yaml", "ticks.py"], 2)
+        (kept,) = re.findall(r"1 file kept in (\S+) on local-0", shell.stderr)
+        assert [path.name for path in Path(kept, "workdir", "local-0").iterdir()] == ["notes"]
     finally:
         own("down")
     assert not list((home / ".launcher").glob("*/.node"))
+
+
+@pytest.mark.bed
+@pytest.mark.timeout(300)
+def test_shell_and_bench_use_the_image_that_the_lock_file_pins(bed_cli: Cli) -> None:
+    job = bed_cli.job("pinned", **bed_job(image={"base": "launcher-bed-train"}, run={"command": ["true"]}))
+    job.with_suffix(".lock.json").write_text("{}")
+    for command in (["shell", job], ["doctor", job, "--bench", "--minutes", "0.1"]):
+        refused = pipe(bed_cli, "", *command)
+        assert refused.returncode == 2, refused.stderr
+        assert "pinned.lock.json" in refused.stderr

@@ -48,7 +48,7 @@ OVERCOME: dict[str, tuple[Callable[[Bed, Node], None], int]] = {
 @rows(
     OVERCOME,
     four={"a rank is killed", "a container is killed", "a node is killed and restarted"},
-    everyday={"a rank is killed", "a node is killed and restarted"},
+    everyday={"a node is killed and restarted"},  # process/test_torchrun.py kills a rank
 )
 def test_the_run_resumes_from_its_last_checkpoint(scene: Scene, name: str) -> None:
     fault, index = OVERCOME[name]

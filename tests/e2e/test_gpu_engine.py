@@ -64,7 +64,8 @@ def test_a_driver_too_old_for_the_image_is_refused_before_anything_is_created(
     assert "nvcr.io/nvidia/pytorch:22.12-py3" in refused
     assert bed.docker(gpu_node, "ps", "-aq") == before == ""
     checked = bed_cli("doctor", one_node(bed_cli), "--json", code=3)
-    [image] = [check for check in json.loads(checked.stdout)["checks"] if check["name"] == "image"]
+    seen = json.loads(checked.stdout)["checks"]
+    [image] = [check for check in seen if (check["node"], check["name"]) == ("node1", "image")]
     assert (image["node"], image["level"]) == ("node1", "fail")
     assert "470.82.01 (CUDA 11.4) is too old" in image["what"]
     bed_cli("up", one_node(bed_cli), "--set", "gpus=none")

@@ -53,6 +53,7 @@ def test_a_hanging_driver_is_not_reported_as_no_gpus(machine_cli: Cli, tmp_path:
     assert 'warning: local: nvidia-smi reports "Failed to initialize NVML: Driver/library version mismatch' in shown
 
 
+@pytest.mark.ci
 def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "300"]) as notebook:
         busy = Card("07:00.0", "GPU-a", used=61440, running=[Process(notebook.pid, 61440, "")])
@@ -87,9 +88,9 @@ def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path:
 
 def test_a_run_on_another_node_of_this_machine_keeps_its_gpu(machine_cli: Cli, tmp_path: Path) -> None:
     Machine([Card("07:00.0", "GPU-a"), Card("0f:00.0", "GPU-b")]).install(tmp_path / "bin")
-    sleeps = process_job(machine_cli, name="sleeps", gpus=1, port=29554, run={"command": ["sleep", "300"]})
+    sleeps = process_job(machine_cli, name="sleeps", gpus=1, run={"command": ["sleep", "300"]})
     machine_cli("up", "-d", sleeps)
-    file = process_job(machine_cli, nodes=["local", "local"], gpus=1, port=29555)
+    file = process_job(machine_cli, nodes=["local", "local"], gpus=1)
     assert "GPUs: GPU-b." in machine_cli("up", file).stdout
 
 

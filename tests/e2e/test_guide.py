@@ -209,4 +209,6 @@ def test_the_guide_from_bare_machines_to_a_trained_model(desk: Desk) -> None:
             desk.write_job(step.body)
         else:
             desk.run(step)
+    clean = ["launcher", "clean", "--unfetched", "--yes"]  # the guide only lists
+    subprocess.run(clean, cwd=desk.project, env=desk.environment, check=True)
     assert desk.scene.bed.wait_clean(desk.scene.nodes, timeout=200, home=True) == []

@@ -145,7 +145,7 @@ def test_the_disk_is_full(clean_bed: Bed, cli: Cli, image: str) -> None:
     file, node = job(cli, image), clean_bed.nodes[0]
     with faults.small_data_root(clean_bed, node, "400m"):
         refused = cli("up", file, code=4, timeout=300)
-        assert "node1: its disk is full" in refused.stderr
+        assert "node1: the container engine's disk is full" in refused.stderr
         assert "free some space" in refused.stderr
         assert not clean_bed.docker(node, "images", "-aq")
         assert megabytes(clean_bed, node) < 20

@@ -35,7 +35,7 @@ def digest(value: str) -> str:
 
 
 def process_job(**keys: Any) -> dict[str, Any]:
-    return {"runtime": "process", "nodes": ["local"], "code": "code", "run": RUN, **keys, "port": 29613}
+    return {"runtime": "process", "nodes": ["local"], "code": "code", "run": RUN, **keys}
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +86,7 @@ def test_a_secret_that_does_not_fit_in_a_variable_is_refused(home_cli: Cli) -> N
     assert "131,072" in said
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("keys", "where"),
     [
@@ -114,6 +115,7 @@ def test_values_that_are_too_large_together_are_refused(home_cli: Cli) -> None:
     assert "1,700," in said
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("home", [None, "", "relative", "/proc/../proc"])
 @pytest.mark.parametrize("argv", [["up", "job.yaml"], ["doctor", "job.yaml"]])
 def test_an_unusable_home_is_reported(cli: Cli, argv: list[str], home: str | None) -> None:
@@ -136,6 +138,7 @@ def test_purge_without_a_home_is_refused_with_the_reason(home_cli: Cli) -> None:
     assert not list(Path(home_cli.env["HOME"], ".launcher").glob("job-*"))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("key", "home"), [("code", ""), ("secrets", "relative"), ("run", ""), ("code", None)])
 def test_a_path_below_an_unusable_home_is_refused_with_its_line(cli: Cli, key: str, home: str | None) -> None:
     path = "~nobody-of-this-name/x" if home is None else "~/x"
@@ -146,6 +149,7 @@ def test_a_path_below_an_unusable_home_is_refused_with_its_line(cli: Cli, key: s
     assert "job.yaml:" in said
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("argv", [["up"], ["plan"], ["doctor"], ["shell"], ["image", "ship"]])
 def test_a_number_of_nodes_without_a_cluster_is_refused_with_its_line(home_cli: Cli, argv: list[str]) -> None:
     job = home_cli.job("three", nodes=3, code="code", image={"ref": "x"}, run=RUN)
@@ -178,6 +182,7 @@ def test_init_replaces_no_device(cli: Cli) -> None:
 LOCALES = [{"LC_ALL": "POSIX", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("locale", LOCALES)
 def test_unicode_in_a_locale_without_it(home_cli: Cli, locale: dict[str, str]) -> None:
     (home_cli.cwd / "größe").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,8 +17,11 @@ import pytest
 
 import launcher
 from launcher import Run, errors
+from launcher.run.messages import Output
+from launcher.run.printed import Selection
 from launcher.run.state import RunState
 from tests.e2e.cli import ROOT
+from tests.ports import free_port
 
 SLOW = "i=0; while [ $i -lt 400 ]; do echo line $i; i=$((i+1)); sleep 0.05; done"
 
@@ -32,7 +36,8 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def job(script: str, nodes: int = 2, **keys: Any) -> launcher.api.jobs.Job:
     run = {"command": ["sh", "-c", script]}
-    return launcher.load({"name": "notebook", "runtime": "process", "nodes": ["local"] * nodes, "run": run, **keys})
+    here = {"runtime": "process", "nodes": ["local"] * nodes, "port": free_port()}
+    return launcher.load({"name": "notebook", "run": run, **here, **keys})
 
 
 def quiet(_: str) -> None:
@@ -43,6 +48,62 @@ def quiet(_: str) -> None:
 def slow_run() -> Any:
     with launcher.up(job(SLOW), log=quiet) as run:
         yield run
+        run.down(purge=True)
+
+
+def followers() -> set[int]:
+    """The `tail` processes that this process has started, through shells."""
+    parents: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has exited
+            name, _, rest = entry.read_text().partition("(")[2].rpartition(")")
+            parents[int(entry.parent.name)] = (int(rest.split()[1]), name)
+    found = set()
+    for pid in [pid for pid, (_, name) in parents.items() if name == "tail"]:
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above][0]
+        if above == os.getpid():
+            found.add(pid)
+    return found
+
+
+def test_a_change_of_the_working_directory_does_not_split_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `%cd` in a notebook, and Hydra."""
+    with launcher.up(job("echo hello", 1), log=quiet) as run:
+        monkeypatch.chdir(tmp_path)
+        assert run.wait().state is RunState.DONE
+        assert [*run.logs()] == ["hello"]
+        assert run.outcome
+        run.fetch()
+    assert run.folder == tmp_path / "project" / "runs" / run.id
+    assert (run.folder / "logs" / "local.log").read_text() == "hello\n"
+    assert (run.folder / "result.json").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_output_that_is_not_read_to_its_end_leaves_no_thread_and_no_process() -> None:
+    """Broken off at a line, dropped, or in use when the run is closed; also if nothing reads what has arrived."""
+    script = "i=0; while :; do echo line $((i += 1)); [ $((i % 5000)) -ne 0 ] || sleep 0.1; done"
+    with launcher.up(job(script), log=quiet) as run:
+        before = threading.active_count(), followers()
+        for number in range(10):
+            lines = run.logs(all_nodes=True)
+            for line in lines:
+                if line.startswith("line 3") or number % 2:
+                    break
+            if number < 9:
+                del lines
+        assert followers() - before[1]
+        run.close()
+        until = time.monotonic() + 60
+        with pytest.raises(RuntimeError, match="closed"):
+            next(line for line in lines if time.monotonic() > until)
+        while (threading.active_count(), followers()) != before and time.monotonic() < until:
+            time.sleep(0.05)
+        assert (threading.active_count(), followers()) == before
         run.down(purge=True)
 
 
@@ -86,25 +147,39 @@ def test_a_wait_that_times_out_does_not_stop_the_run(slow_run: Run) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="it is still running"):
         slow_run.wait(timeout=1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # the run takes 20
     assert slow_run.status().state == "running"
     assert slow_run.outcome is None
+
+
+def test_each_wait_shows_the_output_that_it_asks_for(slow_run: Run) -> None:
+    def shown(**selection: Any) -> set[str]:
+        seen: list[object] = []
+        with pytest.raises(TimeoutError):
+            slow_run.wait(timeout=1, show=seen.append, logs=Selection(**selection))
+        return {message.node for message in seen if isinstance(message, Output)}
+
+    assert shown() == {"local-0"}
+    assert shown(node="local-1") == {"local-1"}
+    assert shown(all_nodes=True) == {"local-0", "local-1"}
 
 
 def test_concurrent_waits_share_one_supervisor() -> None:
     """One returns at its time limit, another one on an error; the third one sees the end, which is recorded once."""
     with launcher.up(job(SLOW.replace("400", "60")), log=quiet) as run:
+        supervises = threading.Event()
 
         def broken(_: object) -> None:
+            supervises.set()
             raise RuntimeError("the reader's own")
 
         with ThreadPoolExecutor(4) as pool:
             short = pool.submit(run.wait, 0.5)
-            time.sleep(0.1)
             failing = pool.submit(run.wait, show=broken)
-            rest = [pool.submit(run.wait) for _ in range(2)]
             with pytest.raises(TimeoutError):
                 short.result(30)
+            assert supervises.wait(30)
+            rest = [pool.submit(run.wait) for _ in range(2)]
             with pytest.raises(RuntimeError, match="the reader's own"):
                 failing.result(30)
             assert rest[0].result(60) == rest[1].result(60)
@@ -119,13 +194,15 @@ def test_concurrent_waits_share_one_supervisor() -> None:
 def test_ctrl_c_in_wait_does_not_stop_the_run(tmp_path: Path) -> None:
     program = f"""
 import launcher
-command = ["sh", "-c", {SLOW.replace("400", "100")!r}]
+from pathlib import Path
+command = ["sh", "-c", "until [ -e {tmp_path}/end ]; do sleep 0.05; done"]
 run = launcher.up({{"name": "left", "runtime": "process", "nodes": ["local"], "run": {{"command": command}}}})
-print("started", flush=True)
 try:
+    print("started", flush=True)
     run.wait()
 except KeyboardInterrupt:
     print(run.status().state)
+    Path("{tmp_path}/end").touch()
     print(run.wait(timeout=60).state.value)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -144,7 +221,7 @@ def test_runs_can_be_started_in_several_threads() -> None:
 
     def one(number: int) -> tuple[int, list[str]]:
         here.wait()
-        with launcher.up(job(f"echo number {number}", 1, port=29600 + number), log=quiet) as run:
+        with launcher.up(job(f"echo number {number}", 1), log=quiet) as run:
             code = run.wait().exit_code
             lines = list(run.logs())
             run.down(purge=True)

@@ -27,13 +27,14 @@ def test_the_wheel_has_every_file_of_its_packages(wheel: Path) -> None:
     assert listed == {name for name in there if "__pycache__" not in name}
 
 
+@pytest.mark.ci
 def test_the_job_that_init_writes_trains_in_processes(installed: Path, home_cli: Cli) -> None:
     cli = newcomer(installed, home_cli.cwd, home_cli.env)
     done = cli("up", "job.yaml", *PROCESS)
-    assert "the code has no module train: adding the launcher's own" in done.stderr
+    assert "using the launcher's trainer" in done.stderr
     assert "Epoch: [1] val" in done.stdout
     run = cli.runs()[-1].name
-    code = Path(cli.env["HOME"], ".launcher", run, ".node", "local", "code")
+    code = Path(cli.env["HOME"], ".launcher", run, "workdir", "local")
     assert (code / "train" / "data" / "roi.c").read_bytes() == (ROOT / "train" / "data" / "roi.c").read_bytes()
     planned = json.loads((cli.runs()[-1] / "plan.json").read_text())
     digest, trainer = planned["code"].split(" with train ")
@@ -54,6 +55,7 @@ def test_the_job_that_init_writes_trains_in_containers(installed: Path, bed_cli:
     assert cli.result()["state"] == "done"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("command", [("up",), ("plan", "--offline"), ("export", "--to", "slurm")])
 def test_without_the_trainer_installed_the_job_is_refused_with_its_line(
     command: tuple[str, ...], home_cli: Cli, tmp_path: Path

@@ -72,6 +72,7 @@ def test_a_folder_without_its_marker_is_kept_and_named(bed_cli: Cli, bed: Bed) -
     bed.sh(bed.nodes[0], f"test -e {folder}/checkpoints && rm -r {folder}")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("more", ["", "sleep 60"])
 def test_a_program_that_removes_its_output_folder_is_reported(home_cli: Cli, more: str) -> None:
     program = f"echo begun; sleep 2; rm -rf $LAUNCHER_OUTPUT; {more}"

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cli import ROOT, Cli
+from tests.e2e.cli import ROOT, Cli, small_disk
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -26,15 +27,20 @@ def process_job(**keys: Any) -> dict[str, Any]:
     return {"runtime": "process", "nodes": ["local", "local"], "env": {"OMP_NUM_THREADS": "1"}, **keys}
 
 
+def own_port() -> tuple[str, str]:
+    return "--set", f"port={free_port()}"
+
+
 def left(cli: Cli) -> list[Path]:
     """Return the content of ~/.launcher except output folders."""
     return list(Path(cli.env["HOME"], ".launcher").glob("*/.node"))
 
 
+@pytest.mark.ci
 def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> None:
     for name in ("train", "jobs"):
         shutil.copytree(ROOT / name, home_cli.cwd / name, ignore=shutil.ignore_patterns("__pycache__"))
-    done = home_cli("up", "jobs/quickstart.yaml", timeout=300)
+    done = home_cli("up", "jobs/quickstart.yaml", *own_port(), timeout=300)
     accuracy = re.search(r"validation top-1 ([\d.]+) %", done.stderr)
     assert accuracy, done.stderr
     assert float(accuracy[1]) >= 95
@@ -47,15 +53,16 @@ def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> 
     assert left(home_cli) == []
 
 
+@pytest.mark.ci
 def test_a_sharded_training_resumes_with_another_number_of_processes(home_cli: Cli) -> None:
     for name in ("train", "jobs"):
         shutil.copytree(ROOT / name, home_cli.cwd / name, ignore=shutil.ignore_patterns("__pycache__"))
-    home_cli("up", "jobs/quickstart_fsdp.yaml", "--set", "run.args.epochs=1", timeout=300)
+    home_cli("up", "jobs/quickstart_fsdp.yaml", *own_port(), "--set", "run.args.epochs=1", timeout=300)
     first = home_cli.runs()[-1]
     home_cli("fetch", first.name, "--checkpoints")
     assert len(list((first / "checkpoints" / "last.sharded").glob("*.distcp"))) == 2
     sets = ("--set", "run.args.epochs=2", "--set", "processes=3")
-    again = home_cli("up", "jobs/quickstart_fsdp.yaml", "--resume", first.name, *sets, timeout=300)
+    again = home_cli("up", "jobs/quickstart_fsdp.yaml", *own_port(), "--resume", first.name, *sets, timeout=300)
     assert "last.sharded at epoch 2, step 0" in again.stdout
     assert home_cli.result()["state"] == "done"
 
@@ -95,6 +102,7 @@ def test_a_second_ctrl_c_stops_the_run_and_lets_the_program_save(home_cli: Cli) 
     assert left(home_cli) == []
 
 
+@pytest.mark.ci
 def test_down_calls_stopped_what_it_stopped_and_gives_the_exit_code_of_what_had_ended(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     home_cli("up", "-d", home_cli.job("runs", **process_job(run={"command": ["python3", script, "600"]})))
@@ -108,6 +116,7 @@ def test_down_calls_stopped_what_it_stopped_and_gives_the_exit_code_of_what_had_
     assert left(home_cli) == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("delay", [0.15, 0.3, 0.45, 0.6, 0.8, 1.0])
 def test_ctrl_c_during_start_leaves_a_complete_run_or_nothing(home_cli: Cli, delay: float) -> None:
     script = home_cli.program("ticks.py")
@@ -152,14 +161,14 @@ def test_output_that_nothing_reads_takes_no_memory(home_cli: Cli) -> None:
 
 def test_a_killed_launcher_loses_nothing(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
-    job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "40"]}))
+    job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "120"]}))
     up = home_cli.start("up", job)
     assert up.stdout is not None
     assert up.stdout.readline() == "tick 0\n"
     up.kill()
     up.communicate()
     assert json.loads(home_cli("status", "--json").stdout)["state"] == "running"
-    assert home_cli("logs").stdout.splitlines() == [f"tick {i}" for i in range(40)]
+    assert home_cli("logs").stdout.splitlines() == [f"tick {i}" for i in range(120)]
 
 
 def test_a_run_resumes_from_fetched_checkpoints(home_cli: Cli) -> None:
@@ -202,6 +211,7 @@ def test_a_missing_secret_or_script_is_refused_before_anything_starts(home_cli: 
     assert not Path(home_cli.env["HOME"], ".launcher").exists()
 
 
+@pytest.mark.ci
 def test_a_rank_that_raises_is_named(home_cli: Cli) -> None:
     script = home_cli.program("raises.py")
     failed = home_cli("up", home_cli.job("raises", **process_job(run={"script": script})), code=1)
@@ -210,14 +220,105 @@ def test_a_rank_that_raises_is_named(home_cli: Cli) -> None:
     assert left(home_cli) == []
 
 
+def test_a_users_error_is_one_line_and_the_last_one_of_a_redirected_log(home_cli: Cli) -> None:
+    args = {"data": "/no/such/folder", "batch_size": 16}
+    job = home_cli.job("typo", **process_job(nodes=["local"], processes=2, run={"module": "train", "args": args}))
+    with (home_cli.cwd / "log").open("wb") as log:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **home_cli.env}
+        command = [*home_cli.launcher, "up", str(job)]
+        ended = subprocess.run(command, cwd=home_cli.cwd, env=environment, stdout=log, stderr=log, check=False)
+    lines = (home_cli.cwd / "log").read_text().splitlines()
+    message = "train: error: --data /no/such/folder: no such file or folder on this machine"
+    assert ended.returncode == 1
+    assert re.fullmatch(rf"failed rank \d on local exited with code 2: {re.escape(message)}", lines[-1]), lines
+    assert [line for line in lines[:-1] if message in line] == [message], lines
+    assert not [line for line in lines if "Traceback" in line or "usage:" in line], lines
+
+
+def test_the_programs_exit_code_is_the_same_everywhere(home_cli: Cli) -> None:
+    (home_cli.cwd / "ends.py").write_text("import sys; sys.exit(75)")
+    ends = {"run": {"script": "ends.py"}}, {"run": {"command": ["python3", "ends.py"]}}
+    for keys in ends:
+        failed = home_cli("up", home_cli.job("ends", **process_job(nodes=["local"], **keys)), code=1)
+        assert "launcher: local exited with code 75\n" in failed.stderr
+        assert "exited with code 75\n" in failed.stderr.splitlines(keepends=True)[-1]
+        assert (home_cli.result()["failure"]["exit_code"], home_cli.result()["nodes"][0]["exit_code"]) == (75, 75)
+        assert [node["exit_code"] for node in json.loads(home_cli("status", "--json").stdout)["nodes"]] == [75]
+
+
+def test_a_request_that_was_refused_is_the_programs_own_failure(home_cli: Cli) -> None:
+    """The other node has exited with code 0, and did not wait for it."""
+    (home_cli.cwd / "fetches.py").write_text(
+        "import os, urllib.request\n"
+        "if os.environ['LAUNCHER_NODE'] == 'local-1': urllib.request.urlopen('http://127.0.0.1:9/')\n"
+    )
+    job = home_cli.job("fetches", **process_job(run={"command": ["python3", "fetches.py"]}))
+    failed = home_cli("up", job, code=1).stderr
+    assert "failed local-1 exited with code 1" in failed
+    assert "<urlopen error [Errno 111] Connection refused>" in failed
+    assert "collectives" not in failed
+
+
+def test_a_script_that_is_not_executable_is_told_how_to_start(home_cli: Cli) -> None:
+    (home_cli.cwd / "train.sh").write_text("#!/bin/sh\necho trained\n")
+    job = home_cli.job(**process_job(nodes=["local"], run={"command": ["./train.sh"]}))
+    failed = home_cli("up", job, code=1).stderr
+    assert "failed local exited with code 126: ./train.sh is not executable" in failed
+    assert "-> chmod +x ./train.sh, or start it with its interpreter: command: [bash, train.sh]" in failed
+
+
+def test_what_a_program_puts_in_place_of_its_files_is_named_and_not_read(home_cli: Cli) -> None:
+    """In a container these links lead nowhere; the launcher would follow them outside, as the ssh user."""
+    private = Path(home_cli.env["HOME"], "private")
+    private.mkdir()
+    for name in ("text", "events.out.tfevents.1.x", "last.pt"):
+        (private / name).write_text("private text\n")
+    attack = f"""
+        cd $LAUNCHER_OUTPUT
+        ln -s {private}/text metrics.jsonl
+        ln -s /dev/zero logs/rank-0.log
+        ln -s {private} tensorboard
+        ln -s {private} checkpoints
+        rm state/local.attempts; mkfifo state/local.attempts
+        echo done by $LAUNCHER_NODE
+    """
+    job = home_cli.job("attack", **process_job(nodes=["local"], run={"command": ["sh", "-c", attack]}))
+    began = time.monotonic()
+    up = home_cli("up", job)
+    assert time.monotonic() - began < 40  # a FIFO or a device would block for at least a minute
+    assert up.stderr.count("metrics.jsonl is a link: ignored") == 1
+    assert "state/local.attempts is a named pipe: ignored" in up.stderr
+    assert "checkpoints is a link: ignored" in home_cli("fetch", "--checkpoints", code=None).stderr
+    assert "done by local" in home_cli("logs").stdout
+    assert '"done"' in home_cli("status", "--json").stdout
+    files = [path for path in home_cli.runs()[-1].rglob("*") if path.is_file()]
+    assert not [path for path in files if b"private text" in path.read_bytes()]
+    home_cli("down", "--purge")
+    assert sorted(path.name for path in private.iterdir()) == ["events.out.tfevents.1.x", "last.pt", "text"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_full_disk_of_the_output_folder_is_named_in_every_phase(home_cli: Cli, tmp_path: Path) -> None:
+    (home_cli.cwd / "fills.py").write_text(
+        "import os\nwith open(os.environ['LAUNCHER_OUTPUT'] + '/big', 'wb') as file: file.write(bytes(1 << 20))\n"
+    )
+    job = home_cli.job("fills", **process_job(nodes=["local"], run={"command": ["python3", "fills.py"]}))
+    with small_disk(tmp_path / "small", "900k"):
+        cli = Cli(home_cli.cwd, {**home_cli.env, "HOME": str(tmp_path / "small")})
+        failed = cli("up", job, code=1)
+        assert failed.stderr.splitlines()[-2].endswith("the output folder's disk is full")
+        refused = cli("up", job, code=3)
+        assert "error local: the output folder's disk is full: could not " in refused.stderr
+        for each in (failed, refused):
+            assert each.stderr.splitlines()[-1] == "  -> free some space there; `launcher clean` removes old runs"
+
+
 def test_the_time_limit_is_enforced(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job(
-        "slow", **process_job(nodes=["local"], timeout="2s", run={"command": ["python3", script, "600"]})
+        "slow", **process_job(nodes=["local"], timeout="2s", run={"command": ["python3", script, "6000"]})
     )
-    start = time.monotonic()
     failed = home_cli("up", job, code=1)
-    assert time.monotonic() - start < 30
     assert "time limit" in failed.stderr
 
 
@@ -305,6 +406,7 @@ def test_in_the_background_of_a_script_the_run_gets_its_signals_and_the_launcher
     assert left(home_cli) == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
 def test_a_rank_that_a_signal_killed_is_named_with_the_signal(home_cli: Cli, name: str) -> None:
     (home_cli.cwd / "dies.py").write_text(
@@ -326,6 +428,7 @@ def test_a_command_that_a_signal_killed_is_named_with_the_signal(home_cli: Cli) 
     assert "failed local was killed by SIGABRT (exit code 134)" in failed
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("redirected", ["", "2>&1"])
 def test_output_that_is_not_read_to_its_end_detaches(home_cli: Cli, redirected: str) -> None:
     script = home_cli.program("ticks.py")
@@ -342,7 +445,7 @@ def test_output_that_is_not_read_to_its_end_detaches(home_cli: Cli, redirected: 
         check=False,
     )
     run = home_cli.runs()[-1].name
-    first = f"launcher: {run} runs on local" if redirected else "tick 0"
+    first = "launcher: code: " if redirected else "tick 0"
     assert done.stdout.startswith(first)
     assert done.stdout.splitlines()[1:] == ["exit 0"]
     if redirected:
@@ -370,7 +473,8 @@ def test_logs_that_are_not_read_to_their_end_are_no_error(home_cli: Cli) -> None
     assert logs.stdout.readline() == "1\n"
     logs.stdout.close()
     assert logs.stderr is not None
-    assert (logs.stderr.read(), logs.wait(30)) == ("", 0)
+    assert logs.stderr.read() == f"launcher: the latest run is {home_cli.runs()[-1].name}\n"
+    assert logs.wait(30) == 0
 
 
 def test_a_run_that_ends_while_its_output_is_not_read_has_its_exit_code(home_cli: Cli) -> None:
@@ -389,9 +493,8 @@ def test_a_run_that_ends_while_its_output_is_not_read_has_its_exit_code(home_cli
 
 
 @pytest.mark.slow
-def test_a_program_that_prints_nothing_may_still_be_importing(home_cli: Cli) -> None:
+def test_a_program_that_prints_nothing_is_reported_without_a_guess(home_cli: Cli) -> None:
     command = ["sh", "-c", "sleep 35; echo imported"]
     done = home_cli("up", home_cli.job(**process_job(nodes=["local"], gpus="none", run={"command": command})))
-    assert "no output for 3" in done.stderr
-    assert "importing torch" in done.stderr
+    assert re.search(r"no output for 3\d s$", done.stderr, re.MULTILINE)
     assert done.stdout == "imported\n"

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 def test_a_second_down_finishes_what_an_unreachable_node_missed(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("ticks.py")
-    bed_cli("up", "-d", bed_cli.job("away", **bed_job(run={"script": "ticks.py", "args": ["3000"]})))
+    bed_cli("up", "-d", bed_cli.job("away", **bed_job(run={"command": ["python3", "ticks.py", "3000"]})))
     faults.power_off(bed.nodes[1])
     try:
         began = time.monotonic()
@@ -54,7 +54,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(bed_cli: Cli, bed: Bed) -> N
     keys = bed_job(run={"command": ["python3", "-c", program]}, nodes=["node1"])
     with faults.small_disk(bed, bed.nodes[0], "/home/trainer/.launcher", "16m"):
         failed = bed_cli("up", bed_cli.job("full", **keys), code=1)
-    assert "a disk is full" in failed.stderr
+    assert "the output folder's disk is full" in failed.stderr
     assert "launcher clean" in failed.stderr
     assert bed.wait_clean() == []
 
@@ -69,6 +69,6 @@ def test_the_masters_port_is_taken_between_check_and_start(bed_cli: Cli, bed: Be
         taken + "import runpy, sys; sys.argv=['steps.py','3','5','0.1']; runpy.run_path('steps.py')",
     ]
     failed = bed_cli("up", bed_cli.job("taken", **bed_job(run={"command": command}, nodes=["node1"])), code=1)
-    assert "the rendezvous port is in use" in failed.stderr
+    assert "the rendezvous port 29500 is in use" in failed.stderr
     assert "--set port=" in failed.stderr
     assert bed.wait_clean() == []

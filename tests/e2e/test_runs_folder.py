@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_regular_files_are_read(home_cli: Cli, kind: str) -> None:
@@ -54,6 +57,7 @@ def test_only_regular_files_are_read(home_cli: Cli, kind: str) -> None:
     assert "no runs yet" in home_cli("runs", timeout=20).stdout
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("there", [None, "file", "a link to itself"])
 def test_a_runs_path_that_is_no_folder_is_reported_with_a_fix(home_cli: Cli, there: str | None) -> None:
     """A link to a disk that is not mounted must not look like a folder without runs."""
@@ -88,3 +92,14 @@ def test_a_dangling_link_in_runs_hides_no_other_run(home_cli: Cli) -> None:
     seen = home_cli("runs").stderr
     assert f"runs/{away.name} is a link to /mnt/data/away, which does not exist" in seen
     shutil.rmtree(run)
+
+
+@pytest.mark.parametrize("closed", [">&-", ">/dev/full", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_run_is_supervised_without_a_place_for_its_output(home_cli: Cli, closed: str) -> None:
+    run = {"command": ["sh", "-c", "echo hello; sleep 0.5; echo bye; exit 7"]}
+    job = home_cli.job(runtime="process", nodes=["local"], run=run)
+    called = shlex.join([*home_cli.launcher, "up", str(job)])
+    shell = replace(home_cli, launcher=("sh", "-c"))
+    shell(f"{called} {closed}", code=1)
+    assert home_cli.result()["failure"]["exit_code"] == 7
+    assert (home_cli.runs()[-1] / "logs" / "local.log").read_text() == "hello\nbye\n"

@@ -25,6 +25,12 @@ time.sleep(600)
 EVERYWHERE = "/home /root /tmp /var/tmp /dev/shm /run /var/log /var/lib/docker /etc"
 
 
+@pytest.fixture
+def caches(tmp_path: Path) -> Path:
+    """They are searched too."""
+    return tmp_path / "cache"
+
+
 def on_disk(bed: Bed, node: Node, value: str) -> list[str]:
     """Return the files of the node that contain the value."""
     script = f"grep -rlF -e {value} {EVERYWHERE} 2>/dev/null || true"

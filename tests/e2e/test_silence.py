@@ -88,3 +88,22 @@ def test_detaching_from_a_silent_node_warns_and_commands_trust_the_node_when_it_
     bed_cli("down")
     assert json.loads(bed_cli("runs", "--json").stdout)[0]["state"] == "stopped"
     assert bed.wait_clean() == []
+
+
+def test_a_second_ctrl_c_stops_the_other_nodes_while_one_is_silent(bed_cli: Cli, bed: Bed) -> None:
+    command = ["sh", "-c", "echo here; exec sleep 600"]
+    drill = Drill.follow(bed_cli, "up", bed_cli.job("silent", **bed_job(run={"command": command})))
+    drill.sees("^here$")
+    with faults.without_sshd(bed, bed.nodes[1]):
+        drill.sees(f"node2: {AWAY}")
+        drill.process.send_signal(signal.SIGINT)
+        drill.sees("Ctrl-C again")
+        drill.process.send_signal(signal.SIGINT)
+        drill.end(6)
+        assert "not every node confirmed" in str(drill)
+        assert any(line.startswith("node2: ") for _, line in drill.messages), str(drill)
+        assert bed.docker(bed.nodes[0], "ps", "-aq") == ""
+        seen = json.loads(bed_cli("status", "--json", code=3).stdout)["nodes"]
+        assert [(node["node"], node["state"]) for node in seen] == [("node1", "removed"), ("node2", "unreachable")]
+    bed_cli("down")
+    assert bed.wait_clean() == []

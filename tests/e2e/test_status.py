@@ -45,6 +45,7 @@ def finish(cli: Cli) -> None:
     (Path(cli.env["HOME"]) / ".launcher" / cli.runs()[-1].name / "enough").touch()
 
 
+@pytest.mark.ci
 def test_the_table_has_only_columns_with_known_values(running: Cli) -> None:
     shown = running("status").stdout
     progress, head, first, second = shown.splitlines()[1:5]

@@ -67,16 +67,33 @@ def test_all_variants_become_one_group(sweep: tuple[Cli, Path]) -> None:
     assert len({group["group"] for group in groups}) == 1
 
 
+def record(cli: Cli, run: str) -> None:
+    container = {"name": f"{run}-0", "output_dir": f"/home/me/.launcher/{run}"}
+    node = {"node": "n", "host": "n", "rank": 0, "first_rank": 0, "processes": 1, "container": container}
+    folder = cli.cwd / "runs" / run
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"nodes": [node]}))
+
+
+def test_compare_of_own_programs_says_that_they_write_no_metrics(sweep: tuple[Cli, Path]) -> None:
+    cli, _ = sweep
+    for number, state in (1, "failed"), (2, "done"):
+        run = f"own-20260101-1{number}0000-0000"
+        record(cli, run)
+        event = {"time": 0, "event": "group", "group": "own-20260101-100000-0000", "variant": f"x={number}"}
+        (cli.cwd / "runs" / run / "events.jsonl").write_text(json.dumps(event))
+        (cli.cwd / "runs" / run / "result.json").write_text(json.dumps({"state": state}))
+    refused = cli("compare", "own", code=2)
+    assert "the program writes no metrics.jsonl" in refused.stderr
+    assert refused.stdout == ""
+    assert [row["state"] for row in json.loads(cli("compare", "own", "--json").stdout)] == ["failed", "done"]
+
+
 def test_compare_without_an_argument_has_a_row_for_a_run_without_steps(sweep: tuple[Cli, Path]) -> None:
     cli, _ = sweep
     failed, good = "a-20260101-120000-0000", "a-20260101-130000-0000"
     for run in (failed, good):
-        output = f"/home/me/.launcher/{run}"
-        container = {"name": f"{run}-0", "output_dir": output}
-        node = {"node": "n", "host": "n", "rank": 0, "first_rank": 0, "processes": 1, "container": container}
-        folder = cli.cwd / "runs" / run
-        folder.mkdir(parents=True)
-        (folder / "plan.json").write_text(json.dumps({"nodes": [node]}))
+        record(cli, run)
     (cli.cwd / "runs" / failed / "result.json").write_text('{"state": "failed"}')
     start = {"kind": "start", "time": 0, "world": 1, "global_batch": 8, "step": 0, "config": {}}
     steps = [{"kind": "step", "time": at, "step": at, "images_per_s": 100.0, "loss": 1.0} for at in (1, 2, 3)]

@@ -24,16 +24,17 @@ def _hangs(cli: Cli, rank: int) -> dict[str, Any]:
     return keys
 
 
-@pytest.mark.parametrize("rank", [1, 0], ids=["a-worker-lags", "the-master-lags"])
+@pytest.mark.parametrize(
+    "rank", [pytest.param(1, id="a-worker-lags", marks=pytest.mark.slow), pytest.param(0, id="the-master-lags")]
+)
 def test_a_hang_is_a_failure_that_names_the_lagging_rank_and_its_stack(bed_cli: Cli, bed: Bed, rank: int) -> None:
     job = bed_cli.job("hang", **_hangs(bed_cli, rank), hang_timeout="8s")
     drill = Drill.follow(bed_cli, "up", job)
-    last = drill.sees("^step 3$")
-    noticed = drill.sees("no output and no step for 8 s") - last
-    over = drill.end(1) - last
-    print(f"noticed after {noticed:.1f} s of 8, all ended after {over:.1f} s")
-    assert noticed > 5  # the limit is 8; the line of the last step may have arrived late
-    assert over < noticed + 60
+    drill.sees("^step 3$")
+    noticed = drill.sees("no output and no step for 8 s")
+    over = drill.end(1) - noticed
+    print(f"all ended {over:.1f} s after the hang was noticed")
+    assert over < 120
     failure = bed_cli.result()["failure"]
     assert f"the others wait for rank {rank} on node{rank + 1} at all_reduce number 5, sizes [1]" in failure["what"]
     assert re.search(rf"rank {rank} is at hangs.py:\d+ in reads_data_forever", failure["what"])
@@ -56,14 +57,13 @@ def test_a_hang_is_restarted_if_restarts_are_left(bed_cli: Cli, bed: Bed) -> Non
 
 
 def test_the_time_limit_holds_without_the_launcher(bed_cli: Cli, bed: Bed) -> None:
-    bed_cli.program("steps.py")
-    keys = bed_job(run={"script": "steps.py", "args": ["2000", "5", "0.1"]}, timeout="12s", restarts=3)
+    keys = bed_job(run={"command": ["sleep", "600"]}, timeout="5s", restarts=3)
     began = time.monotonic()
     bed_cli("up", "-d", bed_cli.job("limit", **keys))
     while json.loads(bed_cli("status", "--json").stdout)["state"] in ("running", "restarting"):
         assert time.monotonic() - began < 120
         time.sleep(1)
-    print(f"ended {time.monotonic() - began:.1f} s after `up` was called, limit 12 s")
+    print(f"ended {time.monotonic() - began:.1f} s after `up` was called, limit 5 s")
     ended = bed_cli("logs", code=1)
     assert "reached the job's time limit" in ended.stderr
     bed_cli("down")

@@ -6,6 +6,7 @@ docs/internals/security.md has a table that refers to these tests.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -111,7 +112,9 @@ def test_another_users_run_is_shown_but_not_stopped_or_purged_unasked(bed_cli: C
     assert output in kept.stderr
     assert bed.wait_clean() == []
     bed.sh(bed.nodes[0], f"test -d {output}")
-    assert output in bed_cli("clean", "--yes", "--nodes", "node1").stdout
+    kept = bed_cli("clean", "--yes", "--nodes", "node1").stdout  # nobody could download the log
+    assert re.search(f"{output} .*NOT FETCHED: 1 file, 6 B, such as logs/node1.log", kept)
+    bed_cli("clean", "--yes", "--unfetched", "--nodes", "node1")
     bed.sh(bed.nodes[0], f"test ! -e {output}")
 
 
@@ -133,8 +136,9 @@ def test_following_another_users_run_stops_nothing(bed_cli: Cli, neighbour: Cli,
     bed_cli("down")
 
 
+@pytest.mark.ci
 def test_a_run_of_another_caller_with_the_same_account_is_stopped_only_if_named(home_cli: Cli) -> None:
-    keys = {"runtime": "process", "nodes": ["local"], "port": 29517, "run": {"command": ["sleep", "600"]}}
+    keys = {"runtime": "process", "nodes": ["local"], "run": {"command": ["sleep", "600"]}}
     home_cli("up", "-d", home_cli.job("mine", **keys))
     (run,) = [path.name for path in home_cli.runs()]
     other = Cli(home_cli.cwd, {**home_cli.env, "LOGNAME": "other"})
@@ -197,8 +201,9 @@ def test_a_folder_that_a_label_names_is_not_purged(bed_cli: Cli, bed: Bed) -> No
         bed.sh(bed.nodes[0], f"test -s {HOME}/.launcher/{RUN}/model.pt && test -s {elsewhere}/model.pt")
 
 
+@pytest.mark.ci
 def test_a_record_that_was_edited_removes_no_other_folder(home_cli: Cli) -> None:
-    keys = {"runtime": "process", "nodes": ["local"], "port": 29517, "run": {"command": ["true"]}}
+    keys = {"runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}}
     home_cli("up", home_cli.job("mine", **keys))
     record = home_cli.runs()[-1] / "plan.json"
     plan = json.loads(record.read_text())

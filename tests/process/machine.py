@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher import container_scripts
 from launcher.model import labels
 from launcher.model.container import ContainerSpec, Layout
+from launcher.model.plan import new_run_id
+from launcher.node import output_folder
 from launcher.node.process import supervisor
 from launcher.node.process.engine import ProcessEngine
-
-RUN = "job-20261121-120000-abcd"
+from launcher.records.paths import NodePaths
+from launcher.run.start import kit
 
 
 class Machine:
@@ -24,32 +23,36 @@ class Machine:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.output = home / ".launcher" / RUN
+        self.run = new_run_id("job")  # another one per test: processes of the whole machine are found by its name
+        self.output = home / ".launcher" / self.run
         self.names: list[str] = []
 
     def spec(self, program: str, rank: int = 0, restarts: int = 0, entry: bool = True, **env: str) -> ContainerSpec:
         """A container that runs `sh -c program`, by default under the entry script."""
         node = f"local-{rank}"
-        own = self.output / ".node" / node
+        own, workdir = self.output / ".node" / node, NodePaths(str(self.output), node).workdir
         argv = ("sh", "-c", textwrap.dedent(program))
         return ContainerSpec(
-            name=f"launcher-{RUN}-{rank}",
+            name=f"launcher-{self.run}-{rank}",
             image="",
             argv=("sh", f"{own}/kit/entry.sh", *argv) if entry else argv,
-            env={"LAUNCHER_RUN": RUN, "LAUNCHER_NODE": node, "LAUNCHER_OUTPUT": str(self.output), **env},
-            labels={labels.RUN: RUN, labels.NODE: node, labels.PURPOSE: "run"},
-            layout=Layout(f"{own}/code", str(self.output), f"{own}/kit"),
+            env={"LAUNCHER_RUN": self.run, "LAUNCHER_NODE": node, "LAUNCHER_OUTPUT": str(self.output), **env},
+            labels={labels.RUN: self.run, labels.NODE: node, labels.PURPOSE: "run"},
+            layout=Layout(workdir, str(self.output), f"{own}/kit"),
             output_dir=str(self.output),
+            workdir=workdir,
             user="",
             restarts=restarts,
         )
 
     def create(self, spec: ContainerSpec, **code: str) -> tuple[ProcessEngine, str]:
         engine = ProcessEngine(spec.labels[labels.NODE])
-        engine.files.make_dir(spec.output_dir)
+        output_folder.make(engine.files, spec.output_dir, self.run, spec.workdir)
         name = engine.create(spec)
         self.names.append(name)
-        engine.put(name, archive(spec, code))
+        engine.put(name, kit(spec.layout.kit, "", {}, remapped=False))
+        for path, text in code.items():
+            Path(spec.workdir, path).write_text(text)
         return engine, name
 
     def start(self, spec: ContainerSpec, **code: str) -> tuple[ProcessEngine, str]:
@@ -75,18 +78,3 @@ class Machine:
 
     def alive(self) -> set[int]:
         return {pid for name in self.names for pid in supervisor.processes(name)}
-
-
-def archive(spec: ContainerSpec, code: dict[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        home = tarfile.TarInfo(f"{spec.layout.kit}/home".lstrip("/"))
-        home.type, home.mode = tarfile.DIRTYPE, 0o700
-        tar.addfile(home)
-        files = {f"{spec.layout.kit}/{n}": t for n, t in container_scripts.scripts().items()}
-        files |= {f"{spec.layout.code}/{n}": t.encode() for n, t in code.items()}
-        for name, data in files.items():
-            info = tarfile.TarInfo(name.lstrip("/"))
-            info.size, info.mode, info.uid = len(data), 0o755, 4711
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()

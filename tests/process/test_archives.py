@@ -43,18 +43,18 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 BAD = [
-    ("{code}/../../../x", _file),
+    ("{kit}/../../../x", _file),
     ("../x", _file),
     ("{abs}/x", _file),
     ("{node}/spec.json", _file),
     ("{node}/state.json", _file),
     ("tmp/x", _file),
     ("{node}", _file),
-    ("{code}/hard", _kind(tarfile.LNKTYPE, "etc/passwd")),
-    ("{code}/device", _kind(tarfile.CHRTYPE)),
-    ("{code}/block", _kind(tarfile.BLKTYPE)),
-    ("{code}/fifo", _kind(tarfile.FIFOTYPE)),
-    ("{code}", _kind(tarfile.SYMTYPE, "/etc")),
+    ("{kit}/hard", _kind(tarfile.LNKTYPE, "etc/passwd")),
+    ("{kit}/device", _kind(tarfile.CHRTYPE)),
+    ("{kit}/block", _kind(tarfile.BLKTYPE)),
+    ("{kit}/fifo", _kind(tarfile.FIFOTYPE)),
+    ("{kit}", _kind(tarfile.SYMTYPE, "/etc")),
 ]
 
 
@@ -65,10 +65,10 @@ def test_an_archive_with_paths_outside_is_refused(
     spec = machine.spec("true")
     engine, container = machine.create(spec)
     before = contents(machine.home)
-    code = spec.layout.code.lstrip("/")
-    node = str(Path(code).parent)
+    kit = spec.layout.kit.lstrip("/")
+    node = str(Path(kit).parent)
     with pytest.raises(EngineFailed, match="refused"):
-        engine.put(container, hostile(member, name.format(code=code, node=node, abs=spec.layout.code)))
+        engine.put(container, hostile(member, name.format(kit=kit, node=node, abs=spec.layout.kit)))
     assert contents(machine.home) == before
 
 
@@ -77,14 +77,14 @@ def test_nothing_is_written_through_a_symlink(machine: Machine, tmp_path: Path) 
     engine, container = machine.create(spec)
     outside = tmp_path / "outside"
     outside.mkdir()
-    code = spec.layout.code.lstrip("/")
-    link = hostile(_kind(tarfile.SYMTYPE, str(outside)), f"{code}/data")
-    engine.put(container, link)  # a link in a code folder may point anywhere
+    kit = spec.layout.kit.lstrip("/")
+    link = hostile(_kind(tarfile.SYMTYPE, str(outside)), f"{kit}/data")
+    engine.put(container, link)  # a link may point anywhere
     with pytest.raises(EngineFailed):
-        engine.put(container, hostile(_file, f"{code}/data/x"))
+        engine.put(container, hostile(_file, f"{kit}/data/x"))
     assert list(outside.iterdir()) == []
-    engine.put(container, hostile(_file, f"{code}/data"))  # a file replaces the link
-    assert Path(spec.layout.code, "data").read_bytes() == b"x"
+    engine.put(container, hostile(_file, f"{kit}/data"))  # a file replaces the link
+    assert Path(spec.layout.kit, "data").read_bytes() == b"x"
     assert list(outside.iterdir()) == []
 
 
@@ -93,10 +93,10 @@ def test_a_folder_replaces_a_link_and_does_not_change_its_target(machine: Machin
     engine, container = machine.create(spec)
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o750)
-    code = spec.layout.code.lstrip("/")
-    engine.put(container, hostile(_kind(tarfile.SYMTYPE, str(outside)), f"{code}/data"))
-    engine.put(container, hostile(_kind(tarfile.DIRTYPE), f"{code}/data"))
-    assert not Path(spec.layout.code, "data").is_symlink()
+    kit = spec.layout.kit.lstrip("/")
+    engine.put(container, hostile(_kind(tarfile.SYMTYPE, str(outside)), f"{kit}/data"))
+    engine.put(container, hostile(_kind(tarfile.DIRTYPE), f"{kit}/data"))
+    assert not Path(spec.layout.kit, "data").is_symlink()
     assert outside.stat().st_mode & 0o777 == 0o750
 
 
@@ -117,7 +117,7 @@ KINDS = {"file": tarfile.REGTYPE, "dir": tarfile.DIRTYPE, "link": tarfile.SYMTYP
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(members=MEMBERS, prefix=st.sampled_from(["code", "kit", "", "node"]))
+@given(members=MEMBERS, prefix=st.sampled_from(["kit", "", "node"]))
 def test_no_archive_writes_outside_the_folder(
     machine: Machine, members: list[tuple[list[str], str, str]], prefix: str
 ) -> None:
@@ -126,10 +126,8 @@ def test_no_archive_writes_outside_the_folder(
     engine.files.make_dir(spec.output_dir)
     engine.remove(spec.name)
     container = engine.create(spec)
-    start = {"code": spec.layout.code, "kit": spec.layout.kit, "": "", "node": str(Path(spec.layout.kit).parent)}[
-        prefix
-    ]
-    inside = [str(Path(p).relative_to(machine.home)) for p in (spec.layout.code, spec.layout.kit)]
+    start = {"kit": spec.layout.kit, "": "", "node": str(Path(spec.layout.kit).parent)}[prefix]
+    inside = str(Path(spec.layout.kit).relative_to(machine.home))
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for parts, kind, target in members:
@@ -139,7 +137,7 @@ def test_no_archive_writes_outside_the_folder(
             tar.addfile(info, io.BytesIO(b"bad"))
 
     def elsewhere() -> dict[str, bytes]:
-        return {name: data for name, data in contents(machine.home).items() if not name.startswith(tuple(inside))}
+        return {name: data for name, data in contents(machine.home).items() if not name.startswith(inside)}
 
     before = elsewhere()
     with suppress(LauncherError):

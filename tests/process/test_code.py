@@ -1,17 +1,18 @@
-"""The code folder of a plain process: files with any names arrive unchanged under the same path."""
+"""The working directory on a node: files with any names arrive unchanged under the same path."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from contextlib import suppress
-from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launcher.node import output_folder
+from launcher.node.files import Files
+from launcher.node.machine import LocalMachine
 from launcher.records.snapshot import snapshot
-from launcher.run.start import archive
 from tests.e2e.programs.lists import tree
 from tests.process.machine import Machine
 
@@ -29,17 +30,17 @@ TARGET = st.one_of(PATH, NAME.map(lambda name: "../" * 60 + name), st.sampled_fr
 @given(files=st.dictionaries(PATH, st.binary(max_size=50), max_size=6), links=st.dictionaries(PATH, TARGET, max_size=3))
 def test_every_file_arrives_under_its_path(machine: Machine, files: dict[str, bytes], links: dict[str, str]) -> None:
     source = machine.home / "source"
-    spec = machine.spec("true")
-    engine, container = machine.create(spec)
+    workdir = machine.home / "workdir"
     source.mkdir()
+    workdir.mkdir()
     try:
         for name in {**files, **links}:
             path = source / name
             with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # below a file, or where a folder is
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(files[name]) if name in files else path.symlink_to(links[name])
-        engine.put(container, archive(spec.layout, "", snapshot(source).archive, {}))
-        assert tree(Path(spec.layout.code)) == tree(source)
+        output_folder.unpack(Files(LocalMachine("here", "me")), str(workdir), snapshot(source).archive)
+        assert tree(workdir) == tree(source)
     finally:
         shutil.rmtree(source)
-        engine.remove(container)
+        shutil.rmtree(workdir)

@@ -30,7 +30,7 @@ def test_a_stop_sends_one_sigterm_and_waits(machine: Machine) -> None:
     """
     engine, name = machine.start(machine.spec("exec python3 -u main.py"), **{"main.py": textwrap.dedent(program)})
     machine.wait_for_output("ready")
-    state = engine.stop(name, 10)
+    state = engine.stop(name, 60)
     assert (state.phase, state.exit_code) == (Phase.EXITED, 0)
     assert machine.log() == "ready\nsaved 1\n"
     assert machine.alive() == set()
@@ -47,11 +47,11 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_period(machine
 
 
 def test_a_stop_without_grace_is_immediate(machine: Machine) -> None:
-    engine, name = machine.start(machine.spec("trap '' TERM; echo ready; sleep 60; sleep 60"))
+    engine, name = machine.start(machine.spec("trap '' TERM; echo ready; sleep 600; sleep 600"))
     machine.wait_for_output("ready")
     began = time.monotonic()
     assert engine.stop(name, 0).phase is Phase.EXITED
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert machine.alive() == set()
 
 
@@ -62,13 +62,13 @@ def test_a_second_stop_shortens_the_first(machine: Machine) -> None:
         [
             sys.executable,
             "-c",
-            f"from launcher.node.process.engine import *; ProcessEngine('local-0').stop({name!r}, 60)",
+            f"from launcher.node.process.engine import *; ProcessEngine('local-0').stop({name!r}, 600)",
         ]
     )
-    time.sleep(1.5)
+    machine.until(lambda: any(machine.output.glob(".node/*/stop")))
     began = time.monotonic()
     assert engine.stop(name, 0).phase is Phase.EXITED
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert first.wait(60) == 0
 
 
@@ -124,7 +124,7 @@ def test_a_killed_supervisor_is_reported_and_its_processes_are_ended(machine: Ma
     engine, name = machine.start(machine.spec("echo ready; sleep 300"))
     machine.wait_for_output("ready")
     os.kill(machine.supervisor(), signal.SIGKILL)
-    state = engine.wait(name, 5)
+    state = engine.wait(name, 60)
     assert (state.phase, state.exit_code) == (Phase.EXITED, 137)
     assert "killed" in state.error
     assert "launcher down" in state.error
@@ -138,9 +138,7 @@ def test_a_killed_supervisor_is_reported_and_its_processes_are_ended(machine: Ma
 def test_wait_notices_a_killed_supervisor_while_it_waits(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("exec sleep 300"))
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {machine.supervisor()}"])
-    began = time.monotonic()
-    assert engine.wait(name, 30).exit_code == 137
-    assert time.monotonic() - began < 25
+    assert engine.wait(name, 60).exit_code == 137  # at the time limit it would still be running
     killer.wait()
     engine.stop(name, 1)
 

@@ -14,26 +14,26 @@ from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.node.parallel import run_all
 from launcher.node.process.engine import ProcessEngine
-from tests.process.machine import RUN, Machine
+from tests.process.machine import Machine
 
 
 def test_a_container_from_creation_to_removal(machine: Machine) -> None:
     engine, name = machine.create(machine.spec("cat here; pwd; echo err >&2; exit 3"), here="code\n")
-    (state,) = engine.list({labels.RUN: RUN})
+    (state,) = engine.list({labels.RUN: machine.run})
     assert (state.phase, state.exit_code, state.started) == (Phase.CREATED, None, 0.0)
     before = time.time()
     engine.start(name)
     state = engine.wait(name, 60)
     assert (state.phase, state.exit_code, state.restarts, state.error) == (Phase.EXITED, 3, 0, "")
     assert before <= state.started <= state.finished <= time.time()
-    expected = f"code\n{machine.output}/.node/local-0/code\nerr\n"
+    expected = f"code\n{machine.output}/workdir/local-0\nerr\n"
     assert machine.log() == expected
     assert engine.logs(name).decode() == expected
     assert engine.logs(name, tail=1) == b"err\n"
     engine.remove(name)
     engine.remove(name)
     assert engine.list({}) == []
-    assert sorted(p.name for p in machine.output.iterdir()) == ["errors", "logs", "state"]
+    assert sorted(p.name for p in machine.output.iterdir()) == [".launcher-run", "errors", "logs", "state", "workdir"]
 
 
 @pytest.mark.parametrize(("program", "code"), [("exit 0", 0), ("exit 42", 42), ("kill -9 $$", 137), ("kill $$", 143)])
@@ -47,15 +47,15 @@ def test_wait_returns_running_at_its_time_limit(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("exec sleep 60"))
     began = time.monotonic()
     state = engine.wait(name, 0.5)
-    assert 0.4 < time.monotonic() - began < 30
+    assert 0.4 < time.monotonic() - began < 50
     assert (state.phase, state.exit_code) == (Phase.RUNNING, None)
-    assert engine.stop(name, 5).phase is Phase.EXITED
+    assert engine.stop(name, 60).phase is Phase.EXITED
 
 
 def test_wait_returns_as_soon_as_the_container_ends(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("sleep 1", entry=False))
     state = engine.wait(name, 60)
-    assert time.time() - state.finished < 20
+    assert time.time() - state.finished < 30
 
 
 def test_a_container_that_cannot_start_says_why(machine: Machine) -> None:
@@ -71,8 +71,8 @@ def test_a_container_that_cannot_start_says_why(machine: Machine) -> None:
 
 def test_a_missing_code_folder_is_reported(machine: Machine) -> None:
     engine, name = machine.create(machine.spec("true"))
-    shutil.rmtree(machine.output / ".node" / "local-0" / "code")
-    with pytest.raises(EngineFailed, match="code"):
+    shutil.rmtree(machine.output / "workdir")
+    with pytest.raises(EngineFailed, match="workdir"):
         engine.start(name)
 
 
@@ -88,7 +88,7 @@ def test_starting_a_running_container_again_changes_nothing(machine: Machine) ->
     machine.wait_for_output("started")
     engine.start(name)
     assert machine.log() == "started\n"
-    engine.stop(name, 5)
+    engine.stop(name, 60)
 
 
 def test_a_missing_container_is_an_error_except_for_remove(machine: Machine) -> None:
@@ -103,7 +103,7 @@ def test_a_running_container_is_not_removed(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("exec sleep 60"))
     with pytest.raises(EngineFailed, match="still running"):
         engine.remove(name)
-    engine.stop(name, 5)
+    engine.stop(name, 60)
     engine.remove(name)
 
 
@@ -140,7 +140,7 @@ def test_a_success_is_not_restarted(machine: Machine) -> None:
 def test_a_stop_prevents_further_restarts(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("echo attempt; exec sleep 300", restarts=5))
     machine.wait_for_output("attempt")
-    state = engine.stop(name, 5)
+    state = engine.stop(name, 60)
     assert (state.exit_code, state.restarts) == (143, 0)
     assert machine.log() == "attempt\n"
 
@@ -148,10 +148,10 @@ def test_a_stop_prevents_further_restarts(machine: Machine) -> None:
 def test_a_stop_between_two_attempts_ends_the_container(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("exit 1", restarts=100))
     machine.until(lambda: engine.list({})[0].restarts >= 3)
-    state = engine.stop(name, 5)
+    state = engine.stop(name, 60)
     assert state.phase is Phase.EXITED
     attempts = state.restarts
-    time.sleep(1)
+    assert machine.alive() == set()  # its supervisor neither
     assert engine.list({})[0].restarts == attempts
 
 

@@ -15,7 +15,7 @@ from launcher.errors import NodeUnreachable
 from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.node.process.engine import ProcessEngine
-from tests.process.machine import RUN, Machine
+from tests.process.machine import Machine
 
 
 def test_two_nodes_share_the_output_folder_and_are_listed_separately(machine: Machine) -> None:
@@ -23,8 +23,8 @@ def test_two_nodes_share_the_output_folder_and_are_listed_separately(machine: Ma
     codes = [engine.wait(name, 20).exit_code for engine, name in pairs]
     assert codes == [0, 1]
     assert [machine.log(0), machine.log(1)] == ["node 0\n", "node 1\n"]
-    assert [[s.name for s in engine.list({labels.RUN: RUN})] for engine, _ in pairs] == [[n] for _, n in pairs]
-    everything = ProcessEngine("local").list({labels.RUN: RUN, labels.NODE: None})
+    assert [[s.name for s in engine.list({labels.RUN: machine.run})] for engine, _ in pairs] == [[n] for _, n in pairs]
+    everything = ProcessEngine("local").list({labels.RUN: machine.run, labels.NODE: None})
     assert [s.name for s in everything] == [name for _, name in pairs]
     assert ProcessEngine("local").list({labels.RUN: "another"}) == []
     assert ProcessEngine("local").list({"launcher.unknown": None}) == []
@@ -55,6 +55,22 @@ def test_the_callers_environment_is_inherited_and_not_written_to_disk(
     assert engine.wait(name, 20).exit_code == 0
     for path in machine.home.rglob("*"):
         assert not path.is_file() or b"hush-hush" not in path.read_bytes(), path
+
+
+def test_the_variables_of_a_run_that_starts_it_are_not_inherited(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller is a program of another run, whose time limit, rank and folders are in its environment."""
+    others = {"LAUNCHER_TIMEOUT": "1", "LAUNCHER_GENERATION_OUTPUT": "/other", "LAUNCHER_JOB": "other/local-0"}
+    others |= {"LAUNCHER_MIG": "a,b", "RANK": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in {**others, "LAUNCHER_SSH_CONFIG": "/my/config"}.items():
+        monkeypatch.setenv(name, value)
+    engine, name = machine.start(machine.spec("env"))
+    assert engine.wait(name, 20).exit_code == 0
+    found = dict(line.split("=", 1) for line in machine.log().splitlines())
+    assert not {*others} & {*found} - {"LAUNCHER_JOB"}
+    assert found["LAUNCHER_JOB"] != "other/local-0"
+    assert found["LAUNCHER_SSH_CONFIG"] == "/my/config"
 
 
 def test_python_is_the_callers_own(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import sys
-from contextlib import closing
+
+import pytest
 
 from launcher.model.container import ContainerSpec
+from tests.ports import free_port
 from tests.process.machine import Machine
 
 WORKERS = """
@@ -27,9 +28,9 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.ci
 def test_a_killed_worker_restarts_both_nodes_and_the_run_finishes(machine: Machine) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+    port = free_port()
 
     def node(rank: int) -> ContainerSpec:
         kit_folder = machine.output / ".node" / f"local-{rank}" / "kit"
@@ -48,4 +49,4 @@ def test_a_killed_worker_restarts_both_nodes_and_the_run_finishes(machine: Machi
         lines = (machine.output / "logs" / f"rank-{rank}.log").read_text()
         assert f"rank {rank} attempt 1 sum 2" in lines
         assert f"rank {rank} attempt 2 sum 2" in lines
-    assert machine.alive() == set()
+    machine.until(lambda: not machine.alive())  # torchrun may exit before a process that it has killed

@@ -6,6 +6,7 @@ separates beds; to start one manually: `python -m tests.slurm up|down`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ NODES = 4
 _BEDS, _PORTS = 500, 20  # number of names with separate ports, below the ephemeral ones
 _FIRST_PORT = 18000
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sshd")
+_DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "munged", "sshd")
 
 
 @dataclass(frozen=True)
@@ -136,27 +138,31 @@ class SlurmBed:
         return self("squeue", "-h", "-o", "%i %T %j").splitlines()
 
     def down(self) -> None:
-        """Stop all its daemons and remove all its files."""
-        if self._running("slurmctld.pid"):
-            self("scancel", "--full", "--signal=KILL", *(job.split()[0] for job in self.jobs()), check=False)
-            self("scancel", "-u", "root", check=False)
-        for file in sorted(self.folder.glob("*.pid")):
-            pid = self._running(file.name)
-            if pid:
-                os.kill(pid, signal.SIGTERM)
-                deadline = time.monotonic() + 20
-                while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-                    time.sleep(0.05)
+        """Stop all its daemons, also those of a bed that ended half, and remove all its files."""
+        if self.config.exists() and self._daemons("slurmctld") and self._daemons("munged"):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a controller that hangs is killed below
+                jobs = self("squeue", "-h", "-o", "%i", check=False).split()
+                self("scancel", "--full", "--signal=KILL", *jobs, check=False)
+                self("scancel", "-u", "root", check=False)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in self._daemons():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            deadline = time.monotonic() + 20
+            while self._daemons() and time.monotonic() < deadline:
+                time.sleep(0.05)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _running(self, file: str) -> int:
-        """Return the pid in that file if it is a process of the bed, else 0."""
-        try:
-            pid = int((self.folder / file).read_text())
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
-        except (OSError, ValueError):
-            return 0
-        return pid if name in _PROGRAMS else 0
+    def _daemons(self, *names: str) -> list[int]:
+        """Return the pids of its daemons: their environment or command line names its folder."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # exited
+                if (process / "comm").read_text().strip() in (names or _DAEMONS):
+                    text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+                    if f"{self.folder}/".encode() in text:
+                        found.append(int(process.name))
+        return found
 
     @property
     def _port(self) -> int:

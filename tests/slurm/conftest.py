@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,10 +53,3 @@ def user(slurm: SlurmBed, folder: Path) -> Cli:
     settings.chmod(0o600)
     own = {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200"}
     return Cli(project, {**own, **slurm.variables, "LAUNCHER_SSH_CONFIG": str(slurm.ssh_config)})
-
-
-def free_port() -> int:
-    """Return a free port for plain process nodes, which share this machine with other programs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

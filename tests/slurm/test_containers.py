@@ -14,8 +14,8 @@ import pytest
 from tests.bed.debian_registry import forget, need, registry
 from tests.bed.settings import TRAIN_IMAGE
 from tests.e2e.cli import ROOT, Cli
+from tests.ports import free_port
 from tests.slurm.bed import SlurmBed
-from tests.slurm.conftest import free_port
 
 pytestmark = pytest.mark.timeout(600)
 SITE = Path(sys.prefix, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")

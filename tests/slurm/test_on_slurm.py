@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e import names
 from tests.e2e.cli import ROOT, Cli
 from tests.e2e.programs.lists import tree
+from tests.ports import free_port
 from tests.slurm.bed import SlurmBed
-from tests.slurm.conftest import free_port, user
+from tests.slurm.conftest import user
 
 pytestmark = pytest.mark.timeout(240)
 SMALL = {"arch": "smallcnn", "image_size": 32, "val_resize": 32, "augment": "shift", "flip": 0, "batch_size": 64}
@@ -88,7 +90,7 @@ def test_files_of_any_name_arrive(cli: Cli) -> None:
 
 def test_a_rank_that_raises_is_named_with_its_own_traceback(cli: Cli) -> None:
     script = cli.program("raises.py")
-    file = cli.job(runtime="process", nodes=["local", "local"], gpus="none", run={"script": script}, port=free_port())
+    file = cli.job(runtime="process", nodes=["local", "local"], gpus="none", run={"script": script})
     records = []
     for where in ((), ("--on", "hpc")):
         done = cli("up", file, *where, code=1, timeout=200)
@@ -216,6 +218,7 @@ def test_a_pending_job_shows_its_reason_and_ctrl_c_detaches(slurm: SlurmBed, cli
         assert "launcher logs" in err
         again = cli.start("logs")
         assert again.stderr
+        assert "the latest run is" in again.stderr.readline()
         assert "PENDING (PartitionDown)" in again.stderr.readline()
         (number,) = [line.split()[0] for line in slurm.jobs()]
         slurm("scontrol", "hold", number)
@@ -252,8 +255,9 @@ def test_down_during_the_submission_leaves_an_empty_queue(slurm: SlurmBed, cli: 
     slow, gate = tmp_path / "bin" / "sbatch", tmp_path / "gate"
     slow.parent.mkdir()
     path = slurm.env["PATH"]
-    wait = f'cp "${{@: -1}}" {tmp_path}/script && : >{gate}\nwhile [ -e {gate} ]; do sleep 0.1; done\n'
-    slow.write_text(f'#!/bin/bash\n{wait}exec {shutil.which("sbatch", path=path)} "${{@:1:$#-1}}" {tmp_path}/script\n')
+    wait = f'cp "${{@: -3:1}}" {tmp_path}/script && : >{gate}\nwhile [ -e {gate} ]; do sleep 0.1; done\n'
+    submit = f'exec {shutil.which("sbatch", path=path)} "${{@:1:$#-3}}" {tmp_path}/script "${{@: -2}}"\n'
+    slow.write_text(f"#!/bin/bash\n{wait}{submit}")
     slow.chmod(0o755)
     up = Cli(cli.cwd, {**cli.env, "PATH": f"{slow.parent}:{path}"}).start("up", job(cli, TICKS), "--on", "hpc")
     until(gate.exists, "sbatch is not called")
@@ -404,7 +408,7 @@ def test_a_settings_file_that_becomes_invalid_does_not_end_up(slurm: SlurmBed, c
     until_printed(slurm, cli, "on")
     Path(cli.env["XDG_CONFIG_HOME"], "launcher", "settings.yaml").write_text("clusters: {hpc: {kind: slum")
     time.sleep(6)  # it collects files every five seconds
-    (folder(slurm, cli) / ".node" / "code" / "go").touch()
+    (folder(slurm, cli) / "workdir" / "node-0" / "go").touch()
     _, err = following.communicate(timeout=60)
     assert following.returncode == 0, err
 
@@ -441,6 +445,92 @@ def test_commands_without_cluster_support_suggest_a_fix(command: tuple[str, ...]
     refused = cli(*command, job(cli, "echo"), "--on", "hpc", code=2).stderr
     assert "--on hpc" in refused
     assert "launcher exec" in refused or "image build JOB --push" in refused
+
+
+def small_disk(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> Path:
+    """Mount a small disk and add a cluster `small`, whose shared folder is on it."""
+    shared = tmp_path / "small"
+    shared.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(shared)], check=True)
+    settings = Path(cli.env["XDG_CONFIG_HOME"], "launcher", "settings.yaml")
+    known = yaml.safe_load(settings.read_text())["clusters"]
+    settings.write_text(yaml.safe_dump({"clusters": {**known, "small": {**known["hpc"], "workdir": str(shared)}}}))
+    return shared
+
+
+def test_a_full_shared_disk_is_no_success(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+    """It fills up while the job waits: no program runs."""
+    shared = small_disk(slurm, cli, tmp_path)
+    try:
+        slurm("scontrol", "update", "partitionname=all", "State=DOWN")
+        waiting = cli.start("up", job(cli, "echo trained"), "--on", "small")
+        until(slurm.jobs, "it was not submitted")
+        subprocess.run(["dd", "if=/dev/zero", f"of={shared}/fill", "bs=4k"], check=False, stderr=subprocess.DEVNULL)
+        slurm("scontrol", "update", "partitionname=all", "State=UP")
+        _, err = waiting.communicate(timeout=60)
+        assert waiting.returncode == 1, err
+        assert f"could not be started: its batch script could not write to {shared}" in err
+        assert cli.result()["state"] == "failed"
+    finally:
+        slurm("scontrol", "update", "partitionname=all", "State=UP")
+        subprocess.run(["umount", "-l", str(shared)], check=True)
+
+
+def test_a_job_whose_comment_was_changed_is_found_and_stopped(slurm: SlurmBed, cli: Cli) -> None:
+    cli("up", job(cli, TICKS), "--on", "hpc", "-d")
+    until_printed(slurm, cli, "tick")
+    slurm("scontrol", "update", f"jobid={slurm.jobs()[0].split()[0]}", "comment=project 17")
+    assert status(cli)["state"] == "running"
+    (folder(slurm, cli) / ".node" / "submitted").unlink()  # then Slurm knows it by its script
+    cli("down")
+    assert not slurm.jobs()
+    assert cli.result()["state"] == "stopped"
+
+
+def test_a_job_that_a_program_submits_is_a_run_of_its_own(slurm: SlurmBed, cli: Cli) -> None:
+    """By sbatch and by the launcher. The first run's time limit, options and number of restarts do not apply to it."""
+    shows = 'echo "$LAUNCHER_RUN rank $RANK of $WORLD_SIZE, limit ${LAUNCHER_TIMEOUT-none}, ${SLURM_MEM_PER_CPU-none}"'
+    run = {"command": ["sh", "-c", shows]}
+    inner = cli.job("inner", runtime="process", nodes=2, gpus="none", run=run, restarts=1)
+    by_hand = cli.cwd / "inner.sbatch"
+    by_hand.write_text(cli("export", inner, "--to", "slurm", "--on", "hpc").stdout)
+    there = cli.cwd / "there"
+    there.mkdir()
+    submits = (
+        f"cd {there} && SLURM_RESTART_COUNT=9 sbatch {by_hand}\n"
+        f"cd {cli.cwd} && {sys.executable} -m launcher up {inner} --on hpc -d\n"
+        "echo submitted from rank $RANK of $WORLD_SIZE"
+    )
+    options = {"cluster": {"options": ["--mem-per-cpu=100M"]}, "timeout": "10m", "resources": {"cpus": 1}}
+    outer = cli("up", job(cli, submits, nodes=1, **options), "--on", "hpc", "--set", "nodes=1", timeout=120)
+    assert "submitted from rank 0 of 1" in outer.stdout
+    until(lambda: not slurm.jobs(), "they do not end")
+    (output,), (by_sbatch,) = (there / "output").iterdir(), there.glob("slurm-*.out")
+    said = sorted(by_sbatch.read_text().splitlines())
+    assert said == [f"{output.name} rank {rank} of 2, limit none, none" for rank in (0, 1)]
+    runs = {run.name.split("-")[0]: run.name for run in cli.runs()}
+    theirs = slurm.shared / ".launcher" / runs["inner"] / "logs"
+    for rank in (0, 1):
+        own = (theirs / f"node-{rank}.log").read_text()
+        assert own == f"{runs['inner']} rank {rank} of 2, limit none, none\n"
+    assert "submitted from rank" in (slurm.shared / ".launcher" / runs["job"] / "state" / "node.sh").read_text()
+
+
+def test_the_jobs_options_override_variables_of_the_callers_shell(slurm: SlurmBed, cli: Cli) -> None:
+    """What neither the job nor the cluster sets may come from some of them; the rest is not used."""
+    shell = {"SBATCH_PARTITION": "missing", "SBATCH_TIMELIMIT": "7", "SBATCH_JOB_NAME": "other"}
+    shell |= {"SBATCH_ARRAY_INX": "0-3", "SBATCH_WAIT": "1", "SBATCH_EXPORT": "NONE", "SQUEUE_PARTITION": "missing"}
+    shell |= {"SQUEUE_STATES": "PENDING", "SCANCEL_PARTITION": "missing", "SLURM_CLUSTERS": "missing"}
+    here = Cli(cli.cwd, {**cli.env, **shell})
+    file = job(here, f"scontrol show job $SLURM_JOB_ID\n{TICKS}", nodes=1, cluster={"partition": "all"})
+    assert "to start at" in here("doctor", file, "--on", "hpc").stdout
+    here("up", file, "--on", "hpc", "-d")
+    until_printed(slurm, here, "tick")
+    shown = text_of(folder(slurm, here) / "logs" / "node-0.log")
+    for text in ("JobName=job", "Partition=all", "TimeLimit=00:07:00"):
+        assert text in shown
+    here("down")
+    assert not slurm.jobs()
 
 
 def until_ended(slurm: SlurmBed, following: subprocess.Popen[str], timeout: float = 120) -> str:

@@ -1,11 +1,16 @@
-"""A rank with its data in DATA/RANK. On rank STUCK, reading an image never returns."""
+"""A rank with its data in DATA/RANK, which ends with the state of its process group.
+
+On rank STUCK, reading an image never returns.
+"""
 
 import os
 import sys
 import time
 
+import torch.distributed as dist
+
 from train import deadline
-from train.__main__ import leave, main
+from train.__main__ import exit_code, leave
 from train.data.folder import FileSource
 from train.dual_batch.guard import GUARDED
 
@@ -22,4 +27,6 @@ if stuck := os.environ.get("STUCK"):
         FileSource.read = hang  # type: ignore[method-assign]
 
 os.environ[GUARDED] = str(os.getppid())  # no further process for a worker of a parameter server
-leave(main(["--data", f"{sys.argv[1]}/{os.environ['RANK']}", *sys.argv[2:]]))
+code = exit_code(["--data", f"{sys.argv[1]}/{os.environ['RANK']}", *sys.argv[2:]])
+print(f"process group {'kept' if dist.is_initialized() else 'destroyed'}", flush=True)
+leave(code)

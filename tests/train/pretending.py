@@ -2,7 +2,7 @@
 
 import os
 
-from bench import pretend
+from tests.gpu import pretend
 from train.__main__ import leave, main
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tests.ports import free_port
 from tests.train.forks import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +35,7 @@ class Rank:
     process: Process
     output: Path
     lines: list[str] = field(default_factory=list)
+    ended: bool = False  # its output is closed
     _arrived: threading.Condition = field(default_factory=threading.Condition)
 
     def read(self) -> None:
@@ -43,12 +45,21 @@ class Rank:
             with self._arrived:
                 self.lines.append(line.rstrip("\n"))
                 self._arrived.notify_all()
+        with self._arrived:
+            self.ended = True
+            self._arrived.notify_all()
 
     def wait_for(self, text: str) -> None:
-        """Waits until a line with `text` was printed."""
+        """Waits until a line with `text` was printed; fails at the end of the process."""
         with self._arrived:
-            found = self._arrived.wait_for(lambda: any(text in line for line in self.lines), SECONDS)
+            self._arrived.wait_for(lambda: self.ended or any(text in line for line in self.lines), SECONDS)
+            found = any(text in line for line in self.lines)
         assert found, f"no line with {text!r} in:\n" + self.text
+
+    def read_to_the_end(self) -> None:
+        """Waits for the last lines of an ended process; not for long, as a process that it started may hold them."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self.ended, 10)
 
     @property
     def text(self) -> str:
@@ -58,7 +69,7 @@ class Rank:
     @property
     def digest(self) -> str:
         """The SHA-256 of the weights, printed with --print-digest."""
-        return next(line.split()[-1] for line in self.lines if line.startswith("train: rank "))
+        return next(found[1] for line in self.lines if (found := re.match(r"train: rank \d+ weights (\w+)$", line)))
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl of one kind."""
@@ -69,14 +80,6 @@ class Rank:
         """A checkpoint, read with plain torch."""
         state: dict[str, Any] = torch.load(self.output / "checkpoints" / name, weights_only=True)
         return state
-
-
-def free_port() -> int:
-    """A TCP port that is currently free."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def start(
@@ -134,6 +137,7 @@ def finish(ranks: list[Rank], seconds: float = SECONDS) -> list[int]:
         for rank in ranks:
             if rank.process.poll() is None:
                 rank.process.kill()
+            rank.read_to_the_end()
 
 
 def run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher import container_scripts
+from tests.ports import free_port
 
 SECONDS = 250
 OPTIONS = ("--nnodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "1")
@@ -94,8 +94,7 @@ def run(folder: Path, first: str, restarts: int = 2, stranger: bool = False) -> 
     """Run both nodes until they exit. stranger: a node of another run connects to the port first."""
     (folder / "program.py").write_text(PROGRAM.format(first=first))
     (folder / "state").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     nodes = [Node(rank, folder, port, restarts) for rank in range(2)]
     threads = [threading.Thread(target=node.keep_up, daemon=True) for node in nodes]
     if stranger:
@@ -118,6 +117,7 @@ def run(folder: Path, first: str, restarts: int = 2, stranger: bool = False) -> 
     return nodes
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_a_node_restarted_before_the_master_noticed_waits_for_the_new_generation(tmp_path: Path) -> None:
     """Rank 1 dies immediately; rank 0 is busy and detects it only when the other node has restarted and waits."""
@@ -129,6 +129,7 @@ def test_a_node_restarted_before_the_master_noticed_waits_for_the_new_generation
     assert "rank 1 met 2" in nodes[1].output
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_a_stuck_node_exits_when_the_master_has_failed(tmp_path: Path) -> None:
     nodes = run(tmp_path, "sys.exit(3) if rank == 0 else time.sleep(600)", restarts=0)
@@ -138,6 +139,7 @@ def test_a_stuck_node_exits_when_the_master_has_failed(tmp_path: Path) -> None:
     assert "the master exited, but this node is still running" in nodes[1].output
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_a_node_of_another_run_is_refused_and_both_sides_report_it(tmp_path: Path) -> None:
     master, worker, stranger = run(tmp_path, "pass", restarts=0, stranger=True)
@@ -153,6 +155,10 @@ def with_fake_torch(folder: Path, torch: str, run: str) -> subprocess.CompletedP
     file.parent.mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text(torch)
     (file.parent / "__init__.py").touch()
+    processes = file.parent / "elastic" / "multiprocessing"
+    processes.mkdir(parents=True)
+    (processes / "api.py").write_text("class SignalException(Exception): pass")
+    (processes / "errors.py").write_text("class ChildFailedError(Exception): pass")
     file.write_text(textwrap.dedent(run))
     agent = Path(container_scripts.__file__).with_name("agent.py")
     return subprocess.run(

@@ -2,9 +2,11 @@
 
 import ctypes
 import io
+import json
 import os
 import re
 import signal
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from PIL import Image
 
 from tests.train.runs import DIGITS, digit_tree, finish, start
 from train.__main__ import main
-from train.checkpoint import Saver
+from train.checkpoint import Saver, read
 
 BY_RANK = ("tests/train/by_rank.py",)
 QUICK = [
@@ -166,6 +168,10 @@ def test_data(
     ("options", "says"),
     [
         ("--arch resnet5O", "closest: resnet50"),
+        ("--batchsize 3 --lrr 2", "--batchsize: no such option; closest: --batch-size; --lrr: no such option; closest"),
+        ("--epochs many", "--epochs: invalid int value: 'many'"),
+        ("--amp fp8", "--amp: invalid choice: 'fp8'"),
+        ("more", "unrecognized arguments: more"),
         ("--batch-size 25", "use a batch size of 24 or less"),
         ("--batch-size 0", "must be at least 1"),
         ("--lr -1", "must be greater than 0"),
@@ -191,6 +197,64 @@ def test_options(options: str, says: str, data: Path, tmp_path: Path, capfd: pyt
     assert len(errors) == 1
     assert says in errors[0]
     assert not output.exists()
+
+
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_an_option_error_is_printed_once_a_machine_and_recorded_by_every_rank(
+    local_rank: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    assert main(["--dta", "x"]) == 2  # not: --data is required
+    line = "train: error: --dta: no such option; closest: --data"
+    assert capfd.readouterr().err == (f"{line}\n" if local_rank == "0" else "")
+    recorded = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert recorded["message"] == recorded["extraInfo"]["py_callstack"] == line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_checkpoint(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "o").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "launcher-test", tmp_path / "o"], check=True)
+    try:
+        assert main(["--data", str(data), "--output", str(tmp_path / "o"), *QUICK, "--arch", "cifar_resnet20"]) == 2
+        assert [path.name for path in (tmp_path / "o" / "checkpoints").iterdir()] == []
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path / "o"], check=True)  # metrics.jsonl is open until exit
+    (error,) = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(r"train: error: .*/o/checkpoints/last.pt.tmp could not be written: No space left on .*", error)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_the_best_checkpoint_takes_no_space_of_its_own(tmp_path: Path) -> None:
+    """On a disk with room for two checkpoints: the last and the previous one, of which one is the best."""
+    folder, state = tmp_path / "o", {"format": 1, "weights": torch.zeros(250_000)}
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2304k", "launcher-test", folder], check=True)
+    try:
+        saver = Saver(folder, keep=2)
+        for epoch in (1, 2):
+            saver.save(state | {"epoch": epoch}, best=True, epoch=epoch)
+        saver.wait()
+        saver.save(state | {"epoch": 3}, best=True, epoch=3)
+        with pytest.raises(OSError, match="No space left on device"):
+            saver.close()
+        assert [read(folder / name)["epoch"] for name in ("last.pt", "best.pt", "previous.pt")] == [2, 2, 1]
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.parametrize("name", ["last.pt", "previous.pt", "best.pt"])
+def test_a_folder_named_like_a_checkpoint_is_refused_before_the_first_step(
+    name: str, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither can be replaced by a file."""
+    (tmp_path / "o" / "checkpoints" / name).mkdir(parents=True)
+    assert main(["--data", str(data), "--output", str(tmp_path / "o"), *QUICK]) == 2
+    (error,) = capfd.readouterr().err.splitlines()
+    assert f"checkpoints/{name} is a folder, not a checkpoint; remove it" in error
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -249,6 +313,8 @@ def test_data_missing_on_one_rank_ends_both_and_names_the_rank(data: Path, tmp_p
     assert ranks[0].text.count("error") == 0
     assert "no such file or folder" in ranks[1].text
     assert "(rank 1 on " in ranks[1].text
+    # destroying it would wait for collectives that a failed peer never joins
+    assert [rank.lines[-1] for rank in ranks] == ["process group kept"] * 2
 
 
 def truncated(path: Path) -> None:

@@ -55,6 +55,7 @@ def test_a_file_or_a_pipe_gets_no_bar() -> None:
     assert out.getvalue() == ""
 
 
+@pytest.mark.ci
 def test_the_trainer_shows_the_bar_on_a_terminal(tmp_path: Path) -> None:
     data = digit_tree(tmp_path / "data", 40, 10)
     ours, theirs = pty.openpty()

@@ -26,7 +26,9 @@ T = TypeVar("T")
 OPTIONS = "--arch smallcnn --image-size 8 --val-resize 8 --epochs 1 --batch-size 4 --workers 1 --device cpu --threads 1"
 FILES = ["train/a/1.jpg", "train/a/2.jpg", "train/b/1.jpg"]
 VAL = Listed(["val/a/1.jpg"], np.array([0]), np.array([40]))
-BASE = Contents(("a", "b"), {"train": Listed(FILES, np.array([0, 0, 1]), np.array([10, 20, 30])), "val": VAL})
+SUMS = np.array([5, 6, 7])  # of all, of which those that are read are all, too
+TRAIN = Listed(FILES, np.array([0, 0, 1]), np.array([10, 20, 30]), SUMS, SUMS)
+BASE = Contents(("a", "b"), {"train": TRAIN, "val": replace(VAL, checksums=SUMS[:1], read=SUMS[:1])})
 
 
 def changed(**fields: object) -> Contents:
@@ -44,6 +46,8 @@ def changed(**fields: object) -> Contents:
         (changed(labels=np.array([0, 1, 1])), "train/a/2.jpg of class 1, not 0"),
         (changed(sizes=np.array([10, 20, 31])), "train/b/1.jpg of 31 bytes, not 30"),
         (changed(files=(), sizes=None, labels=np.arange(4)), "no image train/a/1.jpg"),
+        (changed(checksums=np.array([5, 6, 0])), "train/b/1.jpg with other content"),
+        (changed(checksums=None, read=np.array([0, 6, 7])), "train/a/1.jpg with other content"),
     ],
 )
 def test_a_difference_is_named(other: Contents, says: str) -> None:
@@ -66,6 +70,47 @@ def test_a_folder_an_archive_and_a_packed_file_of_the_same_images_are_the_same(t
     found = [Contents.of(open_dataset(str(tmp_path / name))) for name in ("data", "data.tar", "data.pack")]
     assert len({contents.digest("train", "val").names for contents in found}) == 1
     assert found[1].digest("train").sizes == found[2].digest("train").sizes != ""
+
+
+def other_pixels(folder: Path) -> Path:
+    """Change the last training image to another of the same size, in place."""
+    file = sorted((folder / "train").rglob("*.jpg"))[-1]
+    data = bytearray(file.read_bytes())
+    data[-30] ^= 1
+    file.write_bytes(data)
+    return folder
+
+
+def cifar(folder: Path, last: int) -> Path:
+    """CIFAR-10 in its binary format, with two images a file; `last`: the last pixel of the test images."""
+    folder.mkdir()
+    (folder / "batches.meta.txt").write_text("a\nb\n")
+    for name in (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"):
+        image = bytes([1]) + bytes(3071) + bytes([last if name.startswith("test") else 0])
+        (folder / name).write_bytes(bytes(3073) + image)
+    return folder
+
+
+def test_other_pixels_under_the_same_names_are_a_difference(tmp_path: Path) -> None:
+    """In a folder, an archive, a packed file, packed pixels and CIFAR."""
+    pairs: dict[str, list[Path]] = {"cifar": [cifar(tmp_path / f"cifar{last}", last) for last in (0, 9)]}
+    for version in ("0", "1"):
+        folder = digit_tree(tmp_path / version, 40, 12)
+        if version == "1":
+            other_pixels(folder)
+        with tarfile.open(tmp_path / f"{version}.tar", "w") as tar:
+            tar.add(folder, "data")
+        for name, options in (("pack", []), ("raw", ["--raw", "8"])):
+            assert main(["pack", str(folder), str(tmp_path / f"{version}.{name}"), *options]) == 0
+        for kind, made in (("folder", folder), *((k, tmp_path / f"{version}.{k}") for k in ("tar", "pack", "raw"))):
+            pairs.setdefault(kind, []).append(made)
+    for kind, (one, two) in pairs.items():
+        mine, theirs = (Contents.of(open_dataset(str(path)), read_within=60.0) for path in (one, two))
+        assert not mine.digest("train", "val").same(theirs.digest("train", "val")), kind
+        assert (mine.difference(theirs) or "").endswith(" with other content"), kind
+        assert mine.difference(Contents.of(open_dataset(str(one)), read_within=60.0)) is None
+    folder, packed = (Contents.of(open_dataset(str(pairs[kind][0])), read_within=60.0) for kind in ("folder", "pack"))
+    assert folder.digest("train", "val").same(packed.digest("train", "val")), "unchanged images, in another format"
 
 
 def test_a_checkpoint_of_an_older_version_lacks_some_keys() -> None:
@@ -152,7 +197,7 @@ def test_a_worker_with_other_data_than_the_parameter_server_is_refused(tmp_path:
     file.rename(file.with_name("a.jpg"))
     options = [*OPTIONS.split(), "--parallel", "dual_batch", "--schedule", "multistep"]
     ranks = start(tmp_path / "out", 2, tmp_path, *options, program=("tests/train/by_rank.py",))
-    assert finish(ranks[1:]) == [2]  # torchrun would end the server with it
+    assert finish(ranks[1:]) == [2], ranks[1].text  # torchrun would end the server with it
     assert f"has no image val/3/{file.name}; copy it from there (rank 1 on " in ranks[1].text
     ranks[0].process.kill()
 

@@ -130,6 +130,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.ci
 def test_no_thread_of_the_process_group_outlives_the_run(data: Path, tmp_path: Path) -> None:
     """Such a thread could abort the process when the interpreter shuts down, after a successful training."""
     ranks = start(tmp_path, 2, "--data", data, "--batch-size", 8, *COMMON, "--epochs", 1, program=("-c", LEFT))

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.runs import ROOT, SECONDS, STARTED, Rank, digit_tree, finish, free_port, start
+from tests.ports import free_port
+from tests.train.runs import ROOT, SECONDS, STARTED, Rank, digit_tree, finish, start
 from tests.train.test_dual_batch_run import COMMON, UNGUARDED
 
 
@@ -61,6 +62,7 @@ def assert_all_was_done(server: Rank, local_epochs: int, lost: list[int]) -> Non
     assert [each["rank"] for each in end["lost"]] == lost
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("merge", ["asp", "ssp", "bsp"])
 def test_the_number_of_grants_is_exact_with_a_worker_at_a_fifth_of_the_speed(
     data: Path, tmp_path: Path, merge: str
@@ -74,6 +76,7 @@ def test_the_number_of_grants_is_exact_with_a_worker_at_a_fifth_of_the_speed(
     assert_all_was_done(ranks[0], 12, [])
 
 
+@pytest.mark.ci
 def test_a_worker_killed_under_torchrun_does_not_end_the_others(data: Path, tmp_path: Path) -> None:
     """A server and three workers on one node: without the guard, torchrun would end them all."""
     torchrun = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "4", "--max-restarts", "0"]
@@ -98,6 +101,7 @@ def test_a_worker_killed_under_torchrun_does_not_end_the_others(data: Path, tmp_
     assert node.text.count("rank 2 is lost (killed by SIGKILL on") == 1
 
 
+@pytest.mark.ci
 def test_a_worker_out_of_memory_is_reported_and_the_run_continues(data: Path, tmp_path: Path) -> None:
     """Rank 2 may use 150 MB more than when training begins: its first batch of 200 does not fit."""
     options = ["--data", data, "--arch", "cifar_resnet20", "--image-size", 32, "--val-resize", 32, "--epochs", 2]

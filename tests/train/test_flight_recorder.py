@@ -31,6 +31,7 @@ reads()
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("how", ["hangs", "fails"])
 def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str) -> None:
     kit, program = tmp_path / "kit", tmp_path / "program.py"

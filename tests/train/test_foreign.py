@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.runs import digit_tree
+from tests.train.runs import digit_tree, finish, start
 from train.__main__ import main
 from train.config import parse
 from train.errors import TrainError
@@ -46,6 +46,25 @@ def text(num_classes):
     return "no model"
 
 
+class Judging(Net):
+    def forward(self, x):
+        return super().forward(x if x.mean() > 0 else -x)
+
+
+def judging(num_classes):
+    return Judging(num_classes, 8)
+
+
+def unused(num_classes):
+    model = Net(num_classes, 8)
+    model.second_head = nn.Linear(8, num_classes)
+    return model
+
+
+def lazy(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+
+
 number = 3
 """
 
@@ -77,6 +96,7 @@ def test_the_model_sets_the_default_image_options(module: str) -> None:
         ("{}:text", "the function returns a str, not a torch.nn.Module"),
         ("{}:build --model-kwargs depth=3", "the function cannot be called with num_classes, depth"),
         ("{}:pair --data synthetic:9", "returns torch.Size([2, 2]) for two images, not logits of shape (2, 9)"),
+        ("{}:lazy", "1.weight has no shape before the first forward pass"),
         ("timm:no_such_net", "timm"),  # it has none of that name, or is not installed
     ],
 )
@@ -88,6 +108,28 @@ def test_an_unusable_model_is_refused_in_one_line(
     (error,) = capfd.readouterr().err.splitlines()
     assert error.startswith("train: error: --arch ")
     assert says in error
+
+
+def test_what_shapes_alone_do_not_show_is_a_warning(
+    module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = digit_tree(tmp_path / "data", 24, 12)
+    for arch, says in (
+        ("judging", "images of 16 px not checked before the first step: "),
+        ("unused", "no gradient for second_head.weight, second_head.bias: the forward pass does not use it"),
+    ):
+        options = ["--data", str(data), "--output", str(tmp_path / arch), *QUICK.split(), "--arch", f"{module}:{arch}"]
+        assert main(options) == 0
+        assert f"train: warning: --arch {module}:{arch}: {says}" in capfd.readouterr().out
+
+
+def test_ddp_names_a_parameter_without_a_gradient_before_the_first_step(module: str, tmp_path: Path) -> None:
+    """In the second step it would end with advice about an argument that the user cannot set."""
+    options = ["--data", "synthetic:9", *QUICK.split(), "--batch-size", 2, "--arch", f"{module}:unused"]
+    ranks = start(tmp_path / "out", 2, *options)
+    assert finish(ranks) == [2, 2], ranks[0].text
+    (error,) = [line for rank in ranks for line in rank.lines if "error" in line]
+    assert "no gradient for second_head.weight, second_head.bias, which its forward pass does not use" in error
 
 
 def whole(arch: str, tmp_path: Path, *options: str) -> torch.nn.Module:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench import gpu, gpu_checks, gpu_numerics
+from bench import gpu
 from bench.gpu import LIMITS
 from bench.gpu_scale import Scale
+from tests.gpu import checks, numerics
 from train.data.open import open_dataset
 from train.data.sampler import steps_per_epoch
 
@@ -17,28 +18,29 @@ LONG = {"step", "amp", "overlap", "data", "launcher", "options", "compile"}
 
 
 def test_every_check_has_a_limit() -> None:
-    assert set(gpu_checks.CHECKS) == set(LIMITS)
+    assert set(checks.CHECKS) == set(LIMITS)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in LIMITS]
 )
 def test_a_check_passes(name: str) -> None:
-    found = gpu_checks.check(name, dry=True)
+    found = checks.check(name, dry=True)
     assert found["ok"] in (True, None), found
     assert gpu.row({name: found | {"seconds": 1.0}}).count("\n") == 2
 
 
 def test_fsdp_fails_in_the_layout_that_fully_shard_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = gpu_numerics.choose_precision
+    chosen = numerics.choose_precision
 
     def old(*arguments: Any) -> Any:
         precision = chosen(*arguments)
         return type(precision)(**vars(precision) | {"weights_layout": precision.layout})
 
-    monkeypatch.setattr(gpu_numerics, "choose_precision", old)
+    monkeypatch.setattr(numerics, "choose_precision", old)
     with pytest.raises(NotImplementedError, match="non-contiguous"):
-        gpu_checks.check("fsdp", dry=True)
+        checks.check("fsdp", dry=True)
 
 
 def test_a_check_that_hangs_is_stopped_and_a_failing_check_reports_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ def test_lists_of_cores() -> None:
     assert cores_of("\n") == frozenset()
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_process_stays_on_the_cores_near_its_gpu() -> None:
     """Ranks 0 and 1 share one core, rank 2 has the other; the cores near rank 3's GPU are unknown."""

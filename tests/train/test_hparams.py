@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.train.runs import SECONDS, digit_tree, free_port, run
+from tests.ports import free_port
+from tests.train.runs import SECONDS, digit_tree, run
 
 COMMON = "--arch smallcnn --image-size 16 --val-resize 16 --augment none --workers 1 --device cpu --epochs 1"
 OPTIONS = COMMON.split()

@@ -28,7 +28,7 @@ class Numbered:
 
     labels = np.arange(IMAGES)
     files = ()
-    sizes = None
+    sizes = checksums = None
     reading = 0
 
     def name(self, index: int) -> str:

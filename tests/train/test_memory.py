@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import resource, sys, torch
 from train.memory import keep_freed_memory
@@ -41,6 +43,7 @@ def per_step(how: str) -> float:
     return float(done.stdout)
 
 
+@pytest.mark.ci
 def test_memory_freed_in_a_step_is_reused_in_the_next() -> None:
     usual, kept = per_step("leave"), per_step("keep")
     print(f"page faults per step: {usual:.0f}, with freed memory kept {kept:.0f}")

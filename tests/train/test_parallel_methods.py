@@ -50,6 +50,7 @@ def losses(rank: Rank) -> list[Any]:
     return [(step["step"], step["loss"], step["top1"]) for step in rank.metrics("step")]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("arch", "ranks"), [("cifar_mobilenet_v2", 4), ("cifar_resnet20", 3)])
 def test_model_parallel_equals_one_process_bit_for_bit(data: Path, tmp_path: Path, arch: str, ranks: int) -> None:
     options = ["--data", data, "--arch", arch, "--batch-size", 8, "--epochs", 1, *COMMON]
@@ -80,6 +81,7 @@ def accumulated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rank:
     return run(tmp_path_factory.mktemp("alone"), 1, "--data", data, "--arch", "cifar_resnet20", *options, *COMMON)[0]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_pipelines_equal_gradient_accumulation(data: Path, tmp_path: Path, accumulated: Rank, schedule: str) -> None:
     options = ["--batch-size", 8, "--micro-batches", 4, "--last-batch", "drop", "--dtype", "float64", "--epochs", 1]
@@ -90,6 +92,7 @@ def test_pipelines_equal_gradient_accumulation(data: Path, tmp_path: Path, accum
         assert ours == pytest.approx(theirs, rel=1e-6)
 
 
+@pytest.mark.ci
 def test_a_pipeline_in_bf16_equals_gradient_accumulation_in_bf16(data: Path, tmp_path: Path) -> None:
     options = ["--data", data, "--arch", "cifar_resnet20", "--last-batch", "drop", "--epochs", 1, "--amp", "bf16"]
     method = ["--parallel", "pipeline", "--micro-batches", 2, "--batch-size", 8]
@@ -191,6 +194,7 @@ def test_replicas_compute_in_the_runs_precision() -> None:
     assert seen == [torch.bfloat16] * 2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("world", "victim", "method"),
     [

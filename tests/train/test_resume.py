@@ -91,6 +91,7 @@ def test_resuming_after_a_kill_between_epochs_is_bit_exact(whole: list[Rank], da
         assert [event.step for event in curves.Scalars(tag)] == steps, tag
 
 
+@pytest.mark.ci
 def test_resuming_after_a_kill_inside_an_epoch_is_bit_exact(data: Path, tmp_path: Path) -> None:
     """Weights, log lines of an interval (a checkpoint is within one), and the curves, without a gap."""
     options = ["--data", data, *COMMON, "--log-every", 4, "--checkpoint-every", 3]

@@ -100,8 +100,8 @@ def test_a_warm_up_starts_at_the_given_fraction() -> None:
     rate = make_schedule(config, 256, 1000)
     parameter = torch.nn.Parameter(torch.zeros(1))
     theirs = torch.optim.lr_scheduler.LinearLR(torch.optim.SGD([parameter], lr=0.5), 0.01, 1.0, 100)
-    for step in range(99):
+    for step in range(100):
+        assert rate(step) == pytest.approx(theirs.get_last_lr()[0])
         theirs.optimizer.step()
         theirs.step()
-        assert rate(step) == pytest.approx(theirs.get_last_lr()[0])
     assert rate(100) == pytest.approx(0.5)

@@ -36,15 +36,16 @@ def after(intervals: Sequence[Own], nodes: int = 4) -> Stragglers:
 
 
 @pytest.mark.parametrize(
-    ("more", "kind"), [((1.0, 0.0, 0.1), "data wait"), ((0.0, 1.0, 0.0), "transfer"), ((0.2, 0.0, 0.9), "forward")]
+    ("more", "kind"), [((1.0, 0.0, 0.1), "data wait"), ((0.0, 1.0, 0.0), "transfer"), ((0.2, 0.0, 0.9), "forward pass")]
 )
 def test_a_slow_rank_is_named_with_node_ratio_and_kind(more: tuple[float, float, float], kind: str) -> None:
     seen = after([even(slow={2: more})] * SLOWEST)
     assert seen.now is not None
-    assert seen.name(seen.now) == f"rank 2 on gpu-c: {1 + sum(more) / 2.5:.2f}x the median, {kind}"
+    ratio = f"{1 + sum(more) / 2.5:.2f}x the median"
+    assert seen.name(seen.now) == f"rank 2 on gpu-c is slow: its work takes {ratio}, mostly its {kind}"
     assert after([even(slow={2: more})] * (SLOWEST - 1)).now is None
-    assert seen.conclusion().startswith("rank 2 on gpu-c: ")
-    assert seen.conclusion().endswith("slow at the end of 1 of 6 intervals")
+    assert seen.conclusion().startswith("rank 2 on gpu-c is slow: ")
+    assert seen.conclusion().endswith(", at the end of 1 of 6 intervals")
 
 
 def test_the_first_interval_does_not_count() -> None:

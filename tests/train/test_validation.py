@@ -33,6 +33,7 @@ def by_world(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], 
     return {(world, way): validate(folder, world, way) for world, way in CASES}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_image_counts_once_on_every_rank(
     by_world: dict[tuple[int, str], list[list[dict[str, Any]]]], case: tuple[int, str]
@@ -41,6 +42,7 @@ def test_every_image_counts_once_on_every_rank(
         assert [report["images"] for report in reports] == list(COUNTS)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", CASES[1:], ids=str)
 def test_scores_equal_those_of_one_process(
     by_world: dict[tuple[int, str], list[list[dict[str, Any]]]], case: tuple[int, str]

@@ -4,8 +4,8 @@ import os
 import sys
 
 if __name__ == "__main__":
-    from train.__main__ import leave, main
+    from train.__main__ import exit_code, leave
     from train.dual_batch.guard import GUARDED
 
     os.environ[GUARDED] = str(os.getppid())
-    leave(main(sys.argv[1:]))
+    leave(exit_code(sys.argv[1:]))

@@ -22,8 +22,28 @@ class _Sessions(paramiko.ServerInterface):
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
 
+    def check_auth_none(self, username: str) -> int:
+        self._server.methods.append("none")
+        return paramiko.AUTH_SUCCESSFUL if self._server.accepts_none else paramiko.AUTH_FAILED
+
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return paramiko.AUTH_SUCCESSFUL
+        self._server.methods.append("publickey")
+        return paramiko.AUTH_FAILED if self._server.accepts_none else paramiko.AUTH_SUCCESSFUL
+
+    def check_channel_pty_request(self, channel: paramiko.Channel, *_: object) -> bool:
+        self._server.requests.append("pty")
+        return True
+
+    def check_channel_env_request(self, channel: paramiko.Channel, name: bytes, value: bytes) -> bool:
+        return True
+
+    def check_channel_direct_tcpip_request(
+        self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]
+    ) -> int:
+        if not self._server.forwards:
+            return paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+        self._server.requests.append("forward")
+        return paramiko.OPEN_FAILED_CONNECT_FAILED  # nothing listens on any port
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         if self._server.refuse_sessions > 0:
@@ -36,6 +56,7 @@ class _Sessions(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        self._server.requests.append(command.decode())
         if command.startswith((b"drip", b"flood")):
             threading.Thread(target=self._print, args=(channel, command.startswith(b"drip")), daemon=True).start()
         elif not command.startswith(b"sleep"):
@@ -59,12 +80,17 @@ class SshServer:
     """`accepted`, `sessions`: numbers of connections and sessions so far.
 
     `drop`: how many of the next connections are closed before any data. `most_sessions`: of one connection, ever.
+    `accepts_none`: logs everybody in without a key, and nobody with one. `forwards`: allows tunnels, which then fail.
+    `methods`, `requests`: of clients so far, to log in (a method each) and in sessions (`pty`, `forward`, a command).
     """
 
     def __init__(self, folder: Path) -> None:
         self.key: paramiko.PKey = paramiko.ECDSAKey.generate()
         self.accepted = self.sessions = self.drop = self.refuse_sessions = 0
         self.most_sessions = 1000
+        self.accepts_none = self.forwards = False
+        self.methods: list[str] = []
+        self.requests: list[str] = []
         self.frozen = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]

@@ -15,6 +15,7 @@ import pytest
 import launcher.run
 from launcher.errors import UsageError
 from launcher.model.forward import Forward, parse_forward
+from launcher.model.plan import new_run_id
 
 SCRIPT = (Path(launcher.run.__file__).parent / "as_rank.sh").read_text()
 SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
@@ -25,7 +26,7 @@ STRANGE = {
     "a.b": "no name",
     "UID": "7",
 }
-RUN = "as-rank-20261123-000000-0000"
+RUN = new_run_id("as-rank")  # tests of other processes must not find these ranks
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_rank_that_does_not_run_is_an_error(shell: str, rank: subprocess.Popen
 
 def test_a_port_is_written_as_for_ssh() -> None:
     assert parse_forward("8888") == Forward(8888, 8888)
-    assert parse_forward("9000:8888").option == "127.0.0.1:9000:127.0.0.1:8888"
+    assert parse_forward("9000:8888") == Forward(9000, 8888)
     for text in ("", "0", "65536", "8888:", ":8888", "a:8888", "1:2:3", "8888 ", "host:1:2"):
         with pytest.raises(UsageError, match="-L"):
             parse_forward(text)

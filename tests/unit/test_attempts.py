@@ -31,6 +31,11 @@ def test_restarts_and_why() -> None:
     assert parse(b"") == ()
 
 
+def test_ranks_that_failed_with_their_exit_codes() -> None:
+    text = b"start 100\nfailed 3 75 109\nfailed 4 -9 110\nexit 75 120\nfailed 4 x 1\n"
+    assert parse(text) == (Attempt(100, 120, 75, failed=((3, 75), (4, -9))),)
+
+
 def test_who_stopped_the_last_attempt_and_which_ranks_were_suspended() -> None:
     text = f"start 100\n{stop_line('me@there')}\nhalted 3 110\nhalted 4 110\nexit 143 120\n".encode()
     assert stopped_by(text) == "me@there"

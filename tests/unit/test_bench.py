@@ -1,4 +1,4 @@
-"""`launcher doctor --bench`: collecting data from the nodes, a GPU's precision, and a CPU with a quota."""
+"""`launcher doctor --bench`: collecting data from the nodes."""
 
 # ruff: noqa: SLF001 - tests how nodes are followed, without a benchmark of minutes
 from __future__ import annotations
@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from launcher.container_scripts import bench_parts
 from launcher.errors import NodeUnreachable
+from launcher.health import measures
 from launcher.health.gpu import GpuState, Process
 from launcher.health.machine import MachineState
 from launcher.model.container import ContainerState, Phase
@@ -32,7 +31,7 @@ class Engine:
             raise NodeUnreachable("node gpu-a", "no answer")
         return ENDED
 
-    def read(self, path: str, offset: int) -> bytes:
+    def read(self, path: str, offset: int, *, below: str) -> bytes:
         return b"" if offset else b"all output"
 
 
@@ -52,14 +51,6 @@ def test_a_node_that_misses_one_or_two_queries_is_not_lost(
     assert observed.problem == ("" if ended else "no answer")
 
 
-@pytest.mark.parametrize(
-    ("wanted", "capability", "expected"),
-    [("bf16", (7, 0), "fp16"), ("bf16", (7, 5), "fp16"), ("bf16", (8, 0), "bf16"), ("none", (7, 0), "none")],
-)
-def test_bf16_is_not_measured_if_it_is_emulated(wanted: str, capability: tuple[int, int], expected: str) -> None:
-    assert bench_parts.computed_in(wanted, capability) == expected
-
-
 def test_processes_on_a_gpu_that_is_not_measured_are_not_reported() -> None:
     users = (Process(42, "python3", 9000),)
     states = tuple(GpuState(index, f"GPU-{index}", processes=users) for index in range(2))
@@ -70,29 +61,7 @@ def test_processes_on_a_gpu_that_is_not_measured_are_not_reported() -> None:
     assert bench._problems(observed, {"gpu-a": (node, ())}) == []
 
 
-class Quota:
-    """The clock of a container with 0.4 CPUs: after 40 ms of work it pauses until the next period of 100 ms."""
-
-    def __init__(self, now: float) -> None:
-        self.now = now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def work(self, *_: Any, **__: Any) -> None:
-        self.now += 0.003
-        if self.now % 0.1 > 0.04:
-            self.now += 0.1 - self.now % 0.1
-
-
-@pytest.mark.parametrize("phase", [0.0, 0.02, 0.035, 0.037, 0.039])
-def test_a_processor_with_a_quota_is_measured_at_the_quota(monkeypatch: pytest.MonkeyPatch, phase: float) -> None:
-    clock, measures = Quota(1000.0 + phase), []
-    monkeypatch.setattr(bench_parts, "time", clock)
-    monkeypatch.setattr(torch, "mm", clock.work)
-    monkeypatch.setattr(torch.Tensor, "copy_", clock.work)
-    bench_parts.processor(4.0, lambda **measure: measures.append(measure))
-    matmul, memory = (measure["value"] for measure in measures)
-    # 14 operations in 100 ms
-    assert matmul == pytest.approx(2 * 768**3 * 140 / 1e9, rel=0.05)
-    assert memory == pytest.approx(8 * (16 << 20) * 140 / 1e9, rel=0.05)
+@pytest.mark.parametrize("value", ["9" * 400, "NaN", "1e999", '"x"', "[1]", "[" * 5000, "null"], ids=range(7))
+def test_a_node_may_print_any_measurement(value: str) -> None:
+    printed = f'{measures.MARK}{{"kind": "read", "part": "/d", "value": {value}, "again": {value}}}\n'
+    assert measures.read("gpu-a", ["gpu-a"], printed, {}).measures == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import time
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,10 @@ from launcher.cli import console
 from launcher.cli.console import HOLD, HOLD_LINES, FirstOutput, Screen, TracebackBuffer, shorten
 from launcher.model.container import ContainerState, Phase
 from launcher.records.measured import training_progress
+from launcher.run.attempts import World
 from launcher.run.diagnose import Failure
-from launcher.run.messages import NodeEnded, NodeRestarted, Output
-from launcher.run.outcome import Outcome
+from launcher.run.messages import NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, RankZeroMoved
+from launcher.run.outcome import Outcome, lost_node
 from launcher.run.state import RunState
 
 STRANGE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
@@ -119,6 +121,37 @@ def test_a_terminal_shows_only_the_first_failure_and_a_pipe_every_line(
     seen = capsys.readouterr()
     assert "KeyError: 'dog'" in seen.err
     assert seen.out == ("step 1\n" if terminal else f"step 1\n{HEAD}\na victim's words\n")
+
+
+def test_a_lost_node_is_told_when_it_is_lost_and_as_the_outcome(capsys: pytest.CaptureFixture[str]) -> None:
+    screen, gone = Screen(), NodeGone("gpu-b", "gpu-b: 198.18.1.12 port 22: no response within 10 s", 0.0)
+    screen.show(NodeLost("gpu-b", "198.18.1.12 port 22: no response within 10 s", 0.0))
+    screen.show(NodeEnded("gpu-a", ENDED))
+    screen.show(gone)
+    screen.conclude(Outcome("r-1", RunState.FAILED, lost_node(gone)))
+    seen = capsys.readouterr().err
+    lines = [line for line in seen.splitlines() if "gpu-b" in line]
+    assert len(lines) == 2
+    assert lines[1].startswith("failed gpu-b stopped responding: no connection since")
+    assert "198.18" not in seen
+
+
+LOST = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "train.py", line 14, in <module>
+[rank0]:     dist.barrier()
+[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer [198.18.1.12]:11666
+E1125 api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 20954) of binary: sh
+launcher: generation 1 ended on this node: gpu-b was lost"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_run_that_goes_on_shows_no_traceback_of_a_lost_peer(capsys: pytest.CaptureFixture[str], own: bool) -> None:
+    screen, world = Screen(), World(2, 0, ("gpu-a",), "rank 0 is now on gpu-a, world 1 of 2")
+    text = LOST.replace("RuntimeError: [gloo/transport/tcp/pair.cc:561]", "ValueError:") if own else LOST
+    screen.show(said(*text.splitlines()))
+    screen.show(RankZeroMoved("gpu-a", world))
+    seen = capsys.readouterr().out.splitlines()
+    assert seen == (text if own else text.splitlines()[-1]).splitlines()
 
 
 LINE = (
@@ -242,3 +275,48 @@ def test_ctrl_c_during_a_redraw_is_not_an_error(monkeypatch: pytest.MonkeyPatch,
             screen.show(said("step 1"))
         screen.finish()
     screen.log("left it running")
+
+
+@pytest.mark.parametrize("control", ["\0", "\x1b", "\x9b", "\x1b[0", "\x1b]"], ids=ascii)
+def test_megabytes_of_control_characters_take_seconds_and_little_memory(
+    control: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a line end: a program may print a binary file."""
+    piece = (control * (1 << 18))[: 1 << 18].encode()
+    longest = 0
+
+    class Sink(io.StringIO):
+        def write(self, text: str) -> int:
+            nonlocal longest
+            longest = max(longest, len(text))
+            return len(text)
+
+    monkeypatch.setattr("sys.stdout", Sink())
+    screen, began = Screen(), time.process_time()
+    for _ in range(20):
+        screen.show(Output("gpu-a", piece))
+    screen.finish()
+    assert time.process_time() - began < 5
+    assert longest < 1 << 24, "bounded pieces"
+
+
+def test_runs_of_controls_leave_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "\0\0\x1b\x1b[31mred\x1b[0m\x9b\x9b32m\x07\x07\x1b[2J\x1b"
+    screen = Screen()
+    screen.show(Output("gpu-a", f"{line}\n".encode()))
+    assert capsys.readouterr().out == "\\x00\\x00\\x1b\x1b[31mred\x1b[0m\\x9b\\x07\\x07\\x1b\n"
+
+
+def test_output_on_a_full_disk_does_not_end_the_supervision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full, open(os.dup(full.fileno()), "w") as messages:  # noqa: PTH123
+        monkeypatch.setattr("sys.stdout", full)
+        screen = Screen()
+        for _ in range(3):
+            screen.show(Output("gpu-a", b"line\n"))
+        assert not screen.unread
+        assert capsys.readouterr().err.count("stdout cannot be written (No space left on device)") == 1
+        monkeypatch.setattr("sys.stderr", messages)
+        screen.conclude(FAILED)
+        screen.log("still here")

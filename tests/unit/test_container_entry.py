@@ -73,6 +73,14 @@ def test_restarts_append_and_are_counted(box: Box) -> None:
     assert [re.sub(r"\d{10,}", "T", line) for line in box.attempts] == ["start T", "exit 1 T", "start T", "exit 0 T"]
 
 
+def test_a_program_that_replaces_its_files_by_named_pipes_ends_and_is_not_started_again(box: Box) -> None:
+    replaced = "cd $LAUNCHER_OUTPUT; for file in state/*.attempts logs/*.clock; do rm $file; mkfifo $file; done; exit 3"
+    assert box.run("/bin/sh", "-c", replaced)[0] == 3
+    code, out = box.run("/bin/sh", "-c", "echo again")
+    assert code == 73
+    assert b"is not a regular file: remove it" in out
+
+
 def test_the_clock_file_records_when_bytes_were_written(box: Box) -> None:
     before = int(time.time())
     box.run("/bin/sh", "-c", "echo one; sleep 2.3; echo two")
@@ -144,23 +152,18 @@ def test_a_user_signal_reaches_the_program(box: Box) -> None:
 
 
 def test_the_time_limit_stops_the_program_and_is_reported(box: Box) -> None:
-    began = time.monotonic()
     code, out = box.run(
-        "/bin/sh", "-c", "trap 'kill $!; echo saved; exit 0' TERM; sleep 30 & wait", env={"LAUNCHER_TIMEOUT": "1"}
+        "/bin/sh", "-c", "trap 'kill $!; echo saved; exit 0' TERM; sleep 600 & wait", env={"LAUNCHER_TIMEOUT": "1"}
     )
-    assert time.monotonic() - began < 25
     assert code == 124
     assert out == box.log.read_bytes() == b"launcher: time limit of 1 s reached\nsaved\n"
     assert box.attempts[-1].startswith("exit 124 ")
 
 
 def test_the_time_limit_kills_a_program_that_does_not_stop(one: Box) -> None:
-    script = (one.kit / "entry.sh").read_text()
-    (one.kit / "entry.sh").write_text(script.replace("our_grace=30", "our_grace=1"))
-    began = time.monotonic()
+    one.change("our_grace=30", "our_grace=1")
     code, _ = one.run("/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", env={"LAUNCHER_TIMEOUT": "1"})
     assert code == 124
-    assert time.monotonic() - began < 25
 
 
 def test_the_time_limit_counts_from_the_first_start(box: Box) -> None:
@@ -185,7 +188,7 @@ def test_a_clock_adjustment_stops_no_program(box: Box) -> None:
 
 
 def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> None:
-    process = box.start("/bin/sh", "-c", "RANK=3 sleep 60 >/dev/null 2>&1 & echo $!; wait", env={"LAUNCHER_RUN": "r"})
+    process = box.start("/bin/sh", "-c", "RANK=3 sleep 60 >/dev/null 2>&1 & echo $!; wait")
     deadline = time.monotonic() + 60
     while not box.log.exists() or not (text := box.log.read_text()).strip():
         assert time.monotonic() < deadline
@@ -204,7 +207,7 @@ def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> N
 def test_ranks_write_their_recordings_before_they_are_stopped(box: Box) -> None:
     pipes = box.kit / "home" / ".flight_recorder"
     rank = f"mkdir {pipes}; mkfifo {pipes}/rank-0; echo ready; read -r _ <>{pipes}/rank-0; sleep 0.5; rm {pipes}/rank-0"
-    process = box.start("/bin/sh", "-c", f"{rank}; echo written; sleep 60 & echo $!; wait", env={"LAUNCHER_RUN": "r"})
+    process = box.start("/bin/sh", "-c", f"{rank}; echo written; sleep 60 & echo $!; wait")
     box.until(b"ready")
     process.send_signal(signal.SIGQUIT)  # its stack is printed afterwards
     box.until(b"written")
@@ -219,7 +222,7 @@ RUNS = f"{LOGGED} RANK=3 sleep 15 {SILENT} &"
 
 @pytest.mark.parametrize(("rank", "left"), [(RUNS, False), (LOGGED, True), ("true", False)])
 def test_stopping_a_program_whose_ranks_had_exited_is_recorded(box: Box, rank: str, left: bool) -> None:
-    process = box.start("/bin/sh", "-c", f"{rank}\necho ready; exec sleep 60", env={"LAUNCHER_RUN": box.root.name})
+    process = box.start("/bin/sh", "-c", f"{rank}\necho ready; exec sleep 60")
     box.until(b"ready")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
@@ -228,8 +231,7 @@ def test_stopping_a_program_whose_ranks_had_exited_is_recorded(box: Box, rank: s
 
 def test_a_node_without_expected_output_is_not_considered_hung(one: Box) -> None:
     """Until another node is lost, or rank 0 moves to it (elastic.py)."""
-    script = (one.kit / "entry.sh").read_text()
-    (one.kit / "entry.sh").write_text(script.replace("our_patience=10", "our_patience=1"))
+    one.change("our_patience=15", "our_patience=1")
     quiet = one.kit / "home" / "quiet"
     waits = f"touch {quiet}; sleep 4; echo begins; rm {quiet}; exec sleep 60"
     code, out = one.run("/bin/sh", "-c", waits, env={"LAUNCHER_HANG_TIMEOUT": "2"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +28,7 @@ from launcher.data import worker
 from launcher.data.certificates import certificates
 from launcher.errors import LauncherError
 from launcher.node.machine import LocalMachine
+from tests.ports import free_port
 
 sys.path.insert(0, str(Path(container_scripts.__file__).parent))  # as its modules find one another on a node
 import data_node as node
@@ -273,10 +276,79 @@ def test_a_damaged_file_is_reported_and_repaired_and_the_cache_is_not_used(tmp_p
     (folder / "files" / "a" / "link").unlink()
     damaged = dict(store.damages(folder))
     assert set(damaged) == {"big", "a/new (not part of the data)", "a/link"}
-    store.demote(chain.roots[1], folder, {0, *(number for numbers in damaged.values() for number in numbers)})
+    store.demote(folder, {0, *(number for numbers in damaged.values() for number in numbers)})
     assert chain.run(source)[1]["end"] == "whole"
     assert chain.received[0] < 2 * MIB
     assert equal(source, folder / "files")
+
+
+def harm(files: Path) -> set[str]:
+    """Change a copy in ways that its metadata shows; return what `damages` reports."""
+    (files / "a" / "1.jpg").unlink()
+    (files / "a" / "1.jpg").symlink_to("/etc/passwd")
+    (files / "a" / "2.jpg").unlink()
+    (files / "a" / "2.jpg").mkdir()
+    (files / "a" / "3.jpg").open("ab").write(b"more")
+    (files / "a" / "4.jpg").chmod(0o777)
+    os.mkfifo(files / "a" / "pipe")
+    (files / "a" / "link").unlink()
+    (files / "a" / "link").symlink_to("../zeros")
+    (files / "empty").write_bytes(b"not empty")
+    (files / "empty folder").rmdir()
+    (files / "empty folder").symlink_to("/tmp")
+    (files / "a" / "deep").chmod(0o777)
+    changed = {"a/1.jpg", "a/2.jpg", "a/3.jpg", "a/4.jpg", "a/link", "empty", "empty folder", "a/deep"}
+    return {*changed, "a/pipe (not part of the data)"}
+
+
+def test_any_difference_is_found_by_verify_and_by_the_next_push_which_repairs_it(tmp_path: Path) -> None:
+    source = fill(tmp_path / "source")
+    chain = Chain(tmp_path / "nodes", 1)
+    folder = chain.roots[1] / "copies" / chain.run(source)[1]["content"]
+    for verified in (True, False):
+        different = harm(folder / "files")
+        if verified:
+            (folder / "files" / "big").open("r+b").write(b"?")
+            damaged = dict(store.damages(folder))
+            assert set(damaged) == {*different, "big"}
+            store.demote(folder, {number for numbers in damaged.values() for number in numbers})
+        ends = chain.run(source)
+        assert [end["end"] for end in ends] == ["whole"] * 2, ends
+        assert 0 < chain.received[0] < 2 * MIB
+        assert equal(source, folder / "files")
+        assert not list(store.damages(folder))
+
+
+def test_a_hash_is_known_only_for_an_unchanged_ctime(tmp_path: Path) -> None:
+    """A program may restore the size and the time of a file that it rewrites, as `touch -r` and rsync do."""
+    source = fill(tmp_path / "source")
+    chain = Chain(tmp_path / "nodes", 1)
+    before, first = (source / "big").stat(), chain.run(source)[1]["content"]
+    (source / "big").write_bytes(b"?" * before.st_size)
+    os.utime(source / "big", ns=(before.st_atime_ns, before.st_mtime_ns))
+    last = chain.run(source)[1]
+    assert (last["end"], last["content"] != first) == ("whole", True)
+    assert equal(source, chain.roots[1] / "copies" / last["content"] / "files")
+
+
+def test_a_transfer_waits_for_another_one_while_that_progresses(tmp_path: Path) -> None:
+    held = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(store.BusyError):
+        store._locked(tmp_path, 0.1)  # noqa: SLF001
+
+    def transfer() -> None:
+        for _ in range(10):
+            (tmp_path / "journal").open("ab").write(b"piece")
+            time.sleep(0.1)
+        (tmp_path / "lock").rename(tmp_path / "completed")
+        os.close(held)
+
+    thread = threading.Thread(target=transfer)
+    thread.start()
+    with pytest.raises(store.MovedError):  # not "the lock", which is now part of a whole copy
+        store._locked(tmp_path, 0.9)  # noqa: SLF001
+    thread.join()
 
 
 @pytest.mark.parametrize("change", ["append", "replace", "remove", "add"])
@@ -482,6 +554,15 @@ def test_a_node_sends_and_receives_concurrently(contexts: Contexts) -> None:
         link.close()
 
 
+def test_each_address_has_its_own_error(contexts: Contexts) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        addresses = [["127.0.0.1", stranger.getsockname()[1]], ["127.0.0.1", free_port()]]
+        threading.Thread(target=lambda: [stranger.accept()[0].close()]).start()
+        with pytest.raises(wire.LostError) as lost:
+            wire.dial(addresses, contexts[0], "node-1")
+    assert re.search(rf"127.0.0.1 port {addresses[0][1]}: .+; 127.0.0.1 port \d+: .*refused", str(lost.value))
+
+
 def test_a_disk_without_space_is_reported_before_the_first_byte(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -493,7 +574,7 @@ def test_a_disk_without_space_is_reported_before_the_first_byte(tmp_path: Path) 
     for each in workers:
         each.close()
     assert end["end"] == "room"
-    assert "MiB free" in end["why"]
+    assert re.fullmatch(r"[\d,]+ MiB free; 1,048,576 MiB and a reserve of 64 MiB are needed", end["why"])
     assert workers[1].counted["received"] == 0
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
+from launcher.cli.data import _pushed, _table
+from launcher.data.distribution import Distributed
 from launcher.data.locations import Copy, Source, copies, is_network, parse_source, remove, root_of, select, shared
+from launcher.data.push import Delivered
 from launcher.errors import DataFailed, JobInvalid, NodeUnfit, UsageError
 from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
@@ -29,7 +35,7 @@ def test_a_source_is_local_or_on_another_machine(tmp_path: Path) -> None:
     (tmp_path / "pets").mkdir()
     assert parse_source("gpu-a:/data/x", tmp_path) == Source("gpu-a", "/data/x")
     assert parse_source("./pets", tmp_path) == Source("", str(tmp_path / "pets"))
-    for wrong in ("gpu-a:data", "./cats"):
+    for wrong in ("gpu-a:data", "./cats", ""):
         with pytest.raises(UsageError):
             parse_source(wrong, tmp_path)
 
@@ -90,8 +96,23 @@ def test_the_folder_belongs_to_the_user_and_is_created_only_for_copies(tmp_path:
     assert root.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_link_of_another_user_in_data_root_is_not_followed(tmp_path: Path) -> None:
+    """As in a /scratch that everybody may write to: it leads to a folder of this user."""
+    mine, scratch = tmp_path / "mine", tmp_path / "scratch"
+    mine.mkdir()
+    scratch.mkdir()
+    link = scratch / f"launcher-{os.getuid()}"
+    link.symlink_to(mine)
+    settings = Settings(data_root={"local": str(scratch)})
+    assert root_of(engine("a"), settings) == str(mine), "the user's own link"
+    if os.geteuid() == 0:  # only root can make a link of somebody else
+        os.lchown(link, 12345, 12345)
+        with pytest.raises(NodeUnfit, match="belongs to another user"):
+            root_of(engine("a"), settings)
+
+
 def test_a_home_on_a_network_file_system_requires_a_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "stat").write_text("#!/bin/sh\necho nfs\n")
+    (tmp_path / "stat").write_text('#!/bin/sh\n[ "$1" = -f ] || exec /usr/bin/stat "$@"\necho nfs\n')
     (tmp_path / "stat").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -134,6 +155,43 @@ def test_copies_are_listed_and_removed_unless_in_use_or_the_engine_fails(
     remove(engine("node"), str(tmp_path), found[0])
     assert not (tmp_path / found[0].folder).exists()
     assert not list(tmp_path.glob(".removed*"))
+
+
+def test_data_is_selected_by_any_of_its_names() -> None:
+    def copy(node: str, letter: str, source: str, called: str = "") -> Copy:
+        return Copy(node, f"copies/{letter * 64}", source, 1, 1, 1, 1, "", called)
+
+    pack, pets, others = (
+        copy("gpu-b", "a", "gpu-a:/data/imagenet.pack", "train"),
+        copy("gpu-b", "b", "gpu-a:/data/pets"),
+        copy("gpu-b", "c", "laptop:/home/ada/pets"),
+    )
+    found = {"gpu-a": [], "gpu-b": [pack, pets, others]}
+    for name in ("train", "imagenet.pack", "imagenet", "gpu-a:/data/imagenet.pack", "aaaa"):
+        assert select(found, name) == [pack], name
+    assert select(found, "gpu-a:/data/pets") == [pets]
+    with pytest.raises(UsageError, match="selects data of several sources: gpu-a:/data/pets, laptop:/home/ada/pets"):
+        select(found, "pets")
+    for unknown in ("aaa", "", "birds", "imagene"):
+        with pytest.raises(UsageError, match="they have: gpu-a:/data/imagenet"):
+            select(found, unknown)
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(_table(found))
+    rows = [line.split() for line in shown.getvalue().splitlines()]
+    assert [row[:3] for row in rows if row[-2:] == ["the", "source"]] == [
+        ["gpu-a", "aaaaaaaaaaaa", "gpu-a:/data/imagenet.pack"],
+        ["gpu-a", "bbbbbbbbbbbb", "gpu-a:/data/pets"],
+    ]
+
+
+def test_a_push_says_what_it_had_to_do() -> None:
+    delivered = Delivered("a" * 64, received={"gpu-b": 0, "gpu-c": 2000})
+    done = Distributed({"gpu-a": "/data/x", "gpu-b": "/b", "gpu-c": "/c"}, delivered)
+    assert list(_pushed(done)) == [
+        "gpu-a: /data/x  used in place",
+        "gpu-b: /b  already complete",
+        "gpu-c: /c  2.0 kB received",
+    ]
 
 
 def test_doctor_compares_the_copies_of_the_nodes() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launcher.data import worker
+from launcher.data import certificates, worker
+from launcher.data import push as push_
 from launcher.data.locations import Source
 from launcher.data.push import Delivered, Endpoint, Origin, push, verify
 from launcher.errors import DataFailed
@@ -106,3 +112,100 @@ def test_a_missing_source_is_reported(tmp_path: Path, origin: Origin) -> None:
     Path(origin.path).rmdir()
     with pytest.raises(DataFailed, match="No such file"):
         pushed(origin, target(tmp_path, "a"))
+
+
+def test_several_pushes_of_the_same_data_at_once_send_it_once(tmp_path: Path, origin: Origin) -> None:
+    (Path(origin.path) / "folder" / "below").mkdir(parents=True)
+    targets = [target(tmp_path, name) for name in "ab"]
+    with ThreadPoolExecutor() as pool:
+        every = [each.result()[0] for each in [pool.submit(pushed, origin, *targets) for _ in range(3)]]
+    assert not [each.failed for each in every if each.failed]
+    assert {each.content for each in every} == {every[0].content}
+    assert all(has_it(each, every[0]) for each in targets)
+    for node in "ab":
+        assert SIZE <= sum(each.received[node] for each in every) < 1.05 * SIZE
+
+
+def test_a_node_that_finds_its_copy_damaged_gets_the_piece_again(tmp_path: Path, origin: Origin) -> None:
+    first, second = target(tmp_path, "a"), target(tmp_path, "b")
+    done, _ = pushed(origin, first)
+    copy = Path(first.root) / "copies" / done.content / "files" / "pack"
+    with copy.open("r+b") as file:
+        file.write(b"?")
+    again, messages = pushed(origin, first, second)
+    assert not again.failed
+    assert any("pack is damaged on this node" in line for line in messages)
+    assert verify(first, again.content) == verify(second, again.content) == []
+    assert again.received["a"] < 2 * MIB
+
+
+FORGED: list[Any] = [
+    *({"port": port} for port in (0, -1, 65536, "x", None, [1], 1.5, True)),
+    *({"received": "many"}, {"sent": -1}, {"done": [], "total": 7}, {"total": {}}, {"total": float("nan")}),
+    *({"end": "whole", "content": text} for text in ("../../../rd", "A" * 64, 7, None, ["a"])),
+    *({"end": []}, {"end": "lost", "where": 3}, {"damaged": 3}, {"bytes": "1e9"}),
+]
+
+
+@pytest.mark.parametrize("message", FORGED, ids=json.dumps)
+def test_a_message_of_a_worker_is_checked(message: Any) -> None:
+    forger = worker.Worker(LocalMachine("a", "me"), ["printf", "%s\n", json.dumps(message)], {})
+    with closing(forger), pytest.raises(DataFailed, match=r"^a: the process that copies data sent an invalid message"):
+        forger.until("anything", 10)
+
+
+def test_a_node_that_forges_messages_is_excluded_and_the_others_get_the_data(tmp_path: Path, origin: Origin) -> None:
+    forger = target(tmp_path, "b", """echo '{"port": "x", "received": -1}'; exec "$@" """)
+    first = target(tmp_path, "a")
+    done, _ = pushed(origin, first, forger)
+    assert list(done.failed) == ["b"]
+    assert "invalid message" in str(done.failed["b"])
+    assert has_it(first, done)
+
+
+@pytest.mark.parametrize(("margin", "says"), [(-1, "is not yet valid by this node's clock"), (40, "has expired")])
+def test_clocks_that_differ_are_named(
+    tmp_path: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch, margin: int, says: str
+) -> None:
+    monkeypatch.setattr(certificates, "_MARGIN", timedelta(days=margin))
+    monkeypatch.setattr(certificates, "_LONGEST", timedelta(days=2 if margin < 0 else -39))
+    monkeypatch.setattr(push_, "GRACE", 0.1)
+    node = target(tmp_path, "a")
+    done, _ = pushed(origin, node)
+    error = str(done.failed["a"])
+    assert says in error or "rejected the certificate" in error
+    assert "compare the clocks of the nodes" in error
+    assert "ephemeral" not in error
+
+
+def test_a_file_that_cannot_be_read_is_named_by_the_users_path_before_anything_is_sent(
+    tmp_path: Path, origin: Origin
+) -> None:
+    (Path(origin.path) / "z").write_bytes(b"secret")
+    (Path(origin.path) / "z").chmod(0)
+    root = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    mounted = tmp_path / "launcher-source"  # as a container sees it
+    mounted.symlink_to(origin.path)
+    order: dict[str, Any] = {
+        "role": "source",
+        "path": str(mounted),
+        "root": str(tmp_path / "root"),
+        "label": "gpu-a:/data/x",
+    }
+    order["tls"] = dict(certificates.certificates(["a"])["a"])
+    reader = worker.Worker(LocalMachine("a", "me"), [*root, *worker.local_argv()], order)
+    with closing(reader), pytest.raises(DataFailed, match="Permission denied: gpu-a:/data/x/z"):
+        reader.until("bytes")
+
+
+GONE = "echo 'docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock.' >&2; exit 125"
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [("kill -9 $$", "was killed: the engine was restarted"), (GONE, "its container engine does not answer")],
+)
+def test_an_engine_that_was_restarted_is_named(script: str, says: str) -> None:
+    ended = worker.Worker(LocalMachine("a", "me"), ["sh", "-c", script], {})
+    with closing(ended), pytest.raises(DataFailed, match=f"^a: .*{says}"):
+        ended.until("port", 10)

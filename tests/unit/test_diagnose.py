@@ -54,34 +54,6 @@ def test_out_of_memory_takes_precedence_over_tracebacks() -> None:
     assert "out of memory" in found.what
 
 
-@pytest.mark.parametrize(
-    ("output", "meaning", "fix"),
-    [
-        (
-            "RuntimeError: [gloo/transport/tcp/x.cc:81] Timed out waiting 20000ms for recv operation",
-            "timed out",
-            "doctor",
-        ),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried", "GPU memory", "batch size"),
-        ("RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error.", "/dev/shm", "remount"),
-        (
-            "RuntimeError: The server socket has failed to listen: EADDRINUSE Address already in use",
-            "port",
-            "--set port",
-        ),
-        ("OSError: [Errno 28] No space left on device", "disk", "launcher clean"),
-        ("ModuleNotFoundError: No module named 'timm'", "imported", "image.packages"),
-        ("PermissionError: [Errno 13] Permission denied: '/data'", "no permission", "owner"),
-        ("exec /bin/sh: exec format error", "architecture", "build"),
-    ],
-)
-def test_known_causes_come_with_a_fix(output: str, meaning: str, fix: str) -> None:
-    found = first_failure([evidence(0, output)])
-    assert found is not None
-    assert meaning in found.what
-    assert fix in found.cure
-
-
 def test_a_timeout_is_reported_as_a_timeout() -> None:
     found = first_failure([evidence(0, "launcher: time limit of 5 s reached", 124), evidence(1, VICTIM)])
     assert found is not None
@@ -137,6 +109,43 @@ def test_a_signal_that_killed_the_failing_rank_or_the_program_is_reported(log: s
     found = first_failure([evidence(0, log, code)])
     assert found is not None
     assert found.what == what
+
+
+def test_the_exit_code_is_that_of_the_rank_which_failed_first() -> None:
+    noted = dataclasses.replace(evidence(0, "step 3\n", 75), attempts=(Attempt(1, failed=((0, 75), (1, 1))),))
+    by_torchrun = evidence(0, REPORT.replace(": 1\n", ": 75 (pid: 7)\n"))  # as in runs of earlier versions
+    for each in (noted, by_torchrun):
+        found = first_failure([each])
+        assert found is not None
+        assert (found.rank, found.exit_code, found.what) == (0, 75, "exited with code 75")
+
+
+TOLD = "train: 2 processes\ntrain: error: --data /nowhere: no such file\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "what"),
+    [
+        (TOLD, "exited with code 2: train: error: --data /nowhere: no such file"),
+        (OWN + TOLD, "exited with code 2: train: error: --data /nowhere: no such file"),  # the traceback is older
+        (OWN, "exited with code 2: KeyError: 'dog'"),
+        ("usage: run.py [-h]\nrun.py: error: unrecognized arguments: --lr\n", None),
+        ("step 3: error: 0.01\n", "exited with code 2"),
+    ],
+)
+def test_the_error_that_the_program_reported_is_in_the_verdict(output: str, what: str | None) -> None:
+    found = first_failure([evidence(0, output, 2)])
+    assert found is not None
+    assert found.what == what or found.what.endswith(": run.py: error: unrecognized arguments: --lr")
+
+
+def test_a_rank_that_exits_because_another_one_reports_the_error_is_not_blamed() -> None:
+    """The trainer's ranks agree on an error, and one of them prints it; torchrun may notice another one first."""
+    node = NodeOfRun("n0", "n0", 0, "c", "/o", range(2))
+    silent = Attempt(1, failed=((1, 2), (0, 2)))
+    found = first_failure([Evidence(node, state(2), TOLD, None, {0: TOLD, 1: ""}, (silent,)), evidence(2, "", 2)])
+    assert found is not None
+    assert (found.rank, found.words) == (0, "train: error: --data /nowhere: no such file")
 
 
 def test_a_suspended_rank_is_the_cause() -> None:
@@ -211,6 +220,9 @@ def test_a_runs_state_follows_from_its_containers() -> None:
     assert state_of([state(0)], 2) is RunState.LOST
     assert state_of([state(0), state(3)], 2) is RunState.FAILED
     assert state_of([state(0), state(None)], 2) is RunState.RUNNING
+    unknown = dataclasses.replace(state(0), exit_code=None)  # ended, without a record of its exit code
+    assert state_of([state(0), unknown], 2) is RunState.LOST
+    assert state_of([state(3), unknown], 2) is RunState.FAILED
 
 
 def test_ranks_that_were_still_importing_did_not_hang() -> None:

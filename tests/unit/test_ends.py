@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 
+from launcher import container_scripts
 from launcher.container_scripts.ends import End, history, repeated, settled, sitting_out
-from launcher.container_scripts.words import LOST_PEER, error
+from launcher.container_scripts.words import error, lost_connection
 
 A, B, C = ("a",), ("b",), ("c",)
 
@@ -60,7 +64,42 @@ def test_an_error_is_reported_without_its_variable_parts() -> None:
     assert error("killed\n") == ""
 
 
-def test_lost_connections_are_recognized() -> None:
-    assert LOST_PEER.search("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)")
-    assert LOST_PEER.search("  File 'x'\nEOFError\n")
-    assert not LOST_PEER.search("EOFError: Ran out of input")  # a truncated pickle
+RAISED = 'Traceback (most recent call last):\n  File "{}", line 3, in read\n    read()\n{}\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "error", "lost"),
+    [
+        ("chain.py", "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", True),
+        ("chain.py", "EOFError", True),
+        ("chain.py", "EOFError: Ran out of input", False),  # a truncated pickle
+        ("chain.py", "ConnectionResetError: [Errno 104] Connection reset by peer", True),
+        ("/usr/lib/python3.11/urllib/request.py", "ConnectionResetError: [Errno 104] Connection reset by peer", False),
+        ("/venv/site-packages/requests/models.py", "JSONDecodeError: Expecting value: line 1 column 1 (char 0)", False),
+    ],
+)
+def test_the_lost_connections_of_a_program_without_torch(file: str, error: str, lost: bool) -> None:
+    assert lost_connection(RAISED.format(file, error)) is lost
+
+
+TRACEBACKS = Path(__file__).with_name("tracebacks")
+
+
+@pytest.mark.parametrize(
+    ("ends", "own"),
+    [
+        (["victim-collective", "own-urllib-refused"], "urllib.error.URLError: <urlopen error [Errno N] Connection"),
+        (["victim-collective", "victim-store-get"], ""),
+        (["own-key-error-then-barrier"], "KeyError: 'key'"),
+    ],
+)
+def test_a_ranks_own_error_ends_a_generation_because_of_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[str], own: str
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(container_scripts.__file__).parent))  # as in the container
+    begun = importlib.import_module("begun")
+    for rank, end in enumerate(ends):
+        (tmp_path / f"rank-{rank}.log").write_bytes((TRACEBACKS / f"{end}.txt").read_bytes())
+    found = begun.StartedGeneration(tmp_path, tmp_path / "n.log", 0).error(1, torchrun=True)
+    assert found.startswith(own)
+    assert bool(found) == bool(own)

@@ -82,8 +82,8 @@ def test_data_reported_while_a_file_grew_is_not_reported_again_with_the_rest(nod
 
 def test_reading_the_rest_resumes_after_a_lost_connection(node: Node) -> None:
     class Cut(Files):
-        def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
-            for number, (span, piece) in enumerate(super().read_spans(spans)):
+        def read_spans(self, spans: Sequence[Span], *, below: str) -> Generator[tuple[Span, bytes], None, None]:
+            for number, (span, piece) in enumerate(super().read_spans(spans, below=below)):
                 if number == 3:
                     raise NodeUnreachable("a", "is away")
                 yield span, piece

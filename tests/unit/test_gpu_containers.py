@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import NodesFailed, NodeUnfit
+from launcher.faults.lookup import said
+from launcher.faults.table import ENGINE
 from launcher.image import cuda
 from launcher.image.probe import MARK, full_report
 from launcher.model.container import ContainerSpec
 from launcher.model.facts import EngineFacts, Gpu, ImageInfo, MigInstance, NodeFacts, NvidiaFacts
-from launcher.node.docker.toolkit import gpu_error
 from launcher.planning import gpu_checks, gpus
 from launcher.planning.checks import Level
 from tests.gpu_rows import TOOLKIT, UNSATISFIED
@@ -139,15 +140,15 @@ def test_an_image_is_tried_on_an_idle_gpu_and_on_none_for_a_job_without(
 
 @pytest.mark.parametrize(("source", "words", "what", "fix"), TOOLKIT, ids=[row[0] for row in TOOLKIT])
 def test_each_error_of_the_toolkit_has_its_own_fix(source: str, words: str, what: str, fix: str) -> None:
-    found = gpu_error(words)
+    found = said(ENGINE, words)
     assert found is not None, source
-    assert what in found[0]
-    assert fix in found[1]
+    assert what in found.what
+    assert fix in found.fix
 
 
 def test_other_errors_are_not_the_toolkits() -> None:
-    assert gpu_error("write /x: no space left on device") is None
-    assert gpu_error('exec: "python": executable file not found in $PATH') is None
+    assert said(ENGINE, "write /x: no space left on device") is None
+    assert said(ENGINE, 'exec: "python": executable file not found in $PATH') is None
 
 
 FILES = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")

@@ -213,7 +213,7 @@ def test_ports_that_are_off_initializing_or_trained_badly(tmp_path: Path) -> Non
     put(tmp_path, "infiniband", "ib_edr_two_cards", "mlx5_1/ports/1/state 2: INIT\n")
     assert "InfiniBand mlx5_1/1: its link is up but its state is INIT" in described(run(tmp_path), busy=True)[0]
     put(tmp_path, "infiniband", "ib_edr_two_cards", "mlx5_1/ports/1/rate 25 Gb/sec (1X EDR)\n")
-    assert "25 Gb/s, 1 lane(s) of EDR: link training failed" in described(run(tmp_path), busy=True)[0]
+    assert "25 Gb/s, 1 lane of EDR: link training failed" in described(run(tmp_path), busy=True)[0]
 
 
 def test_ports_and_entries_that_are_not_used(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from launcher.health.problem import Problem
 from launcher.health.rounds import MOST_ROUNDS, rounds, timetable
 from launcher.health.table import WIDTH, table
 from launcher.health.verdict import Finding, Network, judge
+from launcher.run.bench import BenchResult
 
 A100 = "NVIDIA A100-SXM4-80GB"
 NODES = tuple("abcdefgh")
@@ -126,6 +127,12 @@ def test_of_two_nodes_neither_is_blamed_unless_one_reaches_its_peak() -> None:
     assert found.nodes == ("b", "a")
     assert "50.0 GFLOP/s on b, 100 on a (0.50)" in found.line
     assert "not enough to identify" in found.line
+    assert not BenchResult(("a", "b"), findings=(found,)).faulty
+    (cause,) = verdict([processor("a", 100.0), processor("b", 50.0)], Problem("b", "processor", "throttled", "cool it"))
+    assert BenchResult(("a", "b"), findings=(cause,)).faulty
+    assert cause.line.endswith("(0.50): throttled; cool it")
+    (direction,) = verdict(pairs("ab", {("a", "b"): 1.0}))
+    assert (direction.nodes, direction.undecided) == (("a", "b"), True)
     (blamed,) = verdict([gpu("a", 0, 700.0), gpu("b", 0, 300.0)])
     assert blamed.nodes == ("b",)
     assert "data sheet 989" in blamed.line

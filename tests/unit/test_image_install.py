@@ -21,7 +21,7 @@ if [ "$1 $2" = "-m pip" ]; then
   exit
 fi
 if [ "$*" = "-c import torchvision" ]; then exit "$IMPORT_ENDS"; fi
-exec {sys.executable} "$@"
+exec "{sys.executable}" "$@"
 """
 TOOL = '#!/bin/sh\necho "$(basename "$0") $*" >>"$RECORD"\n[ "$1" != clone ] || mkdir -p "$7"\n'
 
@@ -46,7 +46,7 @@ def install(tmp_path):
             ["sh", str(SCRIPT), *argv],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=120,
             env={
                 "PATH": f"{tools}:/usr/bin:/bin",
                 "PYTHONPATH": str(tmp_path / "site"),

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-STEP = 6  # seconds
+STEP = 60  # seconds
 # Engines with one slow step, named by argv[1]; prints `ready` when it has begun
 PROGRAM = f"""
 import io, os, sys, tarfile, time
@@ -76,6 +76,6 @@ def test_ctrl_c_stops_image_work_immediately(step, nodes, tmp_path):
     time.sleep(0.5)  # until the main thread waits: CPython may miss a signal that comes just before (as of 3.11)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=3 * STEP)
+    _, err = process.communicate(timeout=2 * STEP)
     assert time.monotonic() - began < STEP / 2, err  # 0.1 s on an idle machine
     assert "KeyboardInterrupt" in err

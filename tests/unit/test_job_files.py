@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,20 @@ def test_a_missing_secret_file_a_folder_and_a_pipe(cwd: Path) -> None:
         "pipe is not a regular file",
         "D is not set in your environment; export it, or give {NAME: file}",
     ]
+
+
+def test_a_home_folder_and_what_contains_it_are_no_code(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = cwd / "homes" / "ada"
+    (home / "proj").mkdir(parents=True)
+    (cwd / "linked").symlink_to(home)
+    (cwd / "to").symlink_to("homes")
+    monkeypatch.setenv("HOME", str(cwd / "to" / "ada"))
+    own = pwd.getpwuid(os.getuid()).pw_dir
+    known = {"homes/ada": "is a", "linked": "is a", "homes": "contains a", ".": "contains a", "~": "is a", own: "is a"}
+    for code, what in known.items():
+        (said,) = refused(job(cwd, f"code: '{code}'\nrun: {{command: [ls]}}\n"), cwd)
+        assert f"{what} home folder" in said
+        assert "put the program in a folder of its own" in said
+    (said,) = refused(job(cwd, "code: /\nrun: {command: [ls]}\n"), cwd)
+    assert "/ is the root of the file system" in said
+    check_files(job(cwd, "code: linked/proj\nrun: {command: [ls]}\n"), cwd, {})

@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+import launcher
+from launcher.errors import JobInvalid
 from launcher.job.dump import dump_job
 from launcher.job.loader import load_job, parse_job
 from launcher.job.models import Job
@@ -346,3 +349,41 @@ def _seconds(action: Any) -> float:
     begin = time.process_time()
     action()
     return time.process_time() - begin
+
+
+def test_top_level_keys_for_anchors_are_ignored() -> None:
+    text = "name: job\nx-hosts: &hosts [a, b]\nimage: {ref: img}\nnodes: *hosts\nrun: {module: train}\n"
+    job = parse_job(text)
+    assert job == parse_job(HEAD)
+    assert "x-" not in dump_job(job)
+    with pytest.raises(JobInvalid, match="x-lr: unknown key"):
+        parse_job(text.replace("train}", "train, x-lr: 1}"))
+
+
+def test_a_host_may_be_a_url_and_no_user_name_has_an_at() -> None:
+    assert parse_job(HEAD.replace("a, b", "'ssh://ada@gpu-a:2222/'")).nodes[0].host == "ada@gpu-a:2222"
+    with pytest.raises(JobInvalid, match="give a user name with an @ in your ssh config, and its alias here"):
+        parse_job(HEAD.replace("a, b", "ada@corp@gpu-a"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "kind"),
+    [
+        ({"env": {"A": object()}}, "env", "object"),
+        ({"run": {"command": [b"python", "a.py"]}}, "run", "bytes"),
+        ({"mounts": {Path(b"/x".decode()): {1, 2}}}, "mounts", ""),
+    ],
+)
+def test_a_python_value_that_a_job_file_cannot_have_is_refused(keys: dict[str, Any], key: str, kind: str) -> None:
+    """Not passed to the program as its repr, `<object object at 0x7f...>`."""
+    job = {"name": "x", "image": {"ref": "y"}, "nodes": ["a"], "run": {"module": "train"}}
+    with pytest.raises(JobInvalid, match=f"job: {key}: .*{kind}"):
+        launcher.load({**job, **keys})
+    name, value = next(iter(keys.items()))
+    with pytest.raises(JobInvalid, match=f"job: {key}: .*{kind}"):
+        launcher.load(job, set={name: value})
+
+
+def test_paths_and_mappings_are_accepted_as_values_of_a_job() -> None:
+    keys = {"name": "x", "image": {"ref": "y"}, "nodes": ("a",), "env": MappingProxyType({"A": Path("/x"), "B": 1})}
+    assert launcher.load({**keys, "run": {"module": "train"}}).env == {"A": "/x", "B": "1"}

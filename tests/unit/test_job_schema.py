@@ -144,3 +144,9 @@ def test_the_templates_settings_that_are_defaults_are_the_defaults() -> None:
     data = yaml.safe_load(TEMPLATE)
     for key in ("runtime", "code", "gpus", "processes", "output", "port"):
         assert data[key] == Job.model_fields[key].default
+
+
+def test_the_schema_accepts_keys_for_anchors() -> None:
+    job = yaml.safe_load(TEMPLATE)
+    VALIDATOR.validate(job | {"x-hosts": ["a"]})
+    assert not VALIDATOR.is_valid(job | {"hosts": ["a"]})

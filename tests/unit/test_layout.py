@@ -1,4 +1,4 @@
-"""House rules that no tool checks: import rules and the cost of a start."""
+"""House rules that no linter checks, and the cost of a start."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 300  # lines a module should have at most; MARGIN more is a warning to split it
-MARGIN = 60
 MODULES_OF_HELP = 350  # 324 today, most of them of the library that reads the command line
 
 
@@ -36,18 +34,9 @@ def sources(package: str) -> Iterator[Path]:
     return (path for path in (ROOT / package).rglob("*.py") if "__pycache__" not in path.parts)
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, at the top or inside a function."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module or ""
-
-
 def test_the_launcher_makes_one_unix_socket() -> None:
     """Its path must be below 104 bytes on macOS; that of ssh/login.py has a test of its longest path."""
-    makers = ("AF_UNIX", "ControlPath", "ControlMaster", "start_unix_server", "UnixStreamServer")
+    makers = ("AF_UNIX", "ControlPath", '"-M"', "start_unix_server", "UnixStreamServer")
     found = {str(path.relative_to(ROOT)) for path in sources("launcher") if any(m in path.read_text() for m in makers)}
     connecting = {"launcher/node/docker/channel.py", "launcher/node/ssh/identities.py"}
     assert found == connecting | {"launcher/node/ssh/login.py"}
@@ -94,24 +83,12 @@ def test_plain_processes_need_neither_docker_nor_paramiko(tmp_path: Path) -> Non
     assert not imported_by(code) & {"docker", "requests", "urllib3", "paramiko", "cryptography"}
 
 
-def test_trainer_and_launcher_do_not_import_each_other() -> None:
-    for path in sources("train"):
-        assert not [name for name in imports(path) if name.partition(".")[0] == "launcher"], path
-    scripts = ROOT / "launcher" / "container_scripts"
-    in_the_image = {scripts / "agent.py", *scripts.glob("bench_*.py")}  # run only under the image's Python
-    for path in set(sources("launcher")) - in_the_image:
-        assert not [name for name in imports(path) if name.partition(".")[0] in {"train", "torch", "tests"}], path
-
-
 @pytest.mark.parametrize("package", ["launcher", "train", "bench", "tests"])
-def test_every_module_has_a_docstring_and_a_limited_length(package: str) -> None:
+def test_every_module_has_a_docstring(package: str) -> None:
     for path in sources(package):
         text = path.read_text(encoding="utf-8")
         if path.name != "__init__.py" or text.strip():
             assert ast.get_docstring(ast.parse(text)), f"{path.relative_to(ROOT)} has no docstring"
-        if package in ("launcher", "train"):
-            lines = text.count("\n")
-            assert lines <= LIMIT + MARGIN, f"{path.relative_to(ROOT)} has {lines} lines: split it"
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
@@ -124,8 +101,8 @@ def is_import(node: ast.AST) -> bool:
 
 
 def test_imports_inside_functions_are_few() -> None:
-    """At a command's border, for an optional library, or for torch in a container; two tables load what is called."""
-    tables = {"launcher/__init__.py", "launcher/cli/main.py:load"}
+    """At a command's border, for an optional library, or for torch in a container; three tables load what is called."""
+    tables = {"launcher/__init__.py", "launcher/cli/main.py:load", "launcher/features/__init__.py"}
     found = {
         f"{path.relative_to(ROOT)}:{function.name}:{node.lineno}"
         for path in sources("launcher")
@@ -136,39 +113,13 @@ def test_imports_inside_functions_are_few() -> None:
     assert len(found) <= 15, "\n".join(sorted(found))
 
 
-def test_functions_of_the_trainer_have_a_limited_size() -> None:
-    for path in sources("train"):
-        for function in functions(ast.parse(path.read_text(encoding="utf-8"))):
-            size = (function.end_lineno or 0) - function.lineno
-            assert size < 60, f"{path.relative_to(ROOT)}:{function.name} is too long"
-
-
-def test_functions_and_classes_have_a_limited_size() -> None:
-    """Commands have a parameter for each of their options."""
+def test_classes_have_few_attributes() -> None:
     for path in sources("launcher"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for function in functions(tree):
-            name = f"{path.relative_to(ROOT)}:{function.name}"
-            assert (function.end_lineno or 0) - function.lineno < 60, f"{name} is too long"
-            given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-            own = [each for each in given if each.arg not in ("self", "cls")]
-            assert len(own) <= 8 or path.parent.name == "cli", f"{name} has {len(own)} parameters"
-        for each in ast.walk(tree):
+        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             stores = (n for n in ast.walk(each) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
             own_names = {n.attr for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"}
             if isinstance(each, ast.ClassDef):
                 assert len(own_names) <= 15, f"{path.relative_to(ROOT)}:{each.name} has {len(own_names)} attributes"
-
-
-def test_import_linter_passes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
 
 
 def test_a_refused_job_file_is_reported_without_connecting(tmp_path: Path) -> None:

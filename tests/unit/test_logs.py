@@ -114,27 +114,27 @@ def test_the_last_lines_begin_at_the_right_offset(ending: bytes, lines: list[byt
     with tempfile.TemporaryDirectory() as folder:  # of its own: the size of a file is read from a list of its folder
         log = Path(folder, "log")
         log.write_bytes(data)
-        offset = last_lines(FILES, str(log), count)
+        offset = last_lines(FILES, str(log), count, below=folder)
     assert data[offset:].splitlines() == (data.splitlines()[-count:] if count else [])
 
 
 def test_a_file_is_read_to_its_end_and_a_missing_file_is_empty(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"abcdef")
-    assert b"".join(read_from(FILES, str(tmp_path / "log"), 2)) == b"cdef"
-    assert list(read_from(FILES, str(tmp_path / "none"))) == []
+    assert b"".join(read_from(FILES, str(tmp_path / "log"), 2, below=str(tmp_path))) == b"cdef"
+    assert list(read_from(FILES, str(tmp_path / "none"), below=str(tmp_path))) == []
 
 
 def test_a_file_is_read_as_far_as_is_asked(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"abcdef")
-    assert b"".join(read_from(FILES, str(tmp_path / "log"), 2, stop=4)) == b"cd"
-    assert list(read_from(FILES, str(tmp_path / "log"), 4, stop=2)) == []
-    assert last_lines(FILES, str(tmp_path / "none"), 3) == 0
+    assert b"".join(read_from(FILES, str(tmp_path / "log"), 2, stop=4, below=str(tmp_path))) == b"cd"
+    assert list(read_from(FILES, str(tmp_path / "log"), 4, stop=2, below=str(tmp_path))) == []
+    assert last_lines(FILES, str(tmp_path / "none"), 3, below=str(tmp_path)) == 0
 
 
 def test_a_file_that_grows_while_it_is_read_has_an_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"first")
-    pieces = read_from(FILES, str(log))
+    pieces = read_from(FILES, str(log), below=str(tmp_path))
     assert next(pieces) == b"first"
     with log.open("ab") as file:
         file.write(b"later")

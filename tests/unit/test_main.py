@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from launcher.cli import main
+from launcher.cli.commands import Command, Group
 from launcher.errors import StoppedByUser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +93,7 @@ def test_ctrl_c_before_the_start_of_a_run_has_the_exit_code_of_stopped(tmp_path:
     up.send_signal(signal.SIGINT)
     messages = up.communicate(timeout=30)[1]
     assert up.returncode == StoppedByUser.exit_code, messages
-    assert messages == "launcher: stopped; nothing was started, and nothing remains on the nodes\n"
+    assert messages.splitlines()[-1] == "launcher: stopped; nothing was started, and nothing remains on the nodes"
     assert "Traceback" not in messages
 
 
@@ -104,3 +108,75 @@ def test_with_code_and_without_a_code_folder_nothing_is_built(
         main.main()
     assert ended.value.code == 2
     assert f"{job}:4: code: no such folder: {tmp_path}/gone" in capsys.readouterr().err
+
+
+def test_a_misspelt_command_is_corrected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["launcher", "stauts"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert "Did you mean 'status'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["logs", ""], ["a", "b", "a-20260102-120000-000c", "b-20260101-130000-000b", "a-20260101-120000-000a"]),
+        (["status", "a-20260102"], ["a-20260102-120000-000c"]),
+        (["up", "job.yaml", "--nodes", "gpu-a,gpu"], ["gpu-a,gpu-b"]),
+        (["stat"], ["status"]),
+        (["stauts", "stat"], ["status"]),  # as click does
+    ],
+)
+def test_shell_completion(
+    words: list[str],
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for run in ("a-20260101-120000-000a", "b-20260101-130000-000b", "a-20260102-120000-000c", "other"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+    (tmp_path / "config").write_text("Host gpu-a gpu-b other\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAUNCHER_SSH_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("_LAUNCHER_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["launcher", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    monkeypatch.setattr(sys, "argv", ["launcher"])
+    with pytest.raises(SystemExit):
+        main.app(prog_name="launcher")
+    assert capsys.readouterr().out.split() == expected
+
+
+def test_an_error_about_a_file_named_like_an_emoji(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["launcher", "up", "job:fire:.yaml"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert "job:fire:.yaml" in capsys.readouterr().err
+
+
+def every_command() -> Iterator[tuple[str, Any]]:
+    yield "launcher", get_command(main.app)
+    for name in main.COMMANDS:
+        command = main.load(name)
+        yield name, command
+        yield from ((f"{name} {sub}", each) for sub, each in getattr(command, "commands", {}).items())
+
+
+def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag takes no value, and an example is a line that can be copied."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, command in every_command():
+        assert isinstance(command, (Command, Group)), name
+        with pytest.raises(SystemExit) as ended:
+            command(["--help"], prog_name=name)
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        assert "<bool>" not in shown
+        assert max(map(len, shown.splitlines())) <= 80
+        for line in (command.help or "").splitlines():
+            assert "Example: " not in line or f" {line.strip()} " in shown

@@ -16,7 +16,7 @@ from launcher.container_scripts import ends, meeting
 from launcher.container_scripts.ends import End
 from launcher.container_scripts.meeting import DONE, ENDED, PROPOSING, RUNNING, Heard, Rules, State
 
-QUICK, ALL = 2_000, 100_000
+QUICK, ALL = 300, 100_000
 FAULTS, CALM = 80, 400  # seconds with faults, then maximum seconds until a generation has formed and finished
 GOAL = 60  # steps of the job
 SHAPES = [("abc", "", 2), ("abcd", "", 3), ("abc", "d", 3), ("abcde", "", 3), ("abc", "de", 3)]  # nodes, spares, least

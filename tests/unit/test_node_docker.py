@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.model.container import ContainerSpec, Layout, Mount, Phase
-from launcher.node.docker.values import container_request, container_state, device, engine_facts, image_info, timestamp
+from launcher.node.docker.values import (
+    container_request,
+    container_state,
+    device,
+    docker_run,
+    engine_facts,
+    image_info,
+    timestamp,
+)
 
 PLAIN = ContainerSpec(
     name="launcher-run-0",
@@ -227,6 +236,16 @@ def test_engine_facts_of_old_and_new_engines() -> None:
     assert new.cdi_devices == ("nvidia.com/gpu=0",)
     old = engine_facts({"SecurityOptions": None, "Runtimes": None})
     assert not old.rootless
+
+
+def test_an_engine_that_remaps_users_is_told_not_to() -> None:
+    """It refuses the host's network otherwise, and the program could not read the node's files."""
+    assert engine_facts({"SecurityOptions": ["name=seccomp,profile=builtin", "name=userns"]}).remapped
+    assert not engine_facts({"SecurityOptions": ["name=seccomp,profile=builtin"]}).remapped
+    assert "UsernsMode" not in container_request(PLAIN)["HostConfig"]
+    remapped = replace(PLAIN, userns="host")
+    assert container_request(remapped)["HostConfig"]["UsernsMode"] == "host"
+    assert "--userns host" in docker_run(remapped)
 
 
 def test_kind_and_image_store_of_engines() -> None:

@@ -67,7 +67,7 @@ def api_error(status: int, message: str) -> docker.errors.APIError:
             "/data/imagenet",
         ),
         (api_error(500, 'could not select device driver "nvidia" with capabilities: [[gpu]]'), NodeUnfit, "Toolkit"),
-        (api_error(500, "write /x: no space left on device"), NodeUnfit, "disk is full"),
+        (api_error(500, "write /x: no space left on device"), NodeUnfit, "the container engine's disk is full"),
         (api_error(404, "No such image: x"), NodeUnfit, "launcher image ship"),
         (api_error(500, "something else"), EngineFailed, "something else"),
         (docker.errors.InvalidVersion("too old"), EngineFailed, "could not create a container: too old"),

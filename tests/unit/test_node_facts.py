@@ -98,6 +98,17 @@ def test_complete_output() -> None:
     )
 
 
+def test_routes_of_both_families() -> None:
+    zero, up = "0" * 32, "00000001"
+    lines = [
+        f"fd00{'0' * 28} 40 {zero} 00 {zero} 00000100 00000001 00000000 {up}     eno1",
+        f"{zero} 00 {zero} 00 fe80{'0' * 27}1 00000400 00000001 00000000 00000003     eno1",
+        f"{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200       lo",  # no default route: unreachable
+    ]
+    routes = parse(("@@routes\n" + "\n".join(lines) + "\n@@end\n").encode()).node.routes
+    assert routes == (Route("fd00::/64", "eno1", 256), Route("::/0", "eno1", 1024))
+
+
 def test_the_clock_is_compared_with_the_callers() -> None:
     assert parse(OUTPUT.encode(), now=1795261509.25).node.clock_offset == pytest.approx(10.0)
 
@@ -151,7 +162,7 @@ TOKEN = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(OUTPUT.split("@@")[1:]), st.lists(st.lists(TOKEN, max_size=12), max_size=6))))
 def test_any_section_is_handled(sections: list[tuple[str, list[list[str]]]]) -> None:
     text = "".join(

@@ -9,10 +9,13 @@ import time
 
 import pytest
 
+from launcher.api.up import until_started
 from launcher.errors import NodesFailed, NodeUnreachable
+from launcher.node.connect import Fleet
 from launcher.node.docker.engine import Ulimits
 from launcher.node.docker.engine import granted as granted_ulimits
 from launcher.node.parallel import run_all, run_all_settled, run_both, uninterrupted
+from launcher.node.process.engine import ProcessEngine
 
 WANTED = (("memlock", -1), ("stack", 67108864))
 
@@ -25,7 +28,7 @@ def test_calls_run_concurrently_and_results_keep_their_order() -> None:
     barrier = threading.Barrier(20)
 
     def meet(index: int) -> int:
-        barrier.wait(5)  # passes only if all run at the same time
+        barrier.wait(60)  # passes only if all run at the same time
         time.sleep(0.02 * (20 - index) / 20)
         return index
 
@@ -80,13 +83,20 @@ def test_ctrl_c_waits_for_the_end_of_a_protected_section() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_does_not_hide_an_error() -> None:
+def test_ctrl_c_and_an_error_are_both_raised() -> None:
+    """`up --wait` tries again after some errors, and a sweep goes on with the next variant: not after a Ctrl-C."""
+
     def fails() -> int:
         interrupted([])
         return fail("a")
 
-    with pytest.raises(NodeUnreachable):
+    with pytest.raises(KeyboardInterrupt) as caught:
         uninterrupted(fails)
+    assert isinstance(caught.value.__cause__, NodeUnreachable)
+    with pytest.raises(KeyboardInterrupt, match="a: is unreachable"), until_started():
+        uninterrupted(fails)
+    with pytest.raises(NodeUnreachable):
+        uninterrupted(lambda: fail("a"))
 
 
 def test_ctrl_c_stays_ignored_if_it_was_before() -> None:
@@ -95,6 +105,13 @@ def test_ctrl_c_stays_ignored_if_it_was_before() -> None:
         assert uninterrupted(lambda: interrupted([])) == 3
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_part_of_a_fleet_has_its_ssh_config() -> None:
+    fleet = Fleet([ProcessEngine("local-0"), ProcessEngine("local-1")], {}, None)
+    fleet.ssh_config = "/my/config"
+    part = fleet.only(["local-1"])
+    assert ([engine.node for engine in part.engines], part.ssh_config) == (["local-1"], "/my/config")
 
 
 @pytest.mark.parametrize(

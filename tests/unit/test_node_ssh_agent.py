@@ -42,7 +42,7 @@ def test_an_unresponsive_agent_times_out(tmp_path: Path) -> None:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             SocketAgent(str(tmp_path / "agent"), 0.3)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
 
 
 def test_a_missing_agent_is_an_os_error(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from launcher.node.ssh.config import (
     HostSpec,
     Resolver,
     Target,
+    aliases,
     open_ssh_argv,
     parse_answer,
     parse_host,
@@ -137,7 +138,7 @@ def test_paths_with_spaces_are_kept() -> None:
 def test_bulk_transfers_use_the_same_config_no_prompts_and_a_quoted_command() -> None:
     argv = open_ssh_argv("me@gpu:23", "/my/config", ["docker", "load", "a b"])
     assert argv[:3] == ["ssh", "-F", "/my/config"]
-    assert "BatchMode=yes" in argv
+    assert "-oBatchMode=yes" in argv
     assert argv[-4:] == ["23", "--", "gpu", "docker load 'a b'"]
 
 
@@ -182,3 +183,11 @@ def test_a_refused_host_is_refused_for_every_caller() -> None:
     for _ in range(2):
         with pytest.raises(UsageError, match="not a node"):
             resolver.begin("-oProxyCommand=x")()
+
+
+def test_aliases_of_a_config_and_the_files_that_it_includes(tmp_path: Path) -> None:
+    config, more = tmp_path / "config", tmp_path / "more"
+    config.write_text(f"Host gpu-a *.lab !x\n User ada\nhost=gpu-b\nInclude {tmp_path}/m* {config}\nMatch host z\n")
+    more.write_text('HOST "gpu-c" gpu-a\n')
+    assert aliases(str(config)) == ["gpu-a", "gpu-b", "gpu-c"]
+    assert aliases(str(tmp_path / "none")) == []

@@ -74,7 +74,7 @@ def test_connecting_to_a_server_that_closes_every_connection_times_out(server: S
     began = time.monotonic()
     with pytest.raises(NodeUnreachable, match="closes connections before sending an SSH banner"):
         make(ConnectTimeout=1).host_key()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 def test_connecting_to_a_silent_server_times_out(server: SshServer, make: Make) -> None:
@@ -82,7 +82,7 @@ def test_connecting_to_a_silent_server_times_out(server: SshServer, make: Make) 
     began = time.monotonic()
     with pytest.raises(NodeUnreachable, match="no response within 1 s"):
         make(ConnectTimeout=1).host_key()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 def test_a_session_refused_by_a_full_sshd_is_retried(server: SshServer, make: Make) -> None:
@@ -131,9 +131,12 @@ def test_a_resumed_launcher_pings_before_it_gives_up(server: SshServer) -> None:
     pool = SshPool(server.config(), 5)
     ssh = SshMachine("a", "node", pool)
     assert ssh.run(["true"]).code == 0
-    connection = pool.connection("node")
-    connection.live[1].heard -= 3600  # type: ignore[index]
-    time.sleep(3)
+    wire = pool.connection("node").live[1]  # type: ignore[index]
+    wire.heard -= 3600
+    deadline = time.monotonic() + 60
+    while wire.heard < deadline - 1000:
+        assert time.monotonic() < deadline, "no ping"
+        time.sleep(0.05)
     assert ssh.run(["true"]).code == 0
     assert server.accepted == 1
     pool.close()
@@ -145,7 +148,7 @@ def test_closing_a_pool_leaves_nothing_open(server: SshServer) -> None:
     SshMachine("a", "node", pool).run(["true"])
     began = time.monotonic()
     pool.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
     def ours() -> list[str]:
         return [t.name for t in set(threading.enumerate()) - before if t.name == "ssh keepalive"]
@@ -161,6 +164,17 @@ def test_a_host_key_is_unknown_if_the_server_forwards_no_connections(
     ssh = make()
     assert ssh.has_host_key("127.0.0.1", 1, ssh.host_key(), 2) is None
     assert capfd.readouterr() == ("", "")  # paramiko logs the refusal as an error
+
+
+def test_a_server_that_knows_the_user_already_gets_no_key(server: SshServer, make: Make) -> None:
+    server.accepts_none = True
+    assert make().run(["true"]).code == 0
+    assert server.methods == ["none"]
+
+
+def test_other_servers_get_a_key_next(server: SshServer, make: Make) -> None:
+    assert make().run(["true"]).code == 0
+    assert server.methods == ["none", "publickey"]
 
 
 def test_endless_output_is_given_up(make: Make) -> None:

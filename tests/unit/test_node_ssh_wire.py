@@ -26,7 +26,7 @@ def test_silence_times_out_after_a_second_whatever_paramiko_requests() -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         wire.recv(1)
-    assert 0.9 < time.monotonic() - began < 20
+    assert time.monotonic() - began > 0.9
 
 
 def test_the_wire_records_when_data_last_arrived() -> None:

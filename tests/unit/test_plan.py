@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from launcher.model.plan import Plan, Rendezvous
 from launcher.planning import build, command, gpus
 from launcher.planning.offline import offline
 from launcher.planning.rendezvous import candidates, choose, on_one_machine, source_address
+from launcher.run.start import kit
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = "job-20260131-120000-00aa"
@@ -211,6 +214,58 @@ def test_an_address_in_the_job_file_takes_precedence() -> None:
         choose(facts, [Probe("gpu-1", "gpu-0", "10.9.9.9", 1, Reach.OPEN)], 1, ["10.9.9.9", None])
 
 
+def _with(rank: int, *interfaces: tuple[str, str], routes: tuple[Route, ...] = ()) -> NodeFacts:
+    return node(rank, interfaces=tuple(Interface(name, (address,)) for name, address in interfaces), routes=routes)
+
+
+def test_an_address_on_the_loopback_interface_never_makes_it_the_interface() -> None:
+    """With BGP to the host, the machine's address is on lo, and gloo would use 127.0.0.1 there."""
+    facts = [
+        _with(
+            rank,
+            ("lo", "127.0.0.1/8"),
+            ("lo", f"10.9.0.{rank + 1}/32"),
+            ("ens1", f"169.254.{rank}.1/31"),
+            ("ens2", f"10.1.{rank}.1/31"),
+            routes=(Route("0.0.0.0/0", "ens1", 10), Route("0.0.0.0/0", "ens2", 20)),
+        )
+        for rank in range(2)
+    ]
+    assert candidates(facts) == ("10.1.0.1", "10.9.0.1")
+    meeting = choose(facts, [Probe("gpu-1", "gpu-0", "10.9.0.1", 1, Reach.REFUSED)], 1)
+    assert (meeting.address, meeting.interfaces) == ("10.9.0.1", ("ens2", "ens2"))
+    given = choose(facts, [Probe("gpu-1", "gpu-0", "10.9.0.1", 1, Reach.OPEN)], 1, ["10.9.0.1", "10.9.0.2"])
+    assert (given.addresses, given.interfaces) == (("10.9.0.1", "10.9.0.2"), ("ens2", "ens2"))
+    bare = dataclasses.replace(facts[0], interfaces=facts[0].interfaces[:2])
+    with pytest.raises(NodeUnfit, match=r"has its address 10\.9\.0\.1 on lo"):
+        choose([bare, facts[1]], [Probe("gpu-1", "gpu-0", "10.9.0.1", 1, Reach.OPEN)], 1)
+
+
+@pytest.mark.parametrize("tunnel", ["wg0", "tailscale0", "tun0", "ztabcdef12", "ppp0"])
+def test_a_tunnel_is_tried_after_other_networks_and_named(tunnel: str) -> None:
+    routes = (Route("0.0.0.0/0", "ens0"), Route("10.8.0.0/24", tunnel))
+    facts = [
+        _with(rank, (tunnel, f"10.8.0.{rank + 1}/24"), ("ens0", f"10.{rank}.0.5/24"), routes=routes) for rank in (0, 1)
+    ]
+    assert candidates(facts) == ("10.0.0.5", "10.8.0.1")
+    seen = [Probe("gpu-1", "gpu-0", "10.0.0.5", 1, Reach.SILENT), Probe("gpu-1", "gpu-0", "10.8.0.1", 1, Reach.OPEN)]
+    meeting = choose(facts, seen, 1)
+    assert meeting.interfaces == (tunnel, tunnel)
+    plan = build.build(job(2), RUN, facts, MODERN, meeting, code="", owner="", created=0)
+    assert any(f"over {tunnel}, a tunnel" in warning for warning in plan.warnings)
+
+
+def test_nodes_with_ipv6_alone_use_the_address_that_the_message_shows() -> None:
+    facts = [
+        _with(rank, ("ens0", f"fd00::{rank + 1}/128"), ("ens0", "fe80::1/64"), routes=(Route("::/0", "ens0"),))
+        for rank in (0, 1)
+    ]
+    with pytest.raises(NodeUnfit, match=r"nodes: \[\{host: gpu-0, address: fd00::1\}"):
+        choose(facts, [], 1)
+    meeting = choose(facts, [Probe("gpu-1", "gpu-0", "fd00::1", 1, Reach.OPEN)], 1, ["fd00::1", None])
+    assert (meeting.addresses, meeting.interfaces) == (("fd00::1", "fd00::2"), ("ens0", "ens0"))
+
+
 def test_source_address_follows_the_longest_prefix_then_the_metric() -> None:
     facts = node(
         0,
@@ -288,6 +343,21 @@ def test_containers_of_a_rootless_engine_run_as_root() -> None:
     assert planned(job(1), [node(0, engine=engine)]).master.container.user == "0:0"
 
 
+def test_containers_of_a_remapping_engine_use_the_users_of_the_node() -> None:
+    engine = EngineFacts("e", "27", False, ("runc",), (), "/x", 1, remapped=True)
+    container = planned(job(1), [node(0, engine=engine)]).master.container
+    assert (container.userns, container.user) == ("host", "1001:1002")
+    assert planned(job(1), [node(0)]).master.container.userns == ""
+
+
+@pytest.mark.parametrize(("remapped", "modes"), [(False, {0o700, 0o600, 0o755}), (True, {0o777, 0o666})])
+def test_the_program_can_read_its_secrets_if_their_owner_is_remapped(remapped: bool, modes: set[int]) -> None:
+    with tarfile.open(fileobj=io.BytesIO(kit("/kit", "1001:1002", {"A": "b"}, remapped=remapped))) as tar:
+        found = tar.getmembers()
+    assert {member.mode for member in found} == modes
+    assert {(member.uid, member.gid) for member in found} == {(1001, 1002)}
+
+
 def test_a_script_outside_the_code_is_refused() -> None:
     with pytest.raises(PlanInvalid, match="outside the code folder"):
         planned(job(1, code="src", run={"script": "main.py"}), [node(0)])
@@ -318,3 +388,16 @@ def test_ranks_are_numbered_across_nodes() -> None:
 
 def test_plain_commands_have_the_rendezvous_in_their_environment() -> None:
     assert command.bare("10.0.0.1", 1234, nodes=2, rank=1)["RANK"] == "1"
+
+
+def test_variables_that_a_shell_would_expand_are_noted() -> None:
+    env = {"A": "${HOME}/data", "B": "~/data", "C": "$USER", "D": "cost: $ 5, ~", "E": "a~/b"}
+    plan = planned(job(1, env=env), [node(0)])
+    assert [line.split(":")[0] for line in plan.warnings if "not expanded" in line] == ["env A", "env B", "env C"]
+    assert plan.nodes[0].container.env["A"] == "${HOME}/data"
+
+
+def test_limits_that_engines_refuse_are_told_once_for_all_nodes() -> None:
+    facts = [node(0), *(node(rank, ulimits=(("stack", 67108864),)) for rank in (1, 2))]
+    limited = [line for line in planned(job(3), facts).warnings if "limited" in line]
+    assert limited == ["locked memory is limited on gpu-1, gpu-2"]

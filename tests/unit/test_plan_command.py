@@ -150,7 +150,7 @@ def test_the_script_names_image_and_folder_of_every_node() -> None:
     text = docker_lines(replace(PLAN, warnings=("one\nrm -rf /",)))
     assert text.count("docker run -d") == 2
     assert text.count("nvcr.io/nvidia/pytorch:26.09-py3 /.launcher/entry.sh") == 2
-    assert text.count("mkdir -p /home/user/.launcher/digits-00000000-000000-0000\n") == 2
+    assert text.count("mkdir -p /home/user/.launcher/digits-00000000-000000-0000/workdir/gpu-") == 2
     assert "# warning: one rm -rf /\n" in text
     assert "--gpus '\"device=GPU-assumed-0," in text
 
@@ -160,7 +160,7 @@ def test_the_plan_shows_gpus_workers_and_whole_commands(width: int) -> None:
     file = io.StringIO()
     show(PLAN, Console(file=file, width=width, highlight=False, soft_wrap=True))
     text = file.getvalue()
-    assert text.count("8 worker(s)") == 2
+    assert text.count("8 workers") == 2
     assert "gpus none" not in text
     assert "gpus: all is assumed to be 8 GPUs per machine (gpu-a, gpu-b)" in text
     assert " ".join(PLAN.nodes[1].container.argv) in text.splitlines()[-3]

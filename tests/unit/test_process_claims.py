@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 
 from launcher.model.labels import RUN
 from launcher.node.process import folders as process_claims
+from launcher.node.process.engine import ProcessEngine
+from launcher.run.claims import claim_all
+from tests.unit.test_plan import job, node, planned
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +39,13 @@ def test_exactly_one_of_many_gets_the_claim() -> None:
     assert holder.labels[RUN] == got[0]
 
 
+@pytest.mark.parametrize(("run", "locked"), [({"module": "train"}, ["launcher-port-29500"]), ({"command": ["a"]}, [])])
+def test_a_single_node_locks_its_port_if_torchrun_listens(run: dict[str, object], locked: list[str]) -> None:
+    plan = planned(job(1, run=run), [node(0)])
+    claim_all(ProcessEngine(plan.master.node), plan)
+    assert [claim.name for claim in process_claims.claims()] == locked
+
+
 def test_a_claim_is_released_only_by_its_own_id(home: Path) -> None:
     process_claims.claim("gpu-0", {RUN: "a"})
     old = process_claims.claim("gpu-0", {RUN: "b"})
@@ -46,6 +57,27 @@ def test_a_claim_is_released_only_by_its_own_id(home: Path) -> None:
     process_claims.claim("gpu-1", {RUN: "c"})
     process_claims.release(lambda claim: claim.labels[RUN] == "c")
     assert not (home / ".launcher" / ".claims").exists()
+
+
+def test_machines_with_the_same_home_have_their_own_claims(home: Path) -> None:
+    theirs = home / ".launcher" / ".claims" / "another-machine" / "port-29500"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text(json.dumps({RUN: "a"}))
+    assert process_claims.claims() == []
+    assert process_claims.claim("port-29500", {RUN: "b"}) is None
+    process_claims.release(lambda _: True)
+    assert theirs.exists()
+
+
+@pytest.mark.parametrize("text", ["", '{"launcher.run": "a', "[]", "null", "\xff"])
+def test_a_claim_of_which_a_full_disk_kept_a_part_is_not_held(text: str) -> None:
+    process_claims.claim("gpu-0", {RUN: "a"})
+    process_claims.claim("gpu-1", {RUN: "b"})
+    (process_claims.root() / ".claims" / process_claims.machine_id() / "gpu-0").write_text(text)
+    assert [claim.name for claim in process_claims.claims()] == ["gpu-1"]
+    assert process_claims.claim("gpu-0", {RUN: "c"}) is None
+    process_claims.release(lambda claim: claim.labels[RUN] == "b")
+    assert [claim.labels[RUN] for claim in process_claims.claims()] == ["c"]
 
 
 def test_all_claims_of_the_machine_are_listed(home: Path) -> None:

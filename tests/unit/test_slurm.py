@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
+from launcher.cli.console import print_outcome
 from launcher.errors import JobInvalid, NodeUnfit, UsageError
 from launcher.job.loader import parse_job
 from launcher.job.settings import read_settings
@@ -20,6 +23,7 @@ from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.node.connect import Fleet
 from launcher.node.machine import LocalMachine
+from launcher.node.slurm import engine as slurm_engine
 from launcher.node.slurm.engine import SlurmEngine
 from launcher.node.slurm.queue import ASK, RunInQueue, parse
 from launcher.planning.checks import Level
@@ -30,6 +34,8 @@ from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from launcher.run.exec_shell import execute
 from launcher.run.locate import Attached
+from launcher.run.outcome import conclude
+from launcher.run.state import RunState, state_of
 from tests.unit.test_export import CPU, DIGEST, GPU, HPC, import_step, sbatch
 
 RUN = "job-20260101-000000-abcd"
@@ -49,17 +55,35 @@ def run_labels(root: Path, nodes: int = 2) -> dict[str, str]:
     return known | {labels.PURPOSE: "run", labels.GPUS: ""}
 
 
+def listed(root: Path, state: str, *, number: str = "12", script: str = "", comment: str = f"launcher {RUN}") -> str:
+    """Return the job's line in the output of squeue. script: instead of the run's."""
+    own = f"{root / RUN}/.node/job.sh {RUN} {root / RUN}"
+    return f"{number}|{state}|None|{script or own}|{comment}"
+
+
 def ended(
-    tmp_path: Path, queue: str, *, accounting: str = "", log: str = "", end: str = "", codes: Any = (0, 0)
+    tmp_path: Path,
+    queue: str,
+    *,
+    accounting: str = "",
+    code: str = "",
+    log: str = "",
+    end: str = "",
+    codes: Any = (0, 0),
+    submitted: str = "12",
 ) -> Any:
-    """Return the run of job 12, parsed from ASK. queue: its line in squeue, "" if squeue no longer lists it."""
+    """Return the run of job 12, parsed from ASK. queue: its line in squeue, "" if squeue no longer lists it.
+
+    code: the exit code in scontrol.
+    """
     root = tmp_path / ".launcher"
     own = root / RUN
     for folder in (own / ".node", own / "state", own / "logs"):
         folder.mkdir(parents=True)
     spec = {"name": f"launcher-{RUN}-0", "labels": run_labels(root), "code": "", "sweep": []}
     (own / ".node" / "spec.json").write_text(json.dumps(spec))
-    (own / ".node" / "submitted").write_text("12\n")
+    if submitted:
+        (own / ".node" / "submitted").write_text(f"{submitted}\n")
     (own / "logs" / "slurm.log").write_text(log)
     if end:
         (own / "state" / "slurm.end").write_text(end)
@@ -70,6 +94,7 @@ def ended(
         (own / "state" / f"node-{rank}.attempts").write_text(f"start 1700000000\n{exit_}")
     program(tmp_path / "bin", "squeue", f"echo '{queue}'")
     program(tmp_path / "bin", "sacct", f"echo '{accounting}'" if accounting else "echo disabled >&2; exit 1")
+    program(tmp_path / "bin", "scontrol", f"echo 'JobId=12 JobState=FAILED ExitCode={code} Restarts=0'")
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     text = subprocess.check_output(["sh", "-c", ASK, "sh", "mark", str(root), RUN], text=True, env=env)
     (run,) = parse(text, "mark")
@@ -104,7 +129,7 @@ def test_how_slurm_ended_a_job_is_the_first_line(
     state: str, more: dict[str, Any], what: str, fix: str, tmp_path: Path
 ) -> None:
     """Even if every node exited with 0 after SIGTERM, and if Slurm no longer lists the job."""
-    run = ended(tmp_path, f"12|{state}|None|launcher {RUN}" if state else "", **more)
+    run = ended(tmp_path, listed(tmp_path / ".launcher", state) if state else "", **more)
     assert run.phase is Phase.EXITED
     found = first_line(run, tmp_path)
     assert found[0].startswith(f"was ended by Slurm: job 12: {what}")
@@ -114,9 +139,10 @@ def test_how_slurm_ended_a_job_is_the_first_line(
 
 def test_a_job_that_has_just_started_gets_its_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cached state of the queue is outdated: plain scancel would kill the job immediately."""
-    ended(tmp_path, f"12|PENDING|Resources|launcher {RUN}", codes=())
+    root = tmp_path / ".launcher"
+    ended(tmp_path, listed(root, "PENDING"), codes=())
     state, cancelled = tmp_path / "state", tmp_path / "cancelled"
-    program(tmp_path / "bin", "squeue", f'echo "12|$(cat {state})|None|launcher {RUN}"')
+    program(tmp_path / "bin", "squeue", f'echo "{listed(root, f"$(cat {state})")}"')
     program(tmp_path / "bin", "scancel", f'echo "$*" >>{cancelled}; echo CANCELLED >{state}')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     here = HPC.model_copy(update={"workdir": str(tmp_path)})
@@ -129,13 +155,13 @@ def test_a_job_that_has_just_started_gets_its_grace_period(tmp_path: Path, monke
 
 
 def test_a_job_that_failed_on_its_own_is_not_attributed_to_slurm(tmp_path: Path) -> None:
-    run = ended(tmp_path, f"12|FAILED|NonZeroExitCode|launcher {RUN}", end="7 1700000009 ", codes=(0, 7))
+    run = ended(tmp_path, listed(tmp_path / ".launcher", "FAILED"), end="7 1700000009 ", codes=(0, 7))
     assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (7, "")]
 
 
 def test_a_node_that_had_not_started_when_another_failed_is_not_blamed(tmp_path: Path) -> None:
     """A large image is being unpacked on one node while the program on another one exits."""
-    run = ended(tmp_path, f"12|FAILED|NonZeroExitCode|launcher {RUN}", end="7 1700000009 ", codes=(NOT_STARTED, 7))
+    run = ended(tmp_path, listed(tmp_path / ".launcher", "FAILED"), end="7 1700000009 ", codes=(NOT_STARTED, 7))
     assert [(state.exit_code, state.error) for state in run.states()] == [(137, ""), (7, "")]
     nodes = [NodeOfRun(f"node-{rank}", "slurm:hpc", rank, "", str(tmp_path), range(rank, rank + 1)) for rank in (0, 1)]
     failure = first_failure([gather(tmp_path, node, state) for node, state in zip(nodes, run.states(), strict=True)])
@@ -149,31 +175,225 @@ def test_how_slurm_ended_an_earlier_attempt_is_ignored(tmp_path: Path) -> None:
     assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (0, "")]
 
 
+@pytest.mark.parametrize(
+    ("state", "more", "codes"),
+    [
+        ("COMPLETED", {"end": "0 1700000009 ", "codes": (0, NOT_STARTED)}, [0, None]),
+        ("COMPLETED", {"end": "0 1700000009 ", "codes": (None, 0), "code": "0:0"}, [None, 0]),
+        ("COMPLETED", {"code": "0:0", "codes": ()}, [None, None]),
+        ("", {"codes": (None, None)}, [None, None]),
+        ("", {"codes": ()}, [None, None]),
+        ("", {"codes": (None, None), "accounting": "COMPLETED|0:0"}, [None, None]),
+        ("FAILED", {"codes": (None, None), "code": "73:0"}, [None, None]),  # the disk was full at the end
+    ],
+)
+def test_no_evidence_is_neither_a_success_nor_a_failure(
+    state: str, more: dict[str, Any], codes: list[int | None], tmp_path: Path
+) -> None:
+    run = ended(tmp_path, listed(tmp_path / ".launcher", state) if state else "", **more)
+    states = run.states()
+    assert run.phase is Phase.EXITED
+    assert [one.exit_code for one in states] == codes
+    assert state_of(states, 2) is RunState.LOST
+
+
+def test_an_outcome_without_evidence_names_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = ended(tmp_path, "", codes=(0, None)).states()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    here = HPC.model_copy(update={"workdir": str(tmp_path)})
+    engine = SlurmEngine("slurm:hpc", here, LocalMachine("slurm:hpc", "me"))
+    nodes = tuple(
+        NodeOfRun(f"node-{n}", "slurm:hpc", n, f"launcher-{RUN}-{n}", str(tmp_path), range(n, n + 1)) for n in (0, 1)
+    )
+    record = Record.rebuild(RUN, "process", nodes, tmp_path / "runs")
+    attached = Attached(record, nodes, {node.name: engine for node in nodes}, Fleet([engine], {}, None))
+    outcome = conclude(attached, {node.name: state for node, state in zip(nodes, states, strict=True)}, {}, None)
+    assert (outcome.state, outcome.exit_code) == (RunState.LOST, 3)
+    console = Console(width=200)
+    with console.capture() as printed:
+        print_outcome(console, outcome, str)
+    assert f"lost {RUN}: node-1 ended without a record of its exit code" in printed.get()
+
+
+def test_a_run_is_done_if_every_node_recorded_it(tmp_path: Path) -> None:
+    """Even if the script could not write its own record."""
+    for number, (state, code) in enumerate([("", ""), ("COMPLETED", "0:0"), ("FAILED", "73:0")]):
+        root = tmp_path / str(number)
+        run = ended(root, listed(root / ".launcher", state) if state else "", code=code)
+        assert state_of(run.states(), 2) is RunState.DONE
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "what"),
+    [
+        ("FAILED", {"code": "73:0"}, "could not be started: its batch script could not write to "),
+        ("", {"accounting": "FAILED|73:0"}, "could not be started: its batch script could not write to "),
+        ("", {"accounting": "FAILED|69:0"}, "exited with code 69"),
+        ("FAILED", {"code": "0:9"}, "could not be started: job 12: FAILED"),
+    ],
+)
+def test_the_scripts_exit_code_comes_from_slurm_if_the_script_could_not_record_it(
+    state: str, more: dict[str, str], what: str, tmp_path: Path
+) -> None:
+    run = ended(tmp_path, listed(tmp_path / ".launcher", state) if state else "", codes=(), **more)
+    assert first_line(run, tmp_path)[0].startswith(what)
+
+
+def test_the_exit_codes_of_an_ended_run_may_be_visible_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On NFS, the login machine sees new files with a delay."""
+    ended(tmp_path, "", codes=())
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    here = HPC.model_copy(update={"workdir": str(tmp_path)})
+    cluster, first = SlurmEngine("slurm:hpc", here, LocalMachine("slurm:hpc", "me")), f"launcher-{RUN}-0"
+    assert cluster.wait(first, 0).phase is Phase.RUNNING
+    monkeypatch.setattr(slurm_engine, "_LATE", 0)
+    assert cluster.wait(first, 0).phase is Phase.EXITED
+
+
+def test_a_job_in_an_unknown_state_is_running(tmp_path: Path) -> None:
+    assert ended(tmp_path, listed(tmp_path / ".launcher", "HIBERNATING")).phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("job", "submitted"),
+    [
+        ({"comment": "project 17"}, "12"),
+        ({"comment": "(null)", "script": "(null)"}, "12"),
+        ({"comment": "project|17"}, "12"),
+        ({"comment": "project 17"}, ""),
+        ({"comment": "project 17", "script": f"/shared/.launcher/{RUN}/.node/job.sh"}, ""),  # of newer versions
+        ({"script": "(null)"}, ""),
+        ({"comment": "project 17"}, "12;cluster"),
+    ],
+)
+def test_a_job_is_found_by_its_id_its_script_or_its_comment(
+    job: dict[str, str], submitted: str, tmp_path: Path
+) -> None:
+    run = ended(tmp_path, listed(tmp_path / ".launcher", "RUNNING", **job), submitted=submitted, codes=())
+    assert run.phase is Phase.RUNNING
+
+
+def test_another_job_with_the_same_id_is_not_the_runs(tmp_path: Path) -> None:
+    """Slurm starts counting again if it has lost its state."""
+    other = listed(tmp_path / ".launcher", "RUNNING", script="/home/me/other.sh", comment="(null)")
+    assert ended(tmp_path, other).phase is Phase.EXITED
+
+
+def test_a_task_of_an_array_is_found_without_its_id(tmp_path: Path) -> None:
+    root = tmp_path / ".launcher"
+    ended(tmp_path, "", submitted="", codes=())
+    file = root / RUN / ".node" / "spec.json"
+    last = f"{RUN}-last"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "sweep": ["x", RUN, last]}))
+    script = f"{root / last}/.node/array.sh"
+    tasks = [listed(root, "RUNNING", number=f"12_{n}", script=script, comment="") for n in (0, 1)]
+    program(tmp_path / "bin", "squeue", f"echo '{tasks[0]}'; echo '{tasks[1]}'")
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    text = subprocess.check_output(["sh", "-c", ASK, "sh", "mark", str(root), RUN], text=True, env=env)
+    (run,) = parse(text, "mark")
+    assert str(run.job) == "job 12_1: RUNNING"
+
+
+def test_files_that_a_program_replaced_by_links_or_pipes_are_not_read(tmp_path: Path) -> None:
+    ended(tmp_path, "")
+    root, private = tmp_path / ".launcher", tmp_path / "private"
+    private.mkdir()
+    (private / "slurm.log").write_text("slurmstepd: error: *** private DUE TO \n")
+    (private / "text").write_text("private text\n")
+    for name in ("state/slurm.end", "state/node-0.attempts", "state/node-1.attempts", ".node/submitted", "logs"):
+        subprocess.run(["rm", "-rf", root / RUN / name], check=True)
+    (root / RUN / ".node" / "submitted").symlink_to(private / "text")
+    (root / RUN / "logs").symlink_to(private)
+    (root / RUN / "state" / "node-0.attempts").symlink_to("/dev/zero")
+    for name in ("slurm.end", "node-1.attempts"):
+        os.mkfifo(root / RUN / "state" / name)
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    text = subprocess.check_output(["sh", "-c", ASK, "sh", "mark", str(root), RUN], text=True, env=env, timeout=30)
+    assert "private" not in text
+    (run,) = parse(text, "mark")
+    assert (run.submitted, run.end, run.attempts) == ("", None, {})
+
+
 def text_of(file: Path) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def run_script(tmp_path: Path, script: str, **env: str) -> subprocess.Popen[str]:
-    """Run the script with a Slurm of one node: its step is in a separate session, to which scancel sends signals."""
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A disk without free space, with the folders of a run's output."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    if os.geteuid() or subprocess.call(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]):
+        pytest.skip("mount is not allowed here")
+    try:
+        for name in ("state", "errors"):
+            (folder / name).mkdir()
+        subprocess.run(["dd", "if=/dev/zero", f"of={folder}/fill"], stderr=subprocess.DEVNULL, check=False)
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+STEP = (  # in a separate session, to which scancel sends signals
+    "setsid bash -c 'trap \"sleep 0.3; echo saved; exit 0\" TERM; : >{0}/runs; while :; do sleep 0.05; done' & "
+    "echo $! >{0}/step; wait $!"
+)
+
+
+def run_script(
+    tmp_path: Path, script: str, *, srun: str = STEP, by_hand: bool = False, **env: str
+) -> subprocess.Popen[str]:
+    """Run the script with a Slurm of one node, as `up` submits it or with sbatch alone."""
     own = tmp_path / "bin"
-    program(
-        own,
-        "srun",
-        f'setsid bash -c \'trap "sleep 0.3; echo saved; exit 0" TERM; : >{tmp_path}/runs; '
-        f"while :; do sleep 0.05; done' & echo $! >{tmp_path}/step; wait $!",
-    )
+    program(own, "srun", srun.format(tmp_path))
     program(own, "scancel", f"echo $* >>{tmp_path}/scancel; kill -TERM $(cat {tmp_path}/step)")
     program(own, "scontrol", f"echo $* >>{tmp_path}/scontrol; echo NodeAddr=127.0.0.1")
     (tmp_path / "job.sh").write_text(script)
     known = {**os.environ, "PATH": f"{own}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n1"}
-    output = {"LAUNCHER_OUTPUT": str(tmp_path / "out")}
     return subprocess.Popen(
-        ["bash", str(tmp_path / "job.sh")],
-        env={**known, **output, **env},
+        ["bash", str(tmp_path / "job.sh"), *(() if by_hand else (RUN, str(tmp_path / "out")))],
+        cwd=tmp_path,
+        env={**known, **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+@pytest.mark.parametrize("data", [CPU, GPU], ids=["process", "image"])
+def test_a_script_that_cannot_write_starts_no_node(data: dict[str, Any], full: Path, tmp_path: Path) -> None:
+    script = sbatch({**data, "secrets": [], "restarts": 0}, HPC.model_copy(update={"workdir": str(tmp_path)}))
+    said, _ = (running := run_script(tmp_path, script)).communicate(timeout=20)
+    assert running.returncode == 73, said
+    assert f"could not write {full}/state/node.sh" in said
+    assert not (tmp_path / "runs").exists()
+    assert not [*full.glob("state/*")]
+
+
+def test_a_script_that_cannot_record_its_end_is_no_success(full: Path, tmp_path: Path) -> None:
+    (full / "fill").unlink()
+    fills = f"dd if=/dev/zero of={full}/fill 2>/dev/null; exit 0"
+    said, _ = (running := run_script(tmp_path, sbatch(CPU), srun=fills)).communicate(timeout=20)
+    assert running.returncode == 73, said
+    assert f"could not write {full}/state/slurm.end" in said
+
+
+def test_a_script_that_another_run_submits_uses_nothing_of_that_run(tmp_path: Path) -> None:
+    """Slurm passes on the environment of sbatch."""
+    removed = {"LAUNCHER_NODE_RANK": "3", "LAUNCHER_TIMEOUT": "1", "LAUNCHER_MIG": "a,b", "RANK": "3"}
+    removed |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "SLURM_CPU_BIND": "quiet", "SLURM_MEM_PER_CPU": "1"}
+    kept = {"LAUNCHER_SSH_CONFIG": "/my/config", "MINE": "1"}
+    others = {"LAUNCHER_RUN": "other", "LAUNCHER_OUTPUT": str(tmp_path / "other"), "SLURM_RESTART_COUNT": "9"}
+    script = sbatch({**CPU, "restarts": 1})
+    running = run_script(tmp_path, script, srun="env >{}/env", by_hand=True, **removed, **kept, **others)
+    said, _ = running.communicate(timeout=20)
+    assert running.returncode == 0, said
+    found = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
+    assert found["LAUNCHER_RUN"] == "digits-12"
+    assert found["LAUNCHER_OUTPUT"] == f"{tmp_path}/output/digits-12"
+    assert {name: found.get(name) for name in kept} == kept
+    assert not {*removed} & {*found}
+    assert not (tmp_path / "other").exists()
 
 
 def test_before_slurms_time_limit_the_nodes_are_stopped_and_the_job_is_requeued(tmp_path: Path) -> None:

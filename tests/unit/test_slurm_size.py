@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def cluster(tmp_path: Path) -> Cli:
     comment = 'for a; do case $a in --comment=*) echo "${a#--comment=}" >%s/comment;; esac; done'
     submit = f'echo "$*" >{here}/submitted; echo RUNNING >{here}/state; echo 12'
     program(programs, "sbatch", f"{comment % here}; {submit}")
-    job = f'[ ! -e {here}/state ] || echo "12|$(cat {here}/state)|None|$(cat {here}/comment)"'
+    job = f'[ ! -e {here}/state ] || echo "12|$(cat {here}/state)|None|(null)|$(cat {here}/comment)"'
     steps = "case $* in *--steps*) echo 12.0; exit;; *root) exit;; esac"
     program(programs, "squeue", f"{steps}; echo . >>{here}/asked; {job}")
     program(programs, "scancel", f'echo "$*" >>{here}/cancelled; echo CANCELLED >{here}/state')
@@ -84,6 +85,35 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_nodes(nodes: int
     here = cluster.runs()[-1] / "logs"
     assert {name: (here / name).read_bytes() for name in logs} == logs
     assert "--batch --signal=TERM 12" in (tmp_path / "cancelled").read_text()
+
+
+def test_a_run_that_left_no_record_of_its_end_is_neither_done_nor_failed(cluster: Cli, tmp_path: Path) -> None:
+    """Slurm has forgotten its job."""
+    cluster("up", cluster.job(runtime="process", nodes=2, gpus="none", run={"command": ["true"]}), "-d", "--on", "hpc")
+    output = next((tmp_path / "shared" / ".launcher").iterdir())
+    (output / "state" / "node-0.attempts").write_text("start 1700000000\nexit 0 1700000009\n")
+    (tmp_path / "state").unlink()
+    found = json.loads(cluster("status", "--json").stdout)
+    assert found["state"] == "lost"
+    assert [node["exit_code"] for node in found["nodes"]] == [0, None]
+
+
+def test_down_does_not_confirm_a_run_whose_folder_was_removed_while_its_job_runs(cluster: Cli, tmp_path: Path) -> None:
+    cluster("up", cluster.job(runtime="process", nodes=1, gpus="none", run={"command": ["true"]}), "-d", "--on", "hpc")
+    shutil.rmtree(next((tmp_path / "shared" / ".launcher").iterdir()))
+    done = cluster("down", code=None)
+    assert done.returncode
+    assert "end it: scancel 12" in done.stderr
+
+
+def test_a_job_whose_id_cannot_be_stored_is_cancelled(cluster: Cli, tmp_path: Path) -> None:
+    """The folder is on a full disk, which a folder in place of the file stands for."""
+    submit = (tmp_path / "bin" / "sbatch").read_text()
+    taken = f"for own in {tmp_path}/shared/.launcher/*/.node; do mkdir $own/submitted.part; done"
+    (tmp_path / "bin" / "sbatch").write_text(f"{submit}{taken}\n")
+    file = cluster.job(runtime="process", nodes=1, gpus="none", run={"command": ["true"]})
+    assert "could not store the job's ID, and cancelled the job" in cluster("up", file, "--on", "hpc", code=3).stderr
+    assert (tmp_path / "cancelled").read_text() == "12\n"
 
 
 def test_a_sweep_runs_no_more_variants_concurrently_than_the_settings_allow(cluster: Cli, tmp_path: Path) -> None:

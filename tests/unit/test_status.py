@@ -57,9 +57,9 @@ def test_state_comes_first_and_the_last_line_is_shortened(seen: RunStatus, width
 
 
 def test_a_slow_rank_is_shown() -> None:
-    text = "rank 1 on gpu-1: 1.31x the median, data wait"
+    text = "rank 1 on gpu-1 is slow: its work takes 1.31x the median, mostly its data wait"
     slow = TrainingProgress(STEPS.first, {**STEPS.last, "slow": text})
-    assert shown(replace(CPU, progress=slow), 80)[2] == f"slow: {text}"
+    assert shown(replace(CPU, progress=slow), 80)[2] == text
 
 
 @pytest.mark.parametrize("value", [7, None, ["x"], "", "\x1b[2J\n", "x" * 9999])
@@ -93,6 +93,11 @@ def test_exited_and_unreachable_nodes_show_the_reason(width: int) -> None:
     assert "exited       gpu-0  0      1         137 OOM  1:02:11" in text
     assert "unreachable  gpu-1" in text
     assert "gpu-0: restart 1 after exit code 1 after 8 s" in text
+
+
+def test_the_time_of_an_ended_run_is_no_age() -> None:
+    head = shown(replace(CPU, state="done", progress=None), 80)[1]
+    assert head.split()[:5] == ["state", "node", "ranks", "restarts", "time"]
 
 
 def test_control_characters_of_a_node_are_not_printed() -> None:

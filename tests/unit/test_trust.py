@@ -24,8 +24,9 @@ from launcher.model import checked, labels
 from launcher.node import output_folder
 from launcher.node.docker.errors import SDK_ERRORS
 from launcher.node.docker.values import container_state
-from launcher.node.files import FileEntry, Files
+from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
+from launcher.node.trees import Entry
 from launcher.records.paths import RUNS, NodePaths, RunPaths
 from launcher.records.store import Record, records
 from launcher.run.earlier import whole
@@ -127,9 +128,10 @@ def inside(path: object, folder: str) -> bool:
 
 def is_harmless(told: labels.RunLabels) -> bool:
     here, there = RunPaths(RUNS / told.run), NodePaths(told.output, told.node)
-    assert all(inside(path, "runs") for path in (here.root, here.plan, here.result))
+    runs = str(RUNS.absolute())
+    assert all(inside(path, runs) for path in (here.root, here.plan, here.result))
     assert all(inside(path, told.output) for path in (there.log, there.error, there.clock, there.attempts))
-    assert inside(NodePaths(str(here.root), told.node).log, f"runs/{told.run}/logs")
+    assert inside(NodePaths(str(here.root), told.node).log, f"{runs}/{told.run}/logs")
     assert PurePosixPath(told.output).parts[-2:] == (".launcher", told.run)
     assert len(told.ranks) <= 10_000
     assert all(text.isprintable() for text in (told.node, told.owner, told.output, *told.gpus))
@@ -206,8 +208,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
 def test_an_output_folder_is_removed_and_no_neighbour_of_it(files: Files, tmp_path: Path) -> None:
     folder, other = (tmp_path / ".launcher" / run for run in (RUN, RUN.replace("aaaa", "bbbb")))
     for path in (folder, other):
-        output_folder.make(files, str(path), path.name)
-        output_folder.make(files, str(path), path.name)  # by another node with the same home
+        output_folder.make(files, str(path), path.name, f"{path}/workdir/a")
+        output_folder.make(files, str(path), path.name, f"{path}/workdir/a")  # by another node with the same home
         (path / "a b").mkdir()
     (folder / "a b" / "link").symlink_to(other)
     output_folder.remove(files, str(folder), RUN)
@@ -228,7 +230,7 @@ def test_an_output_folder_is_removed_and_no_neighbour_of_it(files: Files, tmp_pa
 )
 def test_a_folder_without_its_proof_is_not_removed(files: Files, tmp_path: Path, spoil: str) -> None:
     folder = tmp_path / ".launcher" / RUN
-    output_folder.make(files, str(folder), RUN)
+    output_folder.make(files, str(folder), RUN, f"{folder}/workdir/a")
     (folder / "model.pt").touch()
     subprocess.run(["sh", "-c", spoil], cwd=folder, env={**os.environ, "RUN": RUN}, check=True)
     with pytest.raises(NodeUnfit, match="could not remove"):
@@ -238,7 +240,7 @@ def test_a_folder_without_its_proof_is_not_removed(files: Files, tmp_path: Path,
 
 def test_a_folder_elsewhere_is_not_removed(files: Files, tmp_path: Path) -> None:
     folder = tmp_path / "data" / ".launcher" / RUN
-    output_folder.make(files, str(folder), RUN)
+    output_folder.make(files, str(folder), RUN, f"{folder}/workdir/a")
     with pytest.raises(NodeUnfit, match=f"not below {tmp_path}/.launcher"):
         output_folder.remove(files, str(folder), RUN)
     assert folder.exists()
@@ -256,7 +258,7 @@ def test_a_folder_that_another_node_removes_meanwhile_is_removed(
 ) -> None:
     """The other node's `rm` ends just before this one's `find` begins."""
     folder = tmp_path / ".launcher" / RUN
-    output_folder.make(files, str(folder), RUN)
+    output_folder.make(files, str(folder), RUN, f"{folder}/workdir/a")
     (folder / "checkpoints").mkdir()
     find = tmp_path / "bin" / "find"
     find.parent.mkdir()
@@ -280,5 +282,11 @@ def test_every_attack_in_the_docs_has_an_existing_test() -> None:
 
 @pytest.mark.parametrize("path", ["../../.ssh/authorized_keys", "a/../../b", "\x1b]0;x\x07"])
 def test_a_checkpoint_that_a_node_names_is_not_carried_out_of_its_folder(path: str) -> None:
-    kept = [FileEntry("last.pt", 1, 1.0), FileEntry("last.sharded/run.pt", 1, 1.0)]
-    assert whole([*kept, FileEntry(path, 1, 2.0)]) == kept
+    kept = [Entry("checkpoints/last.pt", 1, 1.0), Entry("checkpoints/last.sharded/run.pt", 1, 1.0)]
+    assert [*whole("checkpoints", [*kept, Entry(f"checkpoints/{path}", 1, 2.0)])] == ["last.pt", "last.sharded/run.pt"]
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../..", "../../last.pt", "a/../../b", "../a/..", "\n"])
+def test_a_link_that_a_node_names_does_not_lead_out_of_its_folder(target: str) -> None:
+    links = [Entry("checkpoints/step/last", 1, 1.0, target), Entry("checkpoints/step/own", 1, 1.0, "../step/5.pt")]
+    assert [*whole("checkpoints", links)] == ["step/own"]

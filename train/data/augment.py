@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from train.config import Config
 
@@ -15,22 +15,26 @@ NUMBERS = SEED + 1
 
 @dataclass(frozen=True)
 class View:
-    """A box (left, top, width, height) in source pixels, then a shift of the result and a horizontal flip."""
+    """A box (left, top, width, height) in source pixels, then a shift of the result and a horizontal flip.
+
+    `inside`: the image is cropped, then resized; otherwise it is resized, then cropped, so that the filter also uses
+    pixels next to the box.
+    """
 
     box: tuple[float, float, float, float]
     shift: tuple[int, int] = (0, 0)
     flip: bool = False
-
-    def reduction(self, side: int) -> float:
-        """Return the smaller ratio of source pixels to result pixels of the two axes; `side`: the result's."""
-        return min(self.box[2], self.box[3]) / side
+    inside: bool = True
 
 
 def validation_view(config: Config, width: int, height: int) -> View:
-    """Return the centre crop: resize the shorter side to `val_resize`, crop to `image_size`, in one resampling."""
-    resize = config.val_resize or round(config.image_size * 256 / 224)
-    side = min(width, height) * min(config.image_size / resize, 1.0)
-    return View(((width - side) / 2, (height - side) / 2, side, side))
+    """Return torchvision's Resize(val_resize) and CenterCrop(image_size), with its rounding, as one resampling."""
+    crop = config.image_size
+    resize = max(config.val_resize or round(crop * 256 / 224), crop)
+    short = min(width, height)
+    x, y = int(resize * width / short) / width, int(resize * height / short) / height  # scales
+    left, top = round((x * width - crop) / 2), round((y * height - crop) / 2)
+    return View((left / x, top / y, crop / x, crop / y), inside=False)
 
 
 def training_view(config: Config, width: int, height: int, numbers: Sequence[float], side: int) -> View:
@@ -40,10 +44,10 @@ def training_view(config: Config, width: int, height: int, numbers: Sequence[flo
         return View(random_box(width, height, config.crop_scale, numbers), flip=flip)
     centre = validation_view(config, width, height)
     if config.augment == "none":
-        return View(centre.box, flip=flip)
+        return replace(centre, flip=flip)
     reach = side // 8
     shift = (int(numbers[0] * (2 * reach + 1)) - reach, int(numbers[1] * (2 * reach + 1)) - reach)
-    return View(centre.box, shift, flip)
+    return replace(centre, shift=shift, flip=flip)
 
 
 def random_box(width: int, height: int, scale: float, numbers: Sequence[float]) -> tuple[float, float, float, float]:

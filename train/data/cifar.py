@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,10 @@ class ArraySource:
     labels: NDArray[np.int64]
     files = ()
     sizes = None
+
+    @property
+    def checksums(self) -> NDArray[np.uint32]:
+        return np.array([zlib.crc32(image) for image in self.pixels], np.uint32)
 
     def name(self, index: int) -> str:
         """Return the file and the image's index."""

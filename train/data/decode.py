@@ -6,9 +6,10 @@ Validation images, and all files other than plain upright JPEGs, always use Pill
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -60,15 +61,16 @@ class Pillow:
     name = "pil"
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
-        _resample(upright(data), choose, out)
+        image = upright(data)
+        _resample(image, choose(*image.size), out)
 
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
-        _resample(Image.fromarray(pixels), choose, out)
+        _resample(Image.fromarray(pixels), choose(pixels.shape[1], pixels.shape[0]), out)
 
 
 @dataclass(frozen=True)
 class Roi:
-    """roi.c for JPEGs: decodes only the crop's rows and columns, two-tap bilinear; Pillow for all other files."""
+    """roi.c for JPEGs: decodes only the crop's rows and columns, resamples like Pillow; Pillow for all other files."""
 
     library: roi.Library
     name: str = "roi"
@@ -79,48 +81,18 @@ class Roi:
             Pillow().decode(data, choose, out)
             return
         view = choose(*size)
-        direct = view.shift == (0, 0) and out.flags.c_contiguous
-        pixels = out if direct else roi.contiguous(len(out))
-        if problem := self.library.decode(data, view, direct and view.flip, pixels):
+        pixels = _direct(view, out)
+        if problem := self.library.decode(data, view, pixels):
             raise DecodeError(problem)
-        if not direct:
-            finish(pixels, view, out)
+        if pixels is not out:
+            shift(pixels, view, out)
 
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
         view = choose(pixels.shape[1], pixels.shape[0])
-        if view.shift != (0, 0) or view.reduction(len(out)) >= 2:  # two taps would alias
-            _resample(Image.fromarray(pixels), lambda *_: view, out)
-        else:
-            self.library.resample(np.ascontiguousarray(pixels), view, out)
-
-
-class SimpleJpeg:
-    """simplejpeg (libjpeg-turbo, whole image) and OpenCV's bilinear resampling; Pillow for all other files."""
-
-    name = "simplejpeg"
-
-    def __init__(self) -> None:
-        import cv2
-        import simplejpeg
-
-        cv2.setNumThreads(0)  # the loader already uses threads
-        self._jpeg, self._cv = simplejpeg, cv2
-
-    def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
-        if not is_plain(data):
-            Pillow().decode(data, choose, out)
-            return
-        try:
-            pixels = self._jpeg.decode_jpeg(data, "RGB")
-        except ValueError:  # truncated, or a stray byte: Pillow distinguishes them
-            Pillow().decode(data, choose, out)
-            return
-        self.resize(pixels, choose, out)
-
-    def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
-        view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
-        resized: Any = self._cv.resize(pixels[_cut(view)], (side, side))  # OpenCV's stubs have no dtype
-        finish(resized, view, out)
+        resized = _direct(view, out)
+        self.library.resample(np.ascontiguousarray(pixels), view, resized)
+        if resized is not out:
+            shift(resized, view, out)
 
 
 class TorchVision:
@@ -163,8 +135,13 @@ class TorchVision:
 
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
         view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
+        if not view.inside or any(number % 1 for number in view.box):
+            _resample(Image.fromarray(pixels), view, out)
+            return
+        left, top, width, height = map(int, view.box)
         # copied by numpy: torch would start its own threads in each loader thread
-        crop = self._torch.from_numpy(pixels[_cut(view)].copy()).permute(2, 0, 1)[None]
+        cut = pixels[top : top + height, left : left + width].copy()
+        crop = self._torch.from_numpy(cut).permute(2, 0, 1)[None]
         resized = self._torch.nn.functional.interpolate(crop, (side, side), mode="bilinear", antialias=True)
         finish(resized[0].permute(1, 2, 0).numpy(), view, out)
 
@@ -179,7 +156,6 @@ def choose_decoder(wanted: str, say: Callable[[str], None] = lambda _: None) -> 
     """
     tiers: dict[str, Callable[[], Decoder]] = {
         "roi": lambda: Roi(roi.Library(roi.build())),
-        "simplejpeg": SimpleJpeg,
         "torchvision": TorchVision,
         "pil": Pillow,
     }
@@ -224,35 +200,38 @@ def upright(data: bytes) -> Image.Image:
         raise DecodeError(str(error)) from error
 
 
-def _resample(image: Image.Image, choose: Choose, out: Pixels) -> None:
-    view, side = choose(*image.size), len(out)
+def _resample(image: Image.Image, view: View, out: Pixels) -> None:
     left, top, width, height = view.box
-    if (width, height) != (side, side) or left % 1 or top % 1:
-        image = image.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
-    elif image.size != (side, side):
-        image = image.crop((int(left), int(top), int(left) + side, int(top) + side))
-    finish(np.asarray(image), view, out)
+    if view.inside:
+        x, y = int(left), int(top)
+        image = image.crop((x, y, math.ceil(left + width), math.ceil(top + height)))
+        left, top = left - x, top - y
+    box = (left, top, min(left + width, image.width), min(top + height, image.height))  # no rounding error beyond it
+    finish(np.asarray(image.resize((len(out), len(out)), Image.Resampling.BILINEAR, box=box)), view, out)
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith(("I", "F")):  # 16 bits or more, which Pillow would clip to white instead of scaling
-        deep = np.asarray(image, np.float64)
-        image = Image.fromarray((deep / (65535 if deep.max() > 255 else 255) * 255).astype(np.uint8))
+    if image.mode.startswith(("I", "F")):  # 16-bit integers, or floats from 0 to 1: Pillow would clip, not scale
+        brightest = 1.0 if image.mode.startswith("F") else 65535.0
+        share = np.asarray(image, np.float64) / brightest
+        image = Image.fromarray((share.clip(0, 1) * 255).astype(np.uint8))
     if "exif" in image.info and image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _cut(view: View) -> tuple[slice, slice]:
-    """Return rows and columns of the view's box, in whole pixels."""
-    left, top, width, height = view.box
-    return slice(int(top), round(top + height)), slice(int(left), round(left + width))
+def _direct(view: View, out: Pixels) -> Pixels:
+    """Return where C code may write the view's box: `out`, or a buffer if it is not contiguous or will be shifted."""
+    return out if view.shift == (0, 0) and out.flags.c_contiguous else np.empty(out.shape, np.uint8)
 
 
 def finish(pixels: Pixels, view: View, out: Pixels) -> None:
-    """Write pixels to `out` (side, side, 3) with the view's flip and shift; a shift fills with black."""
-    if view.flip:
-        pixels = pixels[:, ::-1]
+    """Write pixels to `out` (side, side, 3) with the view's flip and shift."""
+    shift(pixels[:, ::-1] if view.flip else pixels, view, out)
+
+
+def shift(pixels: Pixels, view: View, out: Pixels) -> None:
+    """Write pixels to `out` (side, side, 3), shifted and filled with black."""
     dx, dy = view.shift
     if dx == dy == 0:
         out[...] = pixels

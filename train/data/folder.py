@@ -31,7 +31,7 @@ class FileSource:
     root: Path
     files: Sequence[str]
     labels: NDArray[np.int64]
-    sizes = None
+    sizes = checksums = None
 
     def name(self, index: int) -> str:
         """Return the file's path."""
@@ -54,6 +54,7 @@ class TarSource:
     files: Sequence[str]
     extents: Sequence[tuple[int, int, int]]  # the archive's file descriptor, offset, size
     labels: NDArray[np.int64]
+    checksums = None
 
     @property
     def sizes(self) -> NDArray[np.int64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from train.arguments import Parser
 from train.data.decode import DecodeError, NotAnImageError, upright
 from train.data.open import open_dataset
 from train.data.packed import PackWriter
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     Raises:
         TrainError: the data set cannot be read.
     """
-    parser = argparse.ArgumentParser(prog="python -m train pack", description=__doc__)
+    parser = Parser(prog="python -m train pack", description=__doc__)
     parser.add_argument("data", help="data set, as for --data of the trainer")
     parser.add_argument("out", type=Path, help="output file")
     parser.add_argument(

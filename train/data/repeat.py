@@ -48,7 +48,7 @@ class NoiseSource:
     side: int
     labels: NDArray[np.int64]
     files = ()
-    sizes = None
+    sizes = checksums = None
 
     def name(self, index: int) -> str:
         """Return a name that marks the image as synthetic."""

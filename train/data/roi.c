@@ -1,6 +1,8 @@
-/* Decodes the part of a JPEG that a crop needs, and resamples it: libjpeg-turbo's crop_scanline and skip_scanlines, its IDCT
- * scaled by a power of two if the crop is at least twice the target (other factors have no SIMD), then two-tap bilinear.
+/* Decodes the part of a JPEG that a crop needs (libjpeg-turbo's crop_scanline and skip_scanlines) and resamples it as
+ * Pillow's antialiased BILINEAR does: a triangle as wide as the reduction, along rows, then along columns, in fixed point,
+ * so that every machine computes the same bits. The IDCT is not scaled: 15 to 20 % less time for 12 megapixels, but 42 dB.
  * Built and called by roi.py; stateless, so any number of threads may call it at once. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,9 +15,8 @@
 #endif
 
 enum { ROI_OK = 0, ROI_ERROR = 1, ROI_UNSUPPORTED = 2 };
-
-typedef float quad __attribute__((vector_size(16))); /* the channels of a pixel; the fourth is unused */
-enum { PAD = 4 }; /* floats that a quad may read beyond the end of its row */
+enum { BITS = 14, ONE = 1 << BITS, HALF = ONE / 2 }; /* of weights */
+enum { MARGIN = 3 }; /* columns: chroma upsampling at the edge of the decoded area differs from that of the whole image */
 
 typedef struct {
     struct jpeg_error_mgr base;
@@ -57,140 +58,237 @@ int roi_size(const uint8_t *data, size_t length, int *size, char *message) {
     return components == 1 || components == 3 ? ROI_OK : ROI_UNSUPPORTED;
 }
 
-/* For each of `side` outputs, the first of two neighbouring inputs and the weight of the second. */
-static void taps(int side, double start, double length, int offset, int count, int flip, int *first, float *weight) {
+/* Resampling in one direction: result i is the sum of pixels begin + first[i] + k times weight[i * taps + k] / ONE. */
+typedef struct {
+    int taps;
+    int begin, end; /* of the pixels needed */
+    int *first;
+    int16_t *weight;
+} filter;
+
+/* The resampling of a box of an image to side x side, and its memory. Pixels have a fourth, unused byte. */
+typedef struct {
+    filter x, y;
+    int side, rows, results; /* rows read, and results written */
+    size_t stride;           /* bytes of `side` pixels, rounded up to 16 */
+    uint8_t *row;            /* of the image */
+    uint8_t *narrow;         /* the last y.taps rows, resampled along x: row i at i % y.taps */
+    uint8_t *result;         /* one row, resampled in both directions */
+} task;
+
+/* Pixels outside [low, high) do not contribute. `flip`: the last result comes first. `ring`: pixel i is at i % taps. */
+static void fill(filter *f, int side, double start, double length, int low, int high, int flip, int ring) {
+    double scale = length / side, reach = scale > 1 ? scale : 1;
+    int last = high - f->taps > low ? high - f->taps : low;
     for (int i = 0; i < side; i++) {
-        double at = start + (i + 0.5) * length / side - 0.5;
-        double low = start, high = start + length - 1; /* pixels outside the box do not contribute */
-        if (at > high) at = high;
-        if (at < low) at = low;
-        at -= offset;
-        if (at < 0) at = 0;
-        if (at > count - 1) at = count - 1;
-        int whole = (int)at, place = flip ? side - 1 - i : i;
-        if (whole > count - 2 && count > 1) whole = count - 2;
-        first[place] = whole;
-        weight[place] = count > 1 ? (float)(at - whole) : 0;
+        double centre = start + (i + 0.5) * scale, sum = 0, part = 0;
+        int from = (int)floor(centre - reach + 0.5), place = flip ? side - 1 - i : i, before = 0;
+        from = from < low ? low : from > last ? last : from;
+        if (i == 0) f->begin = from;
+        f->end = from + f->taps < high ? from + f->taps : high;
+        f->first[place] = from - f->begin;
+        int16_t *weight = f->weight + (size_t)place * f->taps;
+        int count = f->end - from, turn = ring ? from - f->begin : 0;
+        for (int k = 0; k < count; k++) sum += fmax(0, 1 - fabs(from + k + 0.5 - centre) / reach);
+        for (int k = 0; k < count; k++) { /* rounds the running sum, so that the weights add up to ONE */
+            part += fmax(0, 1 - fabs(from + k + 0.5 - centre) / reach);
+            int upto = (int)(part / sum * ONE + 0.5);
+            weight[(k + turn) % f->taps] = (int16_t)(upto - before);
+            before = upto;
+        }
     }
 }
 
-/* Interpolates between two rows: one multiplication per byte, which the compiler vectorises. */
-static void vertical(const uint8_t *restrict upper, const uint8_t *restrict lower, float weight, int count,
-                     float *restrict out) {
-    for (int i = 0; i < count; i++) out[i] = (float)upper[i] + (float)(lower[i] - upper[i]) * weight;
+/* The pixels that a triangle of this reduction covers, rounded up to a multiple of what one instruction takes. */
+static int taps(double length, int side, int multiple) {
+    int needed = length > side ? (int)ceil(2 * length / side) : 2;
+    return (needed + multiple - 1) / multiple * multiple;
 }
 
-/* Four floats to bytes, rounded down. */
-static uint32_t bytes(quad values) {
-#ifdef __SSE2__ /* the compiler does not vectorise the portable version */
-    __m128i words = _mm_cvttps_epi32((__m128)values);
-    words = _mm_packs_epi32(words, words);
-    return (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(words, words));
-#else
-    uint8_t four[4];
-    uint32_t one;
-    for (int c = 0; c < 4; c++) four[c] = (uint8_t)values[c];
-    memcpy(&one, four, sizeof one);
-    return one;
+/* For the box {left, top, width, height} of width x height pixels; returns the task's memory, or NULL.
+ * `inside`: pixels outside the box do not contribute. */
+static void *plan(task *t, int width, int height, const double *box, int inside, int side, int flip) {
+    int left = inside ? (int)box[0] : 0, right = inside ? (int)ceil(box[0] + box[2]) : width;
+    int top = inside ? (int)box[1] : 0, bottom = inside ? (int)ceil(box[1] + box[3]) : height;
+    t->side = side;
+    t->rows = t->results = 0;
+    t->x.taps = taps(box[2], side, 4);
+    t->y.taps = taps(box[3], side, 2);
+    int results = (side + 3) / 4 * 4; /* horizontal() computes four at once */
+    t->stride = (size_t)4 * results;
+    /* an image with fewer pixels than taps is read beyond its end, with weight 0 */
+    size_t row = (size_t)4 * (width + t->x.taps), weights = (size_t)results * (t->x.taps + t->y.taps);
+    size_t numbers = (sizeof(int) * 2 * results + sizeof(int16_t) * weights + 15) / 16 * 16 + 8;
+    uint8_t *memory = calloc(1, numbers + row + t->stride * (t->y.taps + 1));
+    if (!memory) return NULL;
+    t->x.first = (int *)memory;
+    t->y.first = t->x.first + results;
+    t->x.weight = (int16_t *)(t->y.first + results);
+    t->y.weight = t->x.weight + (size_t)results * t->x.taps;
+    t->row = memory + numbers; /* not aligned: libjpeg-turbo would write it past the cache, and reading it take longer */
+    t->narrow = t->row + row;
+    t->result = t->narrow + t->stride * t->y.taps;
+    fill(&t->x, side, box[0], box[2], left, right < width ? right : width, flip, 0);
+    fill(&t->y, side, box[1], box[3], top, bottom < height ? bottom : height, 0, 1);
+#ifdef __SSE2__ /* the order in which horizontal() uses them */
+    for (int16_t *four = t->x.weight; four < t->y.weight; four += 4) {
+        int16_t second = four[1];
+        four[1] = four[2];
+        four[2] = second;
+    }
 #endif
+    return memory;
 }
 
-static uint32_t between(const float *row, int first, int step, float weight) {
-    quad left, right;
-    memcpy(&left, row + 3 * first, sizeof left);
-    memcpy(&right, row + 3 * first + step, sizeof right);
-    return bytes(left + (right - left) * weight + 0.5f);
-}
-
-/* Interpolates along one row. `out` is written from left to right: the next pixel overwrites a pixel's fourth byte. */
-static void horizontal(const float *row, int side, const int *first, const float *weight, int step, uint8_t *out) {
-    uint32_t pixel;
-    for (int i = 0; i + 1 < side; i++) {
-        pixel = between(row, first[i], step, weight[i]);
-        memcpy(out + 3 * i, &pixel, 4);
+#ifdef __SSE2__ /* the compiler does not vectorise the portable versions below */
+static inline __m128i pixel(const filter *f, int taps, const uint8_t *row, int i) {
+    const __m128i zero = _mm_setzero_si128();
+    const uint8_t *at = row + 4 * f->first[i];
+    const int16_t *weight = f->weight + (size_t)i * taps;
+    __m128i sum = _mm_set1_epi32(HALF);
+    for (int k = 0; k < taps; k += 4, at += 16, weight += 4) {
+        __m128i four = _mm_loadu_si128((const __m128i *)at), weights = _mm_loadl_epi64((const __m128i *)weight);
+        __m128i pairs = _mm_unpacklo_epi8(four, _mm_srli_si128(four, 8)); /* pixels 0 and 2, 1 and 3 */
+        __m128i even = _mm_madd_epi16(_mm_unpacklo_epi8(pairs, zero), _mm_shuffle_epi32(weights, 0x00));
+        __m128i odd = _mm_madd_epi16(_mm_unpackhi_epi8(pairs, zero), _mm_shuffle_epi32(weights, 0x55));
+        sum = _mm_add_epi32(sum, _mm_add_epi32(even, odd));
     }
-    pixel = between(row, first[side - 1], step, weight[side - 1]);
-    memcpy(out + 3 * (side - 1), &pixel, 3);
+    return _mm_srai_epi32(sum, BITS);
 }
 
-/* Resamples the box {left, top, wide, high} of an image, of which `pixels` has width x height pixels from (x0, y0) on. */
-static int resample(const uint8_t *pixels, int width, int height, int x0, int y0, const double *box, int side, int flip,
-                    uint8_t *out) {
-    size_t line = (size_t)3 * width + PAD;
-    int *xf = malloc((sizeof(int) + sizeof(float)) * 2 * side + sizeof(float) * line);
-    if (!xf) return ROI_ERROR;
-    int *yf = xf + side, x_step = width > 1 ? 3 : 0;
-    float *xw = (float *)(yf + side), *yw = xw + side, *row = yw + side;
-    taps(side, box[0], box[2], x0, width, flip, xf, xw);
-    taps(side, box[1], box[3], y0, height, 0, yf, yw);
-    memset(row + 3 * width, 0, PAD * sizeof(float));
-    for (int y = 0; y < side; y++) {
-        const uint8_t *upper = pixels + (size_t)3 * width * yf[y];
-        vertical(upper, height > 1 ? upper + (size_t)3 * width : upper, yw[y], 3 * width, row);
-        horizontal(row, side, xf, xw, x_step, out + (size_t)3 * side * y);
+static __m128i bytes(__m128i a, __m128i b, __m128i c, __m128i d) {
+    return _mm_packus_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d));
+}
+
+static inline void four_pixels(const filter *f, int taps, const uint8_t *row, int i, uint8_t *out) {
+    __m128i a = pixel(f, taps, row, i), b = pixel(f, taps, row, i + 1), c = pixel(f, taps, row, i + 2);
+    _mm_storeu_si128((__m128i *)(out + 4 * i), bytes(a, b, c, pixel(f, taps, row, i + 3)));
+}
+
+static void horizontal(const task *t, const uint8_t *row, uint8_t *out) {
+    if (t->x.taps == 4) /* the usual case as a constant, which is faster */
+        for (int i = 0; i < t->side; i += 4) four_pixels(&t->x, 4, row, i, out);
+    else
+        for (int i = 0; i < t->side; i += 4) four_pixels(&t->x, t->x.taps, row, i, out);
+}
+
+static inline void vertical_of(const task *t, int taps, int i) {
+    const __m128i zero = _mm_setzero_si128();
+    const int16_t *weight = t->y.weight + (size_t)i * taps;
+    for (size_t x = 0; x < t->stride; x += 16) {
+        __m128i a = _mm_set1_epi32(HALF), b = a, c = a, d = a;
+        for (int k = 0; k < taps; k += 2) {
+            int two;
+            memcpy(&two, weight + k, sizeof two);
+            __m128i weights = _mm_set1_epi32(two);
+            const uint8_t *at = t->narrow + k * t->stride + x;
+            __m128i upper = _mm_loadu_si128((const __m128i *)at);
+            __m128i lower = _mm_loadu_si128((const __m128i *)(at + t->stride));
+            __m128i low = _mm_unpacklo_epi8(upper, lower), high = _mm_unpackhi_epi8(upper, lower);
+            a = _mm_add_epi32(a, _mm_madd_epi16(_mm_unpacklo_epi8(low, zero), weights));
+            b = _mm_add_epi32(b, _mm_madd_epi16(_mm_unpackhi_epi8(low, zero), weights));
+            c = _mm_add_epi32(c, _mm_madd_epi16(_mm_unpacklo_epi8(high, zero), weights));
+            d = _mm_add_epi32(d, _mm_madd_epi16(_mm_unpackhi_epi8(high, zero), weights));
+        }
+        a = bytes(_mm_srai_epi32(a, BITS), _mm_srai_epi32(b, BITS), _mm_srai_epi32(c, BITS), _mm_srai_epi32(d, BITS));
+        _mm_storeu_si128((__m128i *)(t->result + x), a);
     }
-    free(xf);
-    return ROI_OK;
 }
 
-/* Decodes the box {left, top, width, height} and resamples it to side x side RGB in `out`, mirrored if `flip`. */
-int roi_decode(const uint8_t *data, size_t length, const double *box, int side, int flip, uint8_t *out, char *message) {
+static void vertical(const task *t, int i) {
+    if (t->y.taps == 2)
+        vertical_of(t, 2, i);
+    else if (t->y.taps == 4)
+        vertical_of(t, 4, i);
+    else
+        vertical_of(t, t->y.taps, i);
+}
+#else
+/* The sum of taps that are `step` bytes apart. */
+static uint8_t weighted(const uint8_t *at, size_t step, const int16_t *weight, int taps) {
+    int sum = HALF;
+    for (int k = 0; k < taps; k++) sum += weight[k] * at[k * step];
+    return (uint8_t)(sum >> BITS);
+}
+
+static void horizontal(const task *t, const uint8_t *row, uint8_t *out) {
+    for (int i = 0; i < 4 * t->side; i++)
+        out[i] = weighted(row + 4 * t->x.first[i / 4] + i % 4, 4, t->x.weight + (size_t)(i / 4) * t->x.taps, t->x.taps);
+}
+
+static void vertical(const task *t, int i) {
+    for (int x = 0; x < 4 * t->side; x++)
+        t->result[x] = weighted(t->narrow + x, t->stride, t->y.weight + (size_t)i * t->y.taps, t->y.taps);
+}
+#endif
+
+static void write(task *t, uint8_t *out) {
+    vertical(t, t->results);
+    out += (size_t)3 * t->side * t->results++;
+    for (int x = 0; x < t->side - 1; x++) memcpy(out + 3 * x, t->result + 4 * x, 4); /* the next one overwrites the fourth */
+    memcpy(out + 3 * (t->side - 1), t->result + 4 * (t->side - 1), 3);
+}
+
+/* Takes the next row, from pixel x.begin on, and writes the results that it completes. */
+static void take(task *t, const uint8_t *row, uint8_t *out) {
+    horizontal(t, row, t->narrow + t->stride * (t->rows++ % t->y.taps));
+    while (t->results < t->side && t->y.first[t->results] + t->y.taps <= t->rows) write(t, out);
+}
+
+/* Decodes the box and resamples it to side x side RGB in `out`, mirrored if `flip`. */
+int roi_decode(const uint8_t *data, size_t length, const double *box, int inside, int side, int flip, uint8_t *out,
+               char *message) {
     struct jpeg_decompress_struct info;
     errors err;
-    uint8_t *volatile pixels = NULL;
+    void *volatile memory = NULL;
     begin(&info, &err);
     if (setjmp(err.escape)) {
         err.base.format_message((j_common_ptr)&info, message);
         jpeg_destroy_decompress(&info);
-        free(pixels);
+        free(memory);
         return ROI_ERROR;
     }
     jpeg_create_decompress(&info);
     jpeg_mem_src(&info, (unsigned char *)data, length);
     jpeg_read_header(&info, TRUE);
-    info.out_color_space = JCS_RGB;
+    info.out_color_space = JCS_EXT_RGBX;
     info.dct_method = JDCT_ISLOW; /* the fast method is no faster with SIMD and costs 5 dB */
-    int scale = 1;
-    while (scale < 8 && box[2] >= 2.0 * scale * side && box[3] >= 2.0 * scale * side) scale *= 2;
-    info.scale_num = 1;
-    info.scale_denom = scale;
     jpeg_start_decompress(&info);
 
-    double scaled[4] = {box[0] / scale, box[1] / scale, box[2] / scale, box[3] / scale};
-    double left = scaled[0], top = scaled[1], wide = scaled[2], high = scaled[3];
-    int full_width = (int)info.output_width, full_height = (int)info.output_height;
-    /* with a margin, because chroma upsampling at the edge of the decoded area differs from that of the whole image */
-    int x0 = (int)left - 2, x1 = (int)(left + wide) + 3, y0 = (int)top, y1 = (int)(top + high) + 2;
-    if (x0 < 0) x0 = 0;
-    if (x1 > full_width) x1 = full_width;
-    if (y0 > full_height - 1) y0 = full_height - 1;
-    if (y1 > full_height) y1 = full_height;
+    int full_width = (int)info.output_width;
+    task t;
+    memory = plan(&t, full_width, (int)info.output_height, box, inside, side, flip);
+    if (!memory) ERREXIT1(&info, JERR_OUT_OF_MEMORY, 0);
+    int x0 = t.x.begin > MARGIN ? t.x.begin - MARGIN : 0;
+    int x1 = t.x.end + MARGIN < full_width ? t.x.end + MARGIN : full_width;
     JDIMENSION offset = (JDIMENSION)x0, width = (JDIMENSION)(x1 - x0);
     if (x0 > 0 || x1 < full_width) jpeg_crop_scanline(&info, &offset, &width);
-    if (y0 > 0) jpeg_skip_scanlines(&info, (JDIMENSION)y0);
-    width = info.output_width;
-    int height = y1 - y0;
-
-    pixels = malloc((size_t)3 * width * height);
-    if (!pixels) ERREXIT1(&info, JERR_OUT_OF_MEMORY, 0);
-    for (int y = 0; y < height;) {
-        JSAMPROW row = pixels + (size_t)3 * width * y;
-        y += (int)jpeg_read_scanlines(&info, &row, 1);
+    if (t.y.begin > 0) jpeg_skip_scanlines(&info, (JDIMENSION)t.y.begin);
+    for (int y = t.y.begin; y < t.y.end; y++) {
+        JSAMPROW row = t.row;
+        jpeg_read_scanlines(&info, &row, 1);
+        take(&t, row + 4 * (t.x.begin - (int)offset), out);
     }
-    if (err.cut_short) {
-        strcpy(message, "the file is truncated");
-        jpeg_destroy_decompress(&info);
-        free(pixels);
-        return ROI_ERROR;
-    }
-    if (resample(pixels, (int)width, height, (int)offset, y0, scaled, side, flip, out) != ROI_OK)
-        ERREXIT1(&info, JERR_OUT_OF_MEMORY, 0);
+    while (t.results < side) write(&t, out); /* an image with fewer rows than taps */
     jpeg_destroy_decompress(&info);
-    free(pixels);
-    return ROI_OK;
+    free(memory);
+    if (!err.cut_short) return ROI_OK;
+    strcpy(message, "the file is truncated");
+    return ROI_ERROR;
 }
 
 /* The same for already decoded pixels: width x height, RGB. */
-int roi_resample(const uint8_t *pixels, int width, int height, const double *box, int side, int flip, uint8_t *out) {
-    return resample(pixels, width, height, 0, 0, box, side, flip, out);
+int roi_resample(const uint8_t *pixels, int width, int height, const double *box, int inside, int side, int flip,
+                 uint8_t *out) {
+    task t;
+    void *memory = plan(&t, width, height, box, inside, side, flip);
+    if (!memory) return ROI_ERROR;
+    for (int y = t.y.begin; y < t.y.end; y++) {
+        const uint8_t *from = pixels + 3 * ((size_t)width * y + t.x.begin);
+        for (int x = 0; x < t.x.end - t.x.begin; x++) memcpy(t.row + 4 * x, from + 3 * x, 3);
+        take(&t, t.row, out);
+    }
+    while (t.results < side) write(&t, out);
+    free(memory);
+    return ROI_OK;
 }

@@ -10,13 +10,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 from train.data.augment import View
 from train.data.source import Pixels
 
 SOURCE = Path(__file__).with_name("roi.c")
-FLAGS = ("-O3", "-fPIC", "-shared")
+FLAGS = ("-O3", "-fPIC", "-shared", "-ffp-contract=off")  # off: else weights are rounded as the processor likes
+LIBRARIES = ("-ljpeg", "-lm")
 MESSAGE_BYTES = 200  # libjpeg's JMSG_LENGTH_MAX
 OK, ERROR, UNSUPPORTED = 0, 1, 2
 
@@ -50,7 +49,7 @@ def _compile(compiler: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / "roi.so"
         done = subprocess.run(
-            [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-ljpeg"], capture_output=True, text=True, check=False
+            [compiler, *FLAGS, "-o", str(made), str(SOURCE), *LIBRARIES], capture_output=True, text=True, check=False
         )
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
@@ -67,25 +66,11 @@ class Library:
         except OSError as error:
             raise BuildError(f"cannot load {path}: {error}") from error
         data, size, out, message = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
-        self._size, self._decode = loaded.roi_size, loaded.roi_decode
+        number, box = ctypes.c_int, ctypes.POINTER(ctypes.c_double * 4)
+        self._size, self._decode, self._resample = loaded.roi_size, loaded.roi_decode, loaded.roi_resample
         self._size.argtypes = [data, size, ctypes.POINTER(ctypes.c_int * 2), message]
-        self._decode.argtypes = [
-            data,
-            size,
-            ctypes.POINTER(ctypes.c_double * 4),
-            ctypes.c_int,
-            ctypes.c_int,
-            out,
-            message,
-        ]
-        self._resample = loaded.roi_resample
-        self._resample.argtypes = [
-            out,
-            *[ctypes.c_int] * 2,
-            ctypes.POINTER(ctypes.c_double * 4),
-            *[ctypes.c_int] * 2,
-            out,
-        ]
+        self._decode.argtypes = [data, size, box, number, number, number, out, message]
+        self._resample.argtypes = [out, number, number, box, number, number, number, out]
 
     def size(self, data: bytes) -> tuple[int, int] | None:
         """Return width and height of a JPEG, or None if only Pillow can read it (CMYK, damaged header)."""
@@ -94,22 +79,19 @@ class Library:
             return None
         return size[0], size[1]
 
-    def decode(self, data: bytes, view: View, flip: bool, out: Pixels) -> str | None:
-        """Write the view's box to `out`, (side, side, 3) and contiguous; return an error message, or None."""
+    def decode(self, data: bytes, view: View, out: Pixels) -> str | None:
+        """Write the view but its shift to `out`, (side, side, 3) and contiguous; return an error message, or None."""
         box, message = (ctypes.c_double * 4)(*view.box), ctypes.create_string_buffer(MESSAGE_BYTES)
-        code = self._decode(data, len(data), ctypes.byref(box), len(out), int(flip), out.ctypes.data, message)
+        code = self._decode(
+            data, len(data), ctypes.byref(box), view.inside, len(out), view.flip, out.ctypes.data, message
+        )
         return None if code == OK else message.value.decode(errors="replace")
 
     def resample(self, pixels: Pixels, view: View, out: Pixels) -> None:
-        """Write the view's box of (height, width, 3) pixels to `out`; both contiguous."""
+        """Write the view but its shift of (height, width, 3) pixels to `out`; both contiguous."""
         height, width, _ = pixels.shape
         box = (ctypes.c_double * 4)(*view.box)
         if self._resample(
-            pixels.ctypes.data, width, height, ctypes.byref(box), len(out), int(view.flip), out.ctypes.data
+            pixels.ctypes.data, width, height, ctypes.byref(box), view.inside, len(out), view.flip, out.ctypes.data
         ):
             raise MemoryError("roi_resample")
-
-
-def contiguous(side: int) -> Pixels:
-    """Return an uninitialised buffer for one decoded image."""
-    return np.empty((side, side, 3), np.uint8)

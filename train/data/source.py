@@ -27,6 +27,10 @@ class Source(Protocol):
     def sizes(self) -> NDArray[np.int64] | None:
         """(n,) bytes, if the index of the data set has them."""
 
+    @property
+    def checksums(self) -> NDArray[np.uint32] | None:
+        """(n,) CRC-32 of the items, if they are known without reading each."""
+
     def name(self, index: int) -> str:
         """Return the item's origin, for messages."""
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
+from train.arguments import Parser
 from train.dual_batch.options import WHOLE, costs_of
 from train.dual_batch.plan import plan_dual_batch
 from train.errors import TrainError
@@ -26,8 +27,8 @@ def main(argv: list[str]) -> None:
         print(f"{name.replace('_', ' '):<14} {value}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(
+def _parser() -> Parser:
+    root = Parser(
         prog="python -m train dual-batch", description="Dual batch size learning: plan batch sizes, measure costs."
     )
     verbs = root.add_subparsers(dest="verb", required=True)

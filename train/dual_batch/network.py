@@ -112,8 +112,8 @@ def _lose(worker: int, why: str) -> None:
     _served[0].lose(worker, why)
 
 
-def _leave(worker: int) -> None:
-    _served[0].leave(worker)
+def _leave(worker: int, stopped: bool) -> None:
+    _served[0].leave(worker, stopped)
 
 
 @dataclass
@@ -143,11 +143,11 @@ class Remote:
         """Report that this worker cannot continue."""
         self._call(_lose, self.worker, why)
 
-    def leave(self) -> None:
-        """Report that this worker has finished."""
+    def leave(self, stopped: bool) -> None:
+        """Report that this worker has finished, or was stopped."""
         self._over.set()
         with contextlib.suppress(TrainError):  # the server may exit before it responds to the last worker
-            self._call(_leave, self.worker)
+            self._call(_leave, self.worker, stopped)
 
     def start_heartbeats(self) -> None:
         """Send heartbeats from a thread until this worker leaves."""

@@ -16,12 +16,15 @@ def problems(config: Config, processes: int) -> Iterator[str]:
         yield "--parallel dual_batch: needs a server and at least one worker; start two or more processes"
     if config.schedule != "multistep":
         yield f"--parallel dual_batch needs --schedule multistep, not {config.schedule}"
+    if config.warmup > 0:  # by default it has none
+        yield f"--parallel dual_batch has no warm-up, but --warmup is {config.warmup}; remove the option"
 
 
 ABILITIES = Abilities(
     frozenset(
         {"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}
         | {"checkpoint_every", "replicate", "pretrained", "evaluate"}
+        | {"val_interval", "profile", "metrics", "print_digest", "last_batch", "static_graph"}
     ),
     problems,
 )

@@ -60,22 +60,20 @@ def run(config: Config) -> None:
     check(config, "dual_batch", choose_precision(config, world.device).name, size, world.device.type)
     dataset = open_dataset(config.data)
     plan = plan_of(config, size - 1, len(dataset.train.labels))
-    stop = threading.Event()
+    stop, saving = threading.Event(), threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        process = f"rank {rank} on {socket.gethostname()}"
-        if rank == 0:
-            server = Server(config, world, dataset, plan, stop)
-            with exit_after_sigterm(process, server.stopping):
-                server.run(size)
-            return
-        join(rank, size)
-        remote = Remote(rank - 1, config.timeout)
-        remote.agree_on_data(config.data, Contents.of(dataset))
-        remote.start_heartbeats()
-        with exit_after_sigterm(process, threading.Event()):
+        # also while this process waits for the others to join
+        with exit_after_sigterm(f"rank {rank} on {socket.gethostname()}", saving):
+            if rank == 0:
+                Server(config, world, dataset, plan, stop, saving).run(size)
+                return
+            join(rank, size)
+            remote = Remote(rank - 1, config.timeout)
+            remote.agree_on_data(config.data, Contents.of(dataset, config.timeout))
+            remote.start_heartbeats()
             work(config, world, plan.shares[rank - 1], remote, stop)
-        disconnect()
+            disconnect()
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -84,13 +82,20 @@ class Server:
     """Rank 0: holds the weights, writes the files and prints. A round has as many local epochs as there are workers."""
 
     def __init__(
-        self, config: Config, world: World, dataset: Dataset, plan: DualBatchPlan, stop: threading.Event
+        self,
+        config: Config,
+        world: World,
+        dataset: Dataset,
+        plan: DualBatchPlan,
+        stop: threading.Event,
+        saving: threading.Event,
     ) -> None:
+        """`stop`: set on SIGTERM; `saving`: will be set when it stops for that."""
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
-        self.stopping = threading.Event()  # set when it stops on request
+        self._saving = saving
         self._precision: Precision = choose_precision(config, world.device)
         self._model = configured_model(config, len(dataset.classes))
-        check_sides(self._model, config.arch, config.sides(), len(dataset.classes))
+        warning = check_sides(self._model, config.arch, config.sides(), len(dataset.classes))
         self._folder = config.checkpoint_folder
         self._checkpoints = make_store(config, world, sharded=False)
         self._found = self._checkpoints.find()
@@ -120,6 +125,8 @@ class Server:
         self._reported: set[int] = set()
         self._since = 0.0  # time of the last read of the sums of local epochs
         self._watch = Writer(Path(config.output), amp=False)
+        if warning:
+            self._watch.say(warning)
         self._checkpoints.open()
 
     def run(self, size: int) -> None:
@@ -130,7 +137,7 @@ class Server:
             Stopped: SIGTERM arrived; the finished local epochs are saved.
         """
         self._announce()
-        join(0, size, self._server, Contents.of(self._dataset))
+        join(0, size, self._server, Contents.of(self._dataset, self._config.timeout))
         self._store = store()
         self._server.all_joined()
         self._since = started = time.perf_counter()  # the workers start now, while this process opens its files
@@ -143,13 +150,14 @@ class Server:
                 self._await((done // workers + 1) * workers)
                 done, scores = self._finish_round()
         except Stopped:
-            self.stopping.set()
+            self._saving.set()
             self._server.close()
+            finished, weights, _ = self._server.state()
+            self._save(finished, weights, best=False)
+            self._checkpoints.close()  # before the workers leave, which takes as long as their local epochs
+            self._watch.say(f"train: stopped after {finished} local epochs; the checkpoint is saved")
+            self._watch.end({"stopped": True, "step": self._steps(finished)})
             self._wait_until_workers_left()
-            self._save(*self._server.state()[:2], best=False)
-            self._checkpoints.close()
-            self._watch.say(f"train: stopped after {self._server.finished} local epochs; the checkpoint is saved")
-            self._watch.end({"stopped": True, "step": self._steps(self._server.finished)})
             raise
         except TrainError:  # all workers are lost, or the training diverged
             self._server.close()
@@ -196,11 +204,13 @@ class Server:
     def _await(self, goal: int) -> None:
         """Wait until `goal` local epochs are finished, and check for lost workers."""
         limit = min(HEARTBEAT_TIMEOUT, self._config.timeout)
-        while not self._server.wait_for(goal, POLL):
+        reached = False
+        while not reached:
+            reached = self._server.wait_for(goal, POLL)
             self._check_workers(limit)
-            if self._stop.is_set():
+            # also where a round takes less than POLL, and where the workers were stopped first
+            if self._stop.is_set() or (self._server.finished < goal and self._server.all_stopped):
                 raise Stopped
-        self._check_workers(limit)
         if self._server.finished < goal:
             why = "; ".join(f"rank {worker + 1}: {why}" for worker, why in self._server.lost.items())
             raise TrainError(f"all workers are lost: {why or 'they left'}; the last checkpoint is in {self._folder}")

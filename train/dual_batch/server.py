@@ -70,7 +70,7 @@ class ParameterServer:
         self._gather = merge == "bsp"
         self._pushes = [0] * len(shares)  # since the last synchronous merge
         self._sums = torch.zeros(4, dtype=torch.float64)
-        self._closed = False
+        self._closed = self._stopped = False
         self.granted = done  # local epochs granted and not lost
         self.finished = done
         self.lost: dict[int, str] = {}  # worker -> reason, in order of loss
@@ -129,12 +129,19 @@ class ParameterServer:
                 self._merge_gathered()
                 self._changed.notify_all()
 
-    def leave(self, worker: int) -> None:
-        """Remove a worker that has finished."""
+    def leave(self, worker: int, stopped: bool = False) -> None:
+        """Remove a worker that has finished, or was stopped."""
         with self._changed:
             self._alive.pop(worker, None)
+            self._stopped |= stopped
             self._return(worker)
             self._changed.notify_all()
+
+    @property
+    def all_stopped(self) -> bool:
+        """Whether no worker is left and the run was asked to stop, rather than that it lost all of them."""
+        with self._changed:
+            return not self._alive and self._stopped
 
     def silent(self, seconds: float) -> list[int]:
         """Return the workers without a heartbeat or call for `seconds`."""

@@ -43,7 +43,7 @@ def work(config: Config, world: World, share: Share, server: Remote, stop: threa
         server.lose(f"{kind} on {socket.gethostname()}: {reason}")
         print(f"train: worker {server.worker} (rank {server.worker + 1}) stopped: {kind}: {error}", flush=True)
     finally:
-        server.leave()
+        server.leave(stop.is_set())
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Check before the first step that all ranks have the same data and weights: every node reads its own copy."""
+"""Before the first step: all ranks have the same data and weights. Every node reads its own copy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from train.checkpoint import digest
@@ -50,6 +51,20 @@ def agree_on_weights(file: str, model: nn.Module, world: World) -> None:
 
     if len(set(world.gather(digest(tensors)))) > 1:
         _refuse(file, tensors, difference, world)
+
+
+def start_alike(model: nn.Module, world: World) -> None:
+    """Give all ranks the weights and buffers of rank 0: a user's model may draw its own by a generator of its own.
+
+    One tensor at a time, as the model may be large.
+    """
+    if world.size == 1:
+        return
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            contiguous = tensor.contiguous()
+            dist.broadcast(contiguous, 0)
+            tensor.copy_(contiguous)
 
 
 def _refuse(what: str, mine: T, difference: Callable[[T, T], str | None], world: World) -> None:

@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from train.config import Config
 from train.data.batch import Batch
 from train.errors import TrainError
-from train.models import has_batch_norm
 from train.parallel.abilities import Abilities
 from train.parallel.world import World
 from train.precision import Precision
@@ -38,6 +37,8 @@ ABILITIES = Abilities(
     problems,
     shards_weights=True,
 )
+# layers whose weights autocast rounds to 16 bits
+PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
 SMALL = 1e-3  # fraction of all weights below which a block gets no separate collectives
 
 
@@ -55,6 +56,18 @@ def _elements(module: nn.Module) -> Iterator[nn.Module]:
             yield child
         else:
             yield from _elements(child)  # a module with containers, such as a transformer's encoder
+
+
+def unrounded(model: nn.Module) -> list[nn.Module]:
+    """Return the layers, such as norms, whose weights autocast keeps in fp32: those without parts and products."""
+    leaves = [part for part in model.modules() if not any(True for _ in part.children())]
+    return [part for part in leaves if not isinstance(part, PRODUCTS) and any(True for _ in part.parameters())]
+
+
+def only_products(block: nn.Module) -> bool:
+    """Whether autocast rounds all weights of a block, apart from those of `unrounded`: 16 bits suffice."""
+    holders = [part for part in block.modules() if any(True for _ in part.parameters(recurse=False))]
+    return all(isinstance(part, PRODUCTS) or not any(True for _ in part.children()) for part in holders)
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
@@ -81,11 +94,16 @@ class ShardedStep(Step):
                 f"use an image with torch 2.6 or newer, or --parallel ddp"
             ) from None
         mesh = init_device_mesh(world.device.type, (world.size,))
-        for block in (*blocks(model), model):
-            # gather weights in 16 bits if autocast would round them anyway; batch norm needs them in fp32
-            wire = None if has_batch_norm(block) else precision.autocast
-            policy = MixedPrecisionPolicy(param_dtype=wire, reduce_dtype=torch.float32 if wire else None)
+        exact = MixedPrecisionPolicy(cast_forward_inputs=False)
+        rounded = MixedPrecisionPolicy(precision.autocast, torch.float32, cast_forward_inputs=False)
+        if kept := unrounded(model) if precision.autocast else []:
+            # small, so gathered once per step, together
+            fully_shard(kept, mesh=mesh, mp_policy=exact, reshard_after_forward=False)
+        for block in (block for block in blocks(model) if block not in kept):
+            policy = rounded if precision.autocast and only_products(block) else exact
             fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=exact)
+        self._kept: Any = kept  # gathered until they are resharded
         self._sharded: Any = model  # fully_shard adds methods to the model's class
         super().__init__(config, world, precision, model, model)
 
@@ -97,6 +115,8 @@ class ShardedStep(Step):
     def before_checkpoint(self) -> None:
         """Reshard: a forward pass without a backward pass leaves some weights gathered, in 16 bits."""
         self._sharded.reshard()
+        for layer in self._kept[:1]:  # they are gathered together
+            layer.reshard()
 
     def _model_state(self) -> dict[str, Any]:
         return self.model.state_dict(keep_vars=True)  # detaching sharded tensors takes as long as copying them

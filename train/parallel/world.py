@@ -22,7 +22,7 @@ import torch.distributed.nn
 from torch import Tensor
 
 from train.config import Config
-from train.errors import TrainError
+from train.errors import TrainError, alike_on_a_machine
 from train.foreach import copy_
 from train.hardware import bind_to_gpu, near_cores
 
@@ -126,7 +126,8 @@ def start(config: Config) -> World:
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     instance = bool(os.environ.get("LAUNCHER_MIG"))  # this process has one GPU instance (MIG), as device 0
-    device = choose_device(config, 0, 1) if instance else choose_device(config, local_rank, local_size)
+    with alike_on_a_machine():
+        device = choose_device(config, 0, 1) if instance else choose_device(config, local_rank, local_size)
     sharers = local_size
     if device.type == "cuda" and config.bind_cores:
         sharers = bind_to_gpu([near_cores(0 if instance else gpu) for gpu in range(local_size)], local_rank)

@@ -175,7 +175,7 @@ class DockerEngine(Engine):
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Raises the errors of create() and start(), and EngineFailed if it does not exit in time."""
         with self.guard(spec.name):
-            container = self.create(spec)
+            container = self.create(replace(spec, userns="host"))  # only matters to engines with userns-remap
             try:
                 self.start(container)
                 state = self.wait(container, timeout)

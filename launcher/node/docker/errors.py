@@ -10,8 +10,10 @@ import requests
 import urllib3.exceptions
 
 from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
+from launcher.faults import disk
+from launcher.faults.lookup import said
+from launcher.faults.table import ENGINE
 from launcher.node.docker.channel import DialFailed
-from launcher.node.docker.toolkit import gpu_error
 
 # raised while a malformed response is read
 _MALFORMED = (
@@ -105,8 +107,10 @@ def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherEr
         return NodeUnfit(node, f"mount source {source.group(1)} does not exist", "create it, or change `mounts`")
     if isinstance(error, docker.errors.NotFound) and "No such image" in text:
         return NodeUnfit(node, f"the image is missing: {text}", "copy it to the node: launcher image ship")
-    if found := gpu_error(text):
-        return NodeUnfit(node, f"{found[0]}: {text}", found[1])
-    if "no space left on device" in text.lower():
-        return NodeUnfit(node, f"its disk is full: {text}", "free some space: launcher clean, docker system df")
+    if found := said(ENGINE, text):
+        return NodeUnfit(node, f"{found.what}: {text}", found.fix)
+    if disk.is_full(text):
+        found = disk.full(disk.ENGINE)
+        fix = f"{found.fix}, `docker system df` shows the rest"
+        return NodeUnfit(node, f"{found.what}: could not {doing}", fix)
     return EngineFailed(node, f"could not {doing}: {text}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ from docker.errors import APIError
 from docker.utils import parse_repository_tag
 
 from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit, NoRoom
+from launcher.faults import disk
 from launcher.model.facts import ImageInfo
 from launcher.node.docker.client import DockerClient, found, ids
 from launcher.node.docker.pulling import PullProgress
@@ -152,14 +154,14 @@ def _load_by_command(argv: Sequence[str], pieces: Iterable[bytes]) -> None:
             raise
         finally:
             process.wait()
-        output.seek(0)
-        text = output.read(4096).decode(errors="replace").strip()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - 4096))
+        text = output.read().decode(errors="replace").strip()
     if process.returncode:
         raise _failure(text or f"`docker load` exited with code {process.returncode}")
 
 
 def _not_loaded(node: str, what: str, fix: str) -> ImageShipFailed:
-    full = "no space left on device" in what.lower()  # the engine has no error code for this
+    full = what.startswith(disk.full(disk.ENGINE).what)  # the engine has no error code for this
     return (NoRoom if full else ImageShipFailed)(node, what, fix)
 
 

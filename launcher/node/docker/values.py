@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.model.container import ContainerSpec, ContainerState, Mount, Phase
 from launcher.model.facts import EngineFacts, ImageInfo
+from launcher.node.docker.tool import bind, csv
 
 LOG_FILE_SIZE = "64m"  # so that the log cannot fill the disk; it is a fallback: the run has its own log files
 LOG_FILES = "2"
@@ -54,6 +55,8 @@ def host_config(spec: ContainerSpec) -> dict[str, Any]:
     mounts = list(spec.mounts)
     if spec.output_dir:
         mounts.append(Mount(spec.output_dir, spec.layout.output))
+    if spec.workdir:
+        mounts.append(Mount(spec.workdir, spec.layout.code))
     config: dict[str, Any] = {
         "NetworkMode": spec.network,
         "IpcMode": spec.ipc,
@@ -69,6 +72,8 @@ def host_config(spec: ContainerSpec) -> dict[str, Any]:
         "RestartPolicy": {"Name": "no"},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_FILE_SIZE, "max-file": LOG_FILES}},
     }
+    if spec.userns:
+        config["UsernsMode"] = spec.userns
     if spec.restarts:
         config["RestartPolicy"] = {"Name": "on-failure", "MaximumRetryCount": spec.restarts}
     if spec.shm_size is not None and spec.ipc != "host":  # with ipc: host, it uses the host's /dev/shm
@@ -105,6 +110,7 @@ def docker_run(spec: ContainerSpec) -> str:
         ("--name", spec.name),
         ("--network", host["NetworkMode"]),
         ("--ipc", host["IpcMode"]),
+        *_each("--userns", [host.get("UsernsMode", "")]),
         *([("--init",)] if host["Init"] else []),
         *_each("--user", [body["User"]]),
         *_each("--group-add", host["GroupAdd"]),
@@ -119,7 +125,7 @@ def docker_run(spec: ContainerSpec) -> str:
         *_each("--memory-swap", [host.get("MemorySwap", "")]),
         *_each("--cpus", [f"{host['NanoCpus'] / 1e9:.9g}"] if "NanoCpus" in host else []),
         *_each("--restart", [f"on-failure:{spec.restarts}"] if spec.restarts else []),
-        *_each("--mount", [_mount_option(mount) for mount in host["Mounts"]]),
+        *_each("--mount", [bind(m["Source"], m["Target"], read_only=m["ReadOnly"]) for m in host["Mounts"]]),
         *_each("-e", body["Env"]),
         *_each("-l", [f"{name}={value}" for name, value in body["Labels"].items()]),
         ("--log-driver", host["LogConfig"]["Type"]),
@@ -139,17 +145,7 @@ def _each(option: str, values: list[str]) -> list[tuple[str, str]]:
 def _gpus(request: dict[str, Any]) -> list[tuple[str, str]]:
     if request["Driver"] == "cdi":
         return _each("--device", request["DeviceIDs"])
-    return [("--gpus", _csv("device=" + ",".join(request["DeviceIDs"]), "driver=" + request["Driver"]))]
-
-
-def _mount_option(mount: dict[str, Any]) -> str:
-    paths = (f"source={mount['Source']}", f"target={mount['Target']}")
-    return _csv("type=bind", *paths, *(["readonly"] if mount["ReadOnly"] else []))
-
-
-def _csv(*fields: str) -> str:
-    """Return comma-separated values as docker's command line reads them."""
-    return ",".join('"' + text.replace('"', '""') + '"' if {*text} & {*',"'} else text for text in fields)
+    return [("--gpus", csv("device=" + ",".join(request["DeviceIDs"]), "driver=" + request["Driver"]))]
 
 
 def label_filter(labels: Mapping[str, str | None]) -> dict[str, list[str]]:
@@ -167,7 +163,7 @@ def container_state(found: Mapping[str, Any]) -> ContainerState:
         image=str(found.get("Image", "")),
         labels={str(k): str(v) for k, v in ((found.get("Config") or {}).get("Labels") or {}).items()},
         phase=phase,
-        exit_code=int(state.get("ExitCode", 0)) if phase.ended else None,
+        exit_code=int(state["ExitCode"]) if phase.ended and "ExitCode" in state else None,
         oom_killed=bool(state.get("OOMKilled")),
         restarts=int(found.get("RestartCount") or 0),
         started=timestamp(state.get("StartedAt")),
@@ -204,18 +200,20 @@ def engine_facts(info: Mapping[str, Any]) -> EngineFacts:
     """From GET /info."""
     devices = info.get("DiscoveredDevices") or ()  # since engine 28.2
     podman = "BuildahVersion" in info
+    options = [str(option) for option in info.get("SecurityOptions") or ()]
     containerd = "io.containerd.snapshotter" in str(info.get("DriverStatus"))
     store = "podman's" if podman else "containerd's" if containerd else "the classic"
     return EngineFacts(
         id=str(info.get("ID", "")),
         version=str(info.get("ServerVersion", "")),
-        rootless=any("name=rootless" in str(option) for option in info.get("SecurityOptions") or ()),
+        rootless=any("name=rootless" in option for option in options),
         runtimes=tuple(sorted(info.get("Runtimes") or ())),
         cdi_devices=tuple(str(d.get("ID", "")) for d in devices if isinstance(d, Mapping) and d.get("Source") == "cdi"),
         root_dir=str(info.get("DockerRootDir", "")),
         kind="podman" if podman else "Docker",
         store=f"{store} image store, {info.get('Driver')}",
         cgroup=str(info.get("CgroupDriver") or ""),
+        remapped=any("name=userns" in option for option in options),
     )
 
 

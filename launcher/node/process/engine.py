@@ -7,6 +7,7 @@ process of the same user can find, follow and stop containers that another one s
 from __future__ import annotations
 
 import contextlib
+import errno
 import getpass
 import json
 import os
@@ -23,9 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import ContainerGone, EngineFailed, NameTaken, NodeUnfit
+from launcher.faults import disk
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.forward import Forward
+from launcher.model.inherited import without_a_run
 from launcher.model.labels import NODE, PURPOSE, RUN
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.model.plan import plain
@@ -39,6 +42,7 @@ LOCAL = "local"  # the node for the whole machine; local-0, local-1, ... are par
 _START_TIMEOUT = 20.0
 _STOP_MARGIN = 15.0  # seconds beyond the grace for the supervisor to kill remaining processes
 _POLL = 0.05  # seconds between checks if pidfd_open is not available
+FULL = 64 << 10  # bytes: a disk with less room is full
 
 
 class ProcessEngine(Engine):
@@ -56,26 +60,35 @@ class ProcessEngine(Engine):
         folder = Path(spec.layout.kit).parent
         if (folder / supervisor.SPEC).exists() or folders.find(spec.name):
             raise NameTaken(self.node, f"container {spec.name} already exists", "find its run with: launcher status")
-        for path in (spec.layout.code, spec.layout.kit):
-            self.files.make_dir(path)
+        self.files.make_dir(spec.layout.kit)
         record = {"spec": plain(spec), "machine": folders.machine_id(), "created": time.time()}
-        supervisor.write_whole(str(folder / supervisor.SPEC), json.dumps(record).encode())
+        try:
+            supervisor.write_whole(str(folder / supervisor.SPEC), json.dumps(record).encode())
+        except OSError as error:
+            raise self._unwritten(folder / supervisor.SPEC, error) from error
         return spec.name
 
     def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:  # noqa: ARG002 - no images
-        return folders.claim(name, labels)
+        try:
+            return folders.claim(name, labels)
+        except OSError as error:
+            raise self._unwritten(folders.root(), error) from error
 
     def put(self, container: str, archive: bytes) -> None:
-        """Only into the code folder and the kit. Raises EngineFailed for an invalid archive or other destinations."""
+        """Only into the kit. Raises EngineFailed for an invalid archive or other destinations."""
         found = self._get(container)
-        allowed = [Path(found.spec["layout"][name]) for name in ("code", "kit")]
         try:
-            unpack(archive, allowed)
+            unpack(archive, Path(found.spec["layout"]["kit"]))
         except tarfile.TarError as error:
             raise EngineFailed(self.node, f"refused the archive for {container}: {error}") from error
         except OSError as error:
-            what = f"could not unpack files into {found.folder}: {error}"
-            raise NodeUnfit(self.node, what, "check the free space and permissions of that folder") from error
+            raise self._unwritten(found.folder, error) from error
+
+    def _unwritten(self, path: Path, error: OSError) -> NodeUnfit:
+        if disk.is_full(error):
+            found = disk.full(disk.OUTPUT)
+            return NodeUnfit(self.node, f"{found.what}: could not write {path}", found.fix)
+        return NodeUnfit(self.node, f"could not write {path}: {error.strerror}", "check the permissions of that folder")
 
     def start(self, container: str) -> None:
         """Raises EngineFailed with the system's message if the program cannot be started."""
@@ -101,6 +114,9 @@ class ProcessEngine(Engine):
             reason = "its supervisor recorded no state" if state.phase is Phase.CREATED else state.error
         except (OSError, subprocess.SubprocessError) as error:
             reason = str(error)
+        if reason and shutil.disk_usage(found.folder).free < FULL:
+            _supervised_after(found, _STOP_MARGIN)  # it exits, as it could not record its state
+            raise self._unwritten(found.folder, OSError(errno.ENOSPC, reason))
         if reason:
             raise EngineFailed(self.node, f"could not start {container}: {reason}", _start_fix(found))
 
@@ -133,7 +149,10 @@ class ProcessEngine(Engine):
         """All its processes have exited when this returns, even if its supervisor was killed before."""
         found = self._get(container)
         if supervisor.is_supervised(str(found.folder)):
-            supervisor.write_whole(str(found.folder / supervisor.STOP), str(grace).encode())
+            try:
+                supervisor.write_whole(str(found.folder / supervisor.STOP), str(grace).encode())
+            except OSError:  # a full disk must not keep it running
+                grace = max(grace, supervisor.GRACE)
             supervisor.send(folders.supervisor_of(found), signal.SIGTERM)
             _supervised_after(found, grace + _STOP_MARGIN)
         elif not (found.folder / supervisor.STATE).exists():
@@ -170,9 +189,11 @@ class ProcessEngine(Engine):
             found.folder.parent.rmdir()
 
     def logs(self, container: str, tail: int = 200) -> bytes:
-        log = self._get(container).folder / supervisor.LOG
-        lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
-        return b"".join(lines[-tail:])
+        try:
+            text = supervisor.read_whole(str(self._get(container).folder / supervisor.LOG))
+        except FileNotFoundError:
+            return b""
+        return b"".join(text.splitlines(keepends=True)[-tail:])
 
     def interact(
         self,
@@ -236,11 +257,14 @@ def _until_end(pid: int, timeout: float) -> None:
 
 
 def _environment(container: folders.Container) -> dict[str, str]:
-    """Return the caller's environment, its Python first in PATH as in an activated venv, and the container's own."""
+    """Return the caller's environment, its Python first in PATH as in an activated venv, and the container's own.
+
+    The caller may be a program of another run, whose variables are not passed on.
+    """
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
     if path.split(os.pathsep)[0] != own:
         path = f"{own}{os.pathsep}{path}"
-    return {**os.environ, "PATH": path, **container.spec["env"], supervisor.CONTAINER: container.name}
+    return {**without_a_run(os.environ), "PATH": path, **container.spec["env"], supervisor.CONTAINER: container.name}
 
 
 def _start_fix(container: folders.Container) -> str:

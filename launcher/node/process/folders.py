@@ -1,7 +1,8 @@
 """Containers of plain processes on disk, and their states: `~/.launcher/<run>/.node/<node>/`.
 
-Such a folder has `spec.json` (which marks a container), the code, the kit, and the files of its supervisor.
-Locks between the runs of this machine (claims) are files in `~/.launcher/.claims/`.
+Such a folder has `spec.json` (which marks a container), the kit, and the files of its supervisor.
+Locks between the runs of this machine (claims) are files in `~/.launcher/.claims/<machine>/`.
+A full disk and the programs of runs can leave anything in these files: what has another form is not there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.model import checked
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import ContainerState, Phase
 from launcher.model.home import home
@@ -23,6 +25,10 @@ from launcher.node.process import supervisor
 NODES = ".node"  # in a run's output folder
 OWN_LOG = "supervisor.log"  # the supervisor's own stderr
 _KILLED = 137  # 128 + SIGKILL: the exit code of a program if its supervisor was killed
+_LARGEST_PID = 1 << 22  # PID_MAX_LIMIT
+_LAYOUT = {"code": str, "output": str, "kit": str}
+_SPEC = {"name": str, "image": str, "labels": dict, "env": dict, "layout": _LAYOUT}
+_STATE = {"exit_code": int | None, "restarts": int, "started": int | float, "finished": int | float, "error": str}
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,19 @@ def every() -> Sequence[Container]:
     """Return all containers of this machine."""
     found = []
     for path in sorted(root().glob(f"*/{NODES}/*/{supervisor.SPEC}")):
-        try:
-            made = json.loads(path.read_bytes())
-        except FileNotFoundError:  # removed concurrently
-            continue
-        if made["machine"] == machine_id():  # a home may be shared by several machines
-            found.append(Container(path.parent, made["spec"]))
+        made = _read(path, {"machine": str, "spec": _SPEC})
+        spec = made.get("spec", {})
+        if _is_whole(spec) and made.get("machine") == machine_id():  # a home may be shared by several machines
+            found.append(Container(path.parent, spec))
     return found
+
+
+def _is_whole(spec: Mapping[str, Any]) -> bool:
+    return (
+        spec.keys() >= _SPEC.keys()
+        and spec["layout"].keys() >= _LAYOUT.keys()
+        and all(isinstance(value, str) for value in (*spec["labels"].values(), *spec["env"].values()))
+    )
 
 
 def find(name: str) -> Container | None:
@@ -73,7 +85,7 @@ def state(container: Container) -> ContainerState:
     if not supervised and phase in (Phase.RUNNING, Phase.RESTARTING):
         phase, code = Phase.EXITED, _KILLED
         left = len(supervisor.processes(container.name))
-        error = f"its supervisor, process {recorded['supervisor']}, was killed or the machine went down"
+        error = f"its supervisor, process {supervisor_of(container)}, was killed or the machine went down"
         if left:
             error += f"; {left} of its processes are still running; to stop them: launcher down"
     return ContainerState(
@@ -100,10 +112,22 @@ def machine_id() -> str:
 
 
 def record(container: Container) -> dict[str, Any]:
-    """Return the state file of the supervisor; empty before its start."""
+    """Return the state file of the supervisor; empty before its start, or if the disk was full then."""
+    found = _read(container.folder / supervisor.STATE, _STATE)
     try:
-        found: dict[str, Any] = json.loads((container.folder / supervisor.STATE).read_bytes())
-    except FileNotFoundError:
+        found["phase"] = Phase(found.get("phase")).value
+        for name in ("supervisor", "pid"):
+            found[name] = checked.number(found.get(name, 0), _LARGEST_PID)
+    except ValueError:
+        return {}
+    return found
+
+
+def _read(path: Path, form: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of a JSON object that have this form (checked.fitting); empty for any other file."""
+    try:
+        found: dict[str, Any] = checked.fitting(json.loads(supervisor.read_whole(str(path))), form)
+    except (FileNotFoundError, PermissionError, ValueError, RecursionError):
         return {}
     return found
 
@@ -112,9 +136,9 @@ def claim(name: str, labels: Mapping[str, str]) -> ContainerState | None:
     """Take the lock and return None, or return the existing one."""
     with _claims() as folder:
         file = folder / name
-        if file.exists():
-            return _claim_state(file)
-        file.write_text(json.dumps(dict(labels)))
+        if (holder := _claim_state(file)) is not None:
+            return holder
+        supervisor.write_whole(str(file), json.dumps(dict(labels)).encode())
         return None
 
 
@@ -123,33 +147,42 @@ def claims() -> list[ContainerState]:
     if not (root() / ".claims").exists():
         return []
     with _claims() as folder:
-        return [_claim_state(file) for file in sorted(folder.iterdir())]
+        return [state for file in sorted(folder.iterdir()) if (state := _claim_state(file)) is not None]
 
 
 def release(chosen: Callable[[ContainerState], bool]) -> None:
     with _claims() as folder:
         for file in folder.iterdir():
-            if chosen(_claim_state(file)):
+            if (state := _claim_state(file)) is None or chosen(state):
                 file.unlink()
 
 
 @contextlib.contextmanager
 def _claims() -> Iterator[Path]:
-    """The folder of the locks, for one process at a time; removed if it is left empty."""
-    folder = root() / ".claims"
+    """The folder of this machine's locks, for one process at a time; removed if it is left empty.
+
+    A home may be shared by several machines, and each has its own GPUs and ports.
+    """
+    folder = root() / ".claims" / machine_id()
     root().mkdir(mode=0o700, exist_ok=True)
     lock = os.open(root(), os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         yield folder
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
+            folder.parent.rmdir()
     finally:
         os.close(lock)
 
 
-def _claim_state(file: Path) -> ContainerState:
+def _claim_state(file: Path) -> ContainerState | None:
+    """Return a lock; None for a file that is missing, or that a full disk has left without its whole content."""
+    labels = _read(file, {})
+    if not labels:
+        return None
     made = file.stat()
     claim = f"{file.name}@{made.st_ino}.{made.st_mtime_ns}"
-    return ContainerState(claim, file.name, "", labels=json.loads(file.read_text()), phase=Phase.CREATED)
+    return ContainerState(claim, file.name, "", labels=labels, phase=Phase.CREATED)

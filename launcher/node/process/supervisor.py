@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
+import io
 import json
 import math
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -29,6 +32,8 @@ from collections.abc import Iterator
 CONTAINER = "LAUNCHER_CONTAINER"  # in the environment of all processes of a node, to find them
 LOG, LOCK, SPEC, STATE, STOP = "output.log", "lock", "spec.json", "state.json", "stop"
 KEEP = 1 << 20  # bytes of the program's output that are kept once output.log has grown to four times this size
+GRACE = 30.0  # seconds from SIGTERM to SIGKILL, unless the engine wrote others
+_ROOM = 4096  # bytes; a state file is smaller
 _TICK = 1.0  # seconds between checks without an event: size of the log, existence of the folder
 _BACKOFF = 0.1  # seconds before the first restart, doubled each time, as in Docker
 _LONGEST_BACKOFF = 60.0
@@ -63,7 +68,8 @@ class Supervisor:
         adopt_orphans()
 
     def run(self) -> None:
-        """Run all attempts."""
+        """Run all attempts. Raises OSError, before the program starts, if the disk has no room for its state."""
+        write_whole(self._path(STATE), b" " * _ROOM)
         while True:
             try:
                 self._start()
@@ -115,10 +121,9 @@ class Supervisor:
 
     def _grace(self) -> float:
         try:
-            with open(self._path(STOP), encoding="ascii") as file:
-                return float(file.read())
+            return float(read_whole(self._path(STOP)))
         except (OSError, ValueError):  # SIGTERM from another sender, for example at shutdown
-            return 30.0
+            return GRACE
 
     def end(self) -> None:
         """Kill all processes that the program left running, as when a container exits."""
@@ -172,7 +177,7 @@ def take_lock(folder: str) -> int:
 
 def is_supervised(folder: str) -> bool:
     """Whether the folder has a live supervisor. The kernel releases its lock on any exit."""
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, LOCK), "rb") as lock:
+    with contextlib.suppress(FileNotFoundError), open_regular(os.path.join(folder, LOCK)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -261,6 +266,29 @@ def trim(log: str) -> None:
             file.write(rest)
 
 
+def open_regular(path: str) -> io.BufferedReader:
+    """Open a regular file; raise FileNotFoundError for anything else.
+
+    A program may put a link, or a FIFO, which would block, in place of any file of the output folder.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise FileNotFoundError(path) from error
+        raise
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return os.fdopen(file, "rb")
+    os.close(file)
+    raise FileNotFoundError(path)
+
+
+def read_whole(path: str) -> bytes:
+    """Return the content of a regular file. Raises FileNotFoundError."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def write_whole(path: str, data: bytes) -> None:
     """Write a file atomically; on a full disk, overwrite it in place, which needs no extra space. Raises OSError."""
     temporary = f"{path}.{os.getpid()}"
@@ -273,8 +301,9 @@ def write_whole(path: str, data: bytes) -> None:
     except OSError:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)
-        with open(path, "wb", opener=_private) as file:
-            file.write(data)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)  # before it is truncated: its space would be gone
+            file.truncate()
 
 
 def _private(path: str, flags: int) -> int:

@@ -1,7 +1,6 @@
-"""Unpacks a tar archive into folders of this machine; no member can be written anywhere else.
+"""Unpacks a tar archive into a folder of this machine; no member can be written anywhere else.
 
-tarfile's filters are not used: Python before 3.10.12 and 3.11.4 (Debian 12) has none, and `data_filter` refuses links
-to targets outside the folder, which code may have.
+tarfile's filters are not used: Python before 3.10.12 and 3.11.4 (Debian 12) has none.
 """
 
 from __future__ import annotations
@@ -9,21 +8,19 @@ from __future__ import annotations
 import io
 import stat
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 
-def unpack(archive: bytes, allowed: Sequence[Path]) -> None:
-    """Unpack members with names relative to / into the allowed folders; modes are kept, the owner is the caller.
+def unpack(archive: bytes, folder: Path) -> None:
+    """Unpack members with names relative to / into the folder; modes are kept, the owner is the caller.
 
     All names are checked before the first file is written. Nothing is written through a symbolic link; links may point
-    anywhere, as in a code folder. Raises tarfile.TarError for an invalid archive, and for a member outside the folders
-    or of another type.
+    anywhere. Raises tarfile.TarError for an invalid archive, and for a member outside the folder or of another type.
     """
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as tar:
-        targets = [(member, *_target(member, allowed)) for member in tar.getmembers()]
-        for member, path, top in targets:
-            _make_parents(path, top)
+        targets = [(member, _target(member, folder)) for member in tar.getmembers()]
+        for member, path in targets:
+            _make_parents(path, folder)
             if path.is_symlink() or (path.is_file() and not member.isdir()):
                 path.unlink()
             if member.isdir():
@@ -39,20 +36,19 @@ def unpack(archive: bytes, allowed: Sequence[Path]) -> None:
                 path.chmod(member.mode & 0o777)
 
 
-def _target(member: tarfile.TarInfo, allowed: Sequence[Path]) -> tuple[Path, Path]:
-    """Return the path of the member, and the allowed folder that contains it."""
+def _target(member: tarfile.TarInfo, folder: Path) -> Path:
+    """Return the path of the member."""
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\0" in member.name:
         raise tarfile.TarError(f"member {member.name!r} has an invalid path")
     path = Path("/") / name
-    top = next((folder for folder in allowed if path.is_relative_to(folder)), None)
-    if top is None:
-        raise tarfile.TarError(f"member {member.name!r} is not in {' or '.join(map(str, allowed))}")
+    if not path.is_relative_to(folder):
+        raise tarfile.TarError(f"member {member.name!r} is not in {folder}")
     if not (member.isreg() or member.isdir() or member.issym()):
         raise tarfile.TarError(f"member {member.name!r} is not a file, folder or symbolic link")
-    if path == top and not member.isdir():
+    if path == folder and not member.isdir():
         raise tarfile.TarError(f"member {member.name!r} would replace a folder")
-    return path, top
+    return path
 
 
 def _make_parents(path: Path, top: Path) -> None:

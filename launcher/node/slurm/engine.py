@@ -1,7 +1,7 @@
 """A Slurm cluster as an Engine: a run is a job, submitted on the login machine; its files are in the shared folder.
 
 A container is a node of that job. All of them are created, started and stopped together, so a request for one applies
-to all; any launcher of the same user finds them by the run's files and the job's comment.
+to all; any launcher of the same user finds them by the run's files and the job's ID in them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,37 @@ from launcher.model.forward import Forward
 from launcher.model.labels import RUN
 from launcher.node.engine import Engine
 from launcher.node.files import Files
-from launcher.node.machine import Machine, run_script
-from launcher.node.slurm.queue import ASK, COMMENT, NODES, SCRIPT, SPEC, SUBMITTED, Job, RunInQueue, parse
+from launcher.node.machine import Done, Machine, run_script, shell
+from launcher.node.slurm.queue import (
+    ARRAY,
+    ASK,
+    COMMENT,
+    NODES,
+    PLAIN,
+    SCRIPT,
+    SPEC,
+    SUBMITTED,
+    Job,
+    RunInQueue,
+    job_without_folder,
+    options_of,
+    parse,
+)
 
 _POLL = 1.0  # seconds between two queries of the queue
+_LATE = 60.0  # seconds after which NFS shows a new file to other machines (acdirmax)
+_LOG = 1 << 20  # bytes of the script's own output
 _KILL_TIMEOUT = 60.0  # seconds for Slurm to end a job after SIGKILL
 _UNPACK = "tar -xf - --no-same-owner -C /"
 _KILL_WAIT = r"scontrol show config | sed -n 's/^KillWait *= \([0-9]*\).*/\1/p'"
-_TAKEN = 44
+_TAKEN, _NOT_STORED = 44, 73  # exit codes
 # $1: the run's folder. stdin: its description, as one line of JSON, and the script: each may be over 128 KiB, the limit
 # for an argument.
 _CREATE = f"""
 [ ! -e "$1/{NODES}" ] || exit {_TAKEN}
 IFS= read -r spec && mkdir -p "$1/{NODES}" "$1/logs" "$1/state" &&
   : >"$1/state/node-0.attempts" && # records who stops the run, also while the job is pending
-  cat >"$1/{NODES}/{SCRIPT}" && printf %s "$spec" >"$1/{NODES}/{SPEC}"
+  cat >"$1/{NODES}/{SCRIPT}" && printf %s "$spec" | cat >"$1/{NODES}/{SPEC}"
 """
 # $1: the job. Without --full while its nodes run: srun would get the signal too, and kill them immediately.
 _TERMINATE = r"""
@@ -53,44 +69,52 @@ unset_secrets() {{
   for secret in "$1/{NODES}/kit/secrets"/*; do [ ! -f "$secret" ] || unset "${{secret##*/}}"; done
 }}
 """
-# $1: the run's folder, $2: the code, $3: the run. The job gets the caller's environment, as usual with sbatch.
-_SUBMIT = f"""
-{_UNSET_SECRETS}
-unset_secrets "$1"
-id=$(LAUNCHER_RUN=$3 LAUNCHER_OUTPUT=$1 sbatch --parsable --export=ALL --chdir="$2" --output="$1/logs/slurm.log" \\
-  --comment="{COMMENT} $3" "$1/{NODES}/{SCRIPT}") || exit
-echo "$id" 2>/dev/null >"$1/{NODES}/{SUBMITTED}" && exit
-scancel "$id"
-echo "the run was removed while it was submitted" >&2; exit 1
+# $1: a job, $2: a run's folder, $3: the ID to store there, by which the run is found. Without it the job is cancelled.
+_STORE_ID = f"""
+store_id() {{
+  file=$2/{NODES}/{SUBMITTED}
+  echo "$3" | cat >"$file.part" && mv "$file.part" "$file" && return
+  [ -d "$2/{NODES}" ] || echo "the run was removed while it was submitted" >&2
+  scancel "$1" || echo "job $1 was not cancelled" >&2
+  exit {_NOT_STORED}
+}}
 """
-# $1: the folder of all runs; $2: how many of them may run at the same time, as %N; then the runs of a sweep. Each task
-# of the array executes the script of one run.
+# $1: the run's folder, $2: the code, $3: the run, then the options of its script: on the command line they override
+# SBATCH_ variables. The job gets the caller's environment, as usual with sbatch.
+_SUBMIT = f"""
+{PLAIN}{_UNSET_SECRETS}{_STORE_ID}
+unset_secrets "$1"
+output=$1 code=$2 run=$3; shift 3
+id=$(sbatch --comment="{COMMENT} $run" "$@" --parsable --export=ALL --chdir="$code" --output="$output/logs/slurm.log" \\
+  "$output/{NODES}/{SCRIPT}" "$run" "$output") || exit
+store_id "${{id%%;*}}" "$output" "$id"
+"""
+# $1: the folder of all runs; $2: how many runs of the sweep may run at the same time, as %N; $3: their number; then the
+# runs and the options of their scripts. stdin: the script of the array. Each task executes the script of one run.
 _SUBMIT_ARRAY = f"""
-export LAUNCHER_ROOT="$1"; most=$2; shift 2
-{_UNSET_SECRETS}
-for run; do unset_secrets "$LAUNCHER_ROOT/$run"; done
-id=$( {{
-  sed '/^$/q' "$LAUNCHER_ROOT/$1/{NODES}/{SCRIPT}" # its options, the same for all runs
-  cat <<'END'
-runs=($LAUNCHER_SWEEP)
-export LAUNCHER_RUN=${{runs[SLURM_ARRAY_TASK_ID]}}
-export LAUNCHER_OUTPUT=$LAUNCHER_ROOT/$LAUNCHER_RUN
-cd "$LAUNCHER_OUTPUT/{NODES}/code" &&
-  exec bash "$LAUNCHER_OUTPUT/{NODES}/{SCRIPT}" >>"$LAUNCHER_OUTPUT/logs/slurm.log" 2>&1
-END
-}} | LAUNCHER_SWEEP="$*" sbatch --parsable --export=ALL --output=/dev/null --array="0-$(($# - 1))$most" \\
-  --comment="{COMMENT} sweep $1") || exit
+{PLAIN}{_UNSET_SECRETS}{_STORE_ID}
+root=$1 most=$2 number=$3; shift 3
+task=0 runs=''
+while [ $task -lt "$number" ]; do
+  unset_secrets "$root/$1"
+  runs="$runs $1" last=$1 task=$((task + 1)); shift
+done
+script="$root/$last/{NODES}/{ARRAY}"
+cat >"$script.part" && mv "$script.part" "$script" || exit {_NOT_STORED}
+id=$(sbatch --comment="{COMMENT} sweep $last" "$@" --parsable --export=ALL --output=/dev/null \\
+  --array="0-$((number - 1))$most" "$script") || exit
 task=0
-for run; do
-  echo "${{id%%;*}}_$task" >"$LAUNCHER_ROOT/$run/{NODES}/{SUBMITTED}"
+for run in $runs; do
+  store_id "${{id%%;*}}" "$root/$run" "${{id%%;*}}_$task"
   task=$((task + 1))
 done
 """
 # $1: the run's folder, $2: the run. Another launcher may be submitting it at the same time.
-_REMOVE = f"""
+_REMOVE = rf"""
+{PLAIN}
 rm -rf -- "$1/{NODES}" || exit
-squeue -h -u "$(id -u)" -o '%i %k' | while read -r id comment; do
-  [ "$comment" != "{COMMENT} $2" ] || scancel "$id"
+squeue -h -a -u "$(id -u)" -o '%i %o|%k' | while read -r id job; do
+  case $job in "$1/{NODES}/{SCRIPT}"[\ \|]* | *"|{COMMENT} $2") scancel "$id" ;; esac
 done
 """
 
@@ -105,10 +129,11 @@ class SlurmEngine(Engine):
         self._root = posixpath.join(cluster.workdir, OUTPUT_ROOT)
         self._asking = threading.Lock()
         self._answer: tuple[float, str, dict[str, RunInQueue]] = (0.0, "", {})
+        self._incomplete: dict[str, float] = {}  # runs that ended without all exit codes, and when that was first seen
 
     def open(self) -> None:
         """Raises EngineUnavailable if Slurm does not respond."""
-        done = run_script(self.machine, "sinfo --version && squeue -h -u root >/dev/null")
+        done = self._slurm("sinfo --version && squeue -h -u root >/dev/null")
         if done.code:
             fix = "run on the login machine: sinfo"
             raise EngineUnavailable(self.node, f"Slurm does not respond: {done.message}", fix)
@@ -122,6 +147,7 @@ class SlurmEngine(Engine):
         if not isinstance(spec, BatchSpec):
             raise TypeError(f"{spec.name} has no script for the cluster")
         saved = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code, "sweep": spec.sweep}
+        saved["options"] = options_of(spec.script)
         texts, taken = f"{json.dumps(saved)}\n{spec.script}".encode(), lambda done: done.code == _TAKEN
         made = self.files.run(_CREATE, spec.output_dir, doing="create the run", accept=taken, stdin=texts)
         if made.code == _TAKEN:
@@ -134,7 +160,7 @@ class SlurmEngine(Engine):
         return None
 
     def put(self, container: str, archive: bytes) -> None:
-        self.files.run(_UNPACK, doing=f"unpack the code of {container}", stdin=archive, timeout=600)
+        self.files.run(_UNPACK, doing=f"unpack the scripts of {container}", stdin=archive, timeout=600)
 
     def start(self, container: str) -> None:
         """Submit the job; the last run of a sweep submits all of them. Raises EngineFailed with sbatch's reason."""
@@ -142,11 +168,16 @@ class SlurmEngine(Engine):
         known, sweep = run.run_labels, run.spec["sweep"]
         if run.submitted or (sweep and sweep[-1] != known.run):
             return
+        options = run.spec["options"]
         if sweep:
             most = f"%{self.cluster.at_once}" if self.cluster.at_once else ""
-            done = run_script(self.machine, _SUBMIT_ARRAY, self._root, most, *sweep)
+            script = _array_script(self._root, sweep, posixpath.relpath(run.spec["code"], known.output))
+            done = self._slurm(_SUBMIT_ARRAY, self._root, most, str(len(sweep)), *sweep, *options, stdin=script)
         else:
-            done = run_script(self.machine, _SUBMIT, known.output, run.spec["code"], known.run)
+            done = self._slurm(_SUBMIT, known.output, run.spec["code"], known.run, *options)
+        if done.code == _NOT_STORED:
+            fix = f"check the free space and the owner of {self._root}"
+            raise EngineFailed(self.node, f"could not store the job's ID, and cancelled the job: {done.message}", fix)
         if done.code:
             fix = "correct the job's gpus, resources or cluster, or the cluster in your settings file"
             raise EngineFailed(self.node, f"sbatch rejected the job: {done.message}", fix)
@@ -165,9 +196,14 @@ class SlurmEngine(Engine):
         return [*first.values()]
 
     def wait(self, container: str, timeout: float) -> ContainerState:
+        """A run that has ended counts as running until its exit codes can be read, at most for _LATE."""
         until = time.monotonic() + timeout
         while True:
             state = self._state(container)
+            if state.phase.ended and state.exit_code is None:
+                first = self._incomplete.setdefault(state.labels[RUN], time.monotonic())
+                late = time.monotonic() - first < _LATE
+                state = replace(state, phase=Phase.RUNNING) if late else state
             left = until - time.monotonic()
             if state.phase.ended or left <= 0:
                 return state
@@ -179,7 +215,7 @@ class SlurmEngine(Engine):
         run = self._get(container)
         if run.job is not None and not run.job.ended:
             if run.phase is Phase.RUNNING and grace:
-                run_script(self.machine, _TERMINATE, run.job.id)
+                self._slurm(_TERMINATE, run.job.id)
                 self._forget()
                 if self.wait(container, grace).phase.ended:
                     return self._state(container)
@@ -195,7 +231,7 @@ class SlurmEngine(Engine):
             self._cancel(job, f"--signal={name}")
 
     def remove(self, container: str) -> None:
-        """Remove the run's code, scripts and secrets, not its output. A pending job is cancelled first."""
+        """Remove the run's scripts and secrets, not its output. A pending job is cancelled first."""
         try:
             run = self._get(container)
         except ContainerGone:
@@ -203,14 +239,18 @@ class SlurmEngine(Engine):
         if run.phase is Phase.RUNNING:
             raise EngineFailed(self.node, f"{container} is still running", "stop it first: launcher down")
         self.stop(container, 0)
-        doing = f"remove the code of {container}"
+        doing = f"remove the scripts of {container}"
         self.files.run(_REMOVE, run.run_labels.output, run.run_labels.run, doing=doing, timeout=600)
         self._forget()
 
     def logs(self, container: str, tail: int = 200) -> bytes:
         """Return the output of the script itself."""
-        path = posixpath.join(self._get(container).run_labels.output, "logs", "slurm.log")
-        return run_script(self.machine, 'tail -n "$1" "$2" 2>/dev/null', str(tail), path).out
+        output = self._get(container).run_labels.output
+        path = posixpath.join(output, "logs", "slurm.log")
+        try:
+            return self.files.read(path, self.files.before_last_lines(path, tail, _LOG, below=output), below=output)
+        except (FileNotFoundError, NodeUnfit):
+            return b""
 
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:
         """Run a further step of the job, on that node. Raises EngineFailed if the job is not running."""
@@ -224,11 +264,12 @@ class SlurmEngine(Engine):
         if known.runtime != "process":
             what, fix = "cannot run a command in a container on a cluster", f"use: srun --jobid={run.job.id}"
             raise NodeUnfit(self.node, what, fix)
-        number = run_script(self.machine, 'squeue -h -o %A -j "$1"', run.job.id).out.decode().strip()  # not 12_3
+        number = self._slurm('squeue -h -o %A -j "$1"', run.job.id).out.decode().strip()  # not 12_3
         step = ["srun", f"--jobid={number}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
         step += [f"--relative={rank}", *(["--pty"] if terminal else [])]
         variables = [f"LAUNCHER_NODE_RANK={rank}", f"LAUNCHER_OUTPUT={known.output}", f"LAUNCHER_RUN={known.run}"]
-        command = [*step, "env", *variables, "sh", f"{known.output}/state/node.sh", *argv]
+        step += ["env", *variables, "sh", f"{known.output}/state/node.sh", *argv]
+        command = shell(f'{PLAIN}exec "$@"', *step)
         return self.machine.interact(command, terminal=terminal, interrupt=lambda: None)
 
     def guard(self, container: str) -> AbstractContextManager[object]:  # noqa: ARG002 - not supported
@@ -239,11 +280,15 @@ class SlurmEngine(Engine):
 
     def _cancel(self, job: Job, *options: str) -> None:
         """Cancel a job. If it has ended already this is no error; the next query shows it."""
-        run_script(self.machine, f"scancel {shlex.join(options)} {shlex.quote(job.id)}")
+        self._slurm('scancel "$@"', *options, job.id)
         self._forget()
 
+    def _slurm(self, script: str, *arguments: str, stdin: str = "") -> Done:
+        """Run a script that calls Slurm's commands."""
+        return self.machine.run(shell(PLAIN + script, *arguments), stdin.encode())
+
     def _kill_wait(self) -> float:
-        found = run_script(self.machine, _KILL_WAIT).out.strip()
+        found = self._slurm(_KILL_WAIT).out.strip()
         return float(found) if found.isdigit() else 30.0
 
     def _state(self, container: str) -> ContainerState:
@@ -269,9 +314,23 @@ class SlurmEngine(Engine):
                 raise EngineUnavailable(self.node, f"squeue failed: {done.message}", "run on the login machine: squeue")
             answer = done.out.decode("utf-8", "replace")
             found = {one.run_labels.run: one for one in parse(answer, marker)}
+            if run and run not in found and (job := job_without_folder(answer, marker, run)):
+                what, fix = f"{job} is the run {run}, whose folder was removed", f"end it: scancel {job.id}"
+                raise EngineFailed(self.node, what, fix)
             self._answer = (time.monotonic(), run or "*", found)
             return found
 
     def _forget(self) -> None:
         with self._asking:
             self._answer = (0.0, "", {})
+
+
+def _array_script(root: str, runs: Sequence[str], code: str) -> str:
+    """Return the script of a job array, which executes in each task the script of one run. code: in a run's folder."""
+    return f"""#!/bin/bash
+root={shlex.quote(root)}
+runs=({" ".join(runs)})
+run=${{runs[SLURM_ARRAY_TASK_ID]}}
+cd "$root/$run/{code}" &&
+  exec bash "$root/$run/{NODES}/{SCRIPT}" "$run" "$root/$run" >>"$root/$run/logs/slurm.log" 2>&1
+"""

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
+from launcher.model.plan import RunId
+from launcher.node.opened import BELOW
 
 NODES = ".node"  # in a run's output folder, as with plain processes
 SPEC, SUBMITTED, SCRIPT = "spec.json", "submitted", "job.sh"
-COMMENT = "launcher"  # of a job, before the run's ID, so that it is found without a record
-_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING")
-_RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+ARRAY = "array.sh"  # the script of a sweep, in the folder of its last run
+COMMENT = "launcher"  # of a job, before the run's ID; a site or a program may change it
+_WAITING = (
+    *("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING"),
+    *("POWER_UP_NODE", "EXPEDITING"),
+)
+_ENDED = (  # a job in any other state, also one that a later Slurm adds, is running
+    *("COMPLETED", "FAILED", "TIMEOUT", "DEADLINE", "CANCELLED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"),
+    *("PREEMPTED", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"),
+)
 _KILLED, _TIMEOUT = 137, 124
+_NOT_WRITTEN = 73  # exit code of the script if it could not write a file
 # Why Slurm ended a job. If a job has FAILED, its nodes report why.
 _BY_SLURM = {
     "TIMEOUT": "at its time limit",
@@ -30,34 +41,66 @@ _BY_SLURM = {
 # Texts of slurmstepd.
 _IN_ITS_LOG = {"TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
 
+# First in every script that calls Slurm's commands, which take variables of the caller's shell for options:
+# SQUEUE_PARTITION hides the jobs of other partitions. Some of those for sbatch remain: options override them, so they
+# are defaults. In a job, SLURM_ variables describe that job.
+PLAIN = r"""
+for our_name in $(env | sed -n 's/^\(S[A-Z]*_[A-Z0-9_]*\)=.*/\1/p'); do
+  case $our_name in
+  SBATCH_ACCOUNT | SBATCH_PARTITION | SBATCH_QOS | SBATCH_RESERVATION | SBATCH_CONSTRAINT | SBATCH_TIMELIMIT) ;;
+  SBATCH_WCKEY | SLURM_CONF | SLURM_CONF_SERVER | SLURM_JOB_ID) ;;
+  SBATCH_* | SQUEUE_* | SCANCEL_* | SACCT_* | SLURM_CLUSTERS | SLURM_HINT) unset "$our_name" ;;
+  SLURM_* | SRUN_*) [ -z "${SLURM_JOB_ID-}" ] || unset "$our_name" ;;
+  esac
+done
+unset SLURM_JOB_ID
+"""
 # $1: a marker. $2: the folder of all runs, $3: a run, or * for all. For a single run, prints how Slurm ended it: the
-# accounting has the user, and keeps a job longer than squeue, which drops it after minutes; without accounting, the end
-# is in the job's own output.
-ASK = r"""
+# accounting has the user and the exit code, and keeps a job longer than squeue, which drops it after minutes; without
+# accounting, the end is in the job's own output. Of attempts, which thousands of nodes may have, only lines of this
+# form are printed; -D: not of a FIFO or a device.
+ASK = rf"""
+{PLAIN}{BELOW}
 echo "$1 queue"
-queue=$(squeue -h -r -t all -u "$(id -u)" -o '%i|%T|%r|%k') || exit 9
+queue=$(squeue -h -a -r -t all -u "$(id -u)" -o '%i|%T|%r|%o|%k') || exit 9
 printf '%s\n' "$queue"
-print_end() {
-  state=$(printf '%s\n' "$queue" | sed -n "s/^$2|\([A-Z_]*\)|.*/\1/p")
-  case $state in '' | CANCELLED) ;; *) return ;; esac
-  ended=$(timeout 5 sacct -n -X -P -j "$2" -o State 2>/dev/null | tail -n 1)
-  by=${ended##*CANCELLED by }
-  [ "$by" = "$ended" ] || ended="CANCELLED by $(id -nu "$by" 2>/dev/null || echo "uid $by")"
+print_end() {{
+  state=$(printf '%s\n' "$queue" | sed -n "s/^$1|\([A-Z_]*\)|.*/\1/p")
+  case $state in
+  '' | CANCELLED)
+    ended=$(timeout 5 sacct -n -X -P -j "$1" -o State,ExitCode 2>/dev/null | tail -n 1)
+    code=${{ended##*|}} ended=${{ended%%|*}} by=${{ended##*CANCELLED by }}
+    [ "$by" = "$ended" ] || ended="CANCELLED by $(id -nu "$by" 2>/dev/null || echo "uid $by")"
+    ;;
+  COMPLETED | FAILED)
+    ended=$state code=$(scontrol -o show job "$1" 2>/dev/null | sed -n 's/.* ExitCode=\([0-9:]*\).*/\1/p') ;;
+  *) return ;;
+  esac
   echo "$ended"
-  grep -a '^slurmstepd: error: [*][*][*] .* DUE TO ' "$1/logs/slurm.log" 2>/dev/null | tail -n 1
-}
+  echo "exit $code"
+  below logs/slurm.log grep -a '^slurmstepd: error: [*][*][*] .* DUE TO ' 2>/dev/null | tail -n 1
+}}
 for folder in "$2"/$3/; do
   [ -f "$folder.node/spec.json" ] || continue
-  echo; echo "$1 spec"; cat "$folder.node/spec.json"
-  id=$(cat "$folder.node/submitted" 2>/dev/null)
+  at "$folder"
+  echo; echo "$1 spec"; below .node/spec.json head -c 4194304 2>/dev/null
+  id=$(below .node/submitted head -c 100 2>/dev/null)
   echo; echo "$1 submitted"; echo "$id"
-  [ "$3" = "*" ] || [ -z "$id" ] || { echo "$1 over"; print_end "$folder" "${id%%;*}"; }
-  echo "$1 end"; cat "$folder/state/slurm.end" 2>/dev/null
+  [ "$3" = "*" ] || [ -z "$id" ] || {{ echo "$1 over"; print_end "${{id%%;*}}"; }}
+  echo "$1 end"; below state/slurm.end head -c 100 2>/dev/null
   echo "$1 attempts"
-  (cd "${folder}state" 2>/dev/null && grep -HE '^(start|exit) ' node-*.attempts 2>/dev/null)
+  (enter find state 2>/dev/null && grep -D skip -HE '^(start|exit) ' node-*.attempts 2>/dev/null)
 done
 exit 0
 """
+
+
+# A job's script as squeue prints it, older versions with its arguments.
+_OWN_SCRIPT = re.compile(
+    rf"/.*?/(?P<run>[^/]+)/{re.escape(NODES)}/(?P<script>{re.escape(SCRIPT)}|{re.escape(ARRAY)})[ |]"
+)
+_OWN_COMMENT = re.compile(rf"\|{COMMENT} (\S+)$")
+_NOTHING = (0.0, None, 0.0)  # of a node that has not started
 
 
 @dataclass(frozen=True)
@@ -67,6 +110,7 @@ class Job:
     id: str
     state: str
     reason: str
+    command: str  # `<its script with arguments>|<comment>`; `(null)` in place of what Slurm does not know
 
     @property
     def waits(self) -> bool:
@@ -74,7 +118,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        return self.state not in (*_WAITING, *_RUNNING)
+        return self.state in _ENDED
 
     def __str__(self) -> str:
         return f"job {self.id}: {self.state}" + (f" ({self.reason})" if self.reason not in ("", "None") else "")
@@ -97,17 +141,23 @@ class RunInQueue:
         return labels.read(self.spec["labels"])
 
     def states(self) -> list[ContainerState]:
-        """Return the state of each node of the run, by rank; labels are those of the first node, with its own rank."""
+        """Return the state of each node of the run, by rank; labels are those of the first node, with its own rank.
+
+        The exit code of an ended node is None if there is no evidence of how it ended.
+        """
         phase, ended_by = self.phase, self.ended_by
-        codes = [self._code(rank) for rank in range(self.run_labels.nodes)]
-        failed = any(code for _, code, _ in self.attempts.values())
-        if failed:  # srun has killed the nodes that had not started
-            codes = [code if rank in self.attempts else _KILLED for rank, code in enumerate(codes)]
-        elif not any(codes) and (code := self._job_code()):
-            codes[0] = code  # the script itself failed, or was killed, and no node has an exit code
+        recorded = [self.attempts.get(rank, _NOTHING)[1] for rank in range(self.run_labels.nodes)]
+        failed = any(recorded)
+        code = None if failed else self._job_code(complete=None not in recorded)
+        codes = [code or recorded[0], *recorded[1:]]  # of the script, if it failed or was killed and no program failed
+        if any(codes):  # srun or Slurm has killed the other nodes
+            codes = [_KILLED if code is None else code for code in codes]
         states = [self._state(phase, rank, code, failed) for rank, code in enumerate(codes)]
-        if ended_by and phase.ended:
+        if phase.ended and ended_by:
             states[0] = replace(states[0], error=f"was ended by Slurm: {ended_by}")
+        elif phase.ended and codes[0] == _NOT_WRITTEN and not self.attempts:
+            what = f"its batch script could not write to {self.run_labels.output}"
+            states[0] = replace(states[0], error=what)
         return states
 
     @property
@@ -129,9 +179,9 @@ class RunInQueue:
         expected = self.end[2] if self.end else ""
         return next((state for state in (*known, expected) if state in _BY_SLURM), "")
 
-    def _state(self, phase: Phase, rank: int, code: int, failed: bool) -> ContainerState:
+    def _state(self, phase: Phase, rank: int, code: int | None, failed: bool) -> ContainerState:
         """failed: whether any node's program has exited with a code other than 0."""
-        started, _, finished = self.attempts.get(rank, (0.0, None, 0.0))
+        started, _, finished = self.attempts.get(rank, _NOTHING)
         show_job = self.job is not None and (self.job.waits or not (started or failed))
         count = len(self.run_labels.ranks)
         own = {labels.NODE: f"node-{rank}", labels.NODE_RANK: str(rank), labels.RANKS: f"{rank * count}+{count}"}
@@ -146,43 +196,43 @@ class RunInQueue:
             oom_killed=phase.ended and self.job is not None and self.job.state == "OUT_OF_MEMORY",
             started=started,
             finished=finished or (self.end[1] if self.end else 0.0),
-            error=str(self.job) if show_job else "",
+            error=str(self.job) if show_job and (code or not phase.ended) else "",
         )
 
     @property
     def phase(self) -> Phase:
         """The phase of the run: Slurm starts and stops its nodes together."""
         if self.job is None:
-            return Phase.EXITED if self.submitted else Phase.CREATED
+            return Phase.EXITED if self.submitted or self.attempts or self.end else Phase.CREATED
         if self.job.waits:
             return Phase.RESTARTING if self.attempts else Phase.CREATED
         return Phase.EXITED if self.job.ended else Phase.RUNNING
 
-    def _code(self, rank: int) -> int:
-        """Return a node's exit code, 137 if it did not exit on its own."""
-        _, code, _ = self.attempts.get(rank, (0.0, 0, 0.0))
-        return _KILLED if code is None else code
-
-    def _job_code(self) -> int:
-        """Return the job's exit code, 0 if the run was successful."""
-        state = self._slurms_end()
-        if self.end is not None and not state:
+    def _job_code(self, *, complete: bool) -> int | None:
+        """Return the job's exit code, 0 if it was successful, None if unknown. complete: all nodes recorded theirs."""
+        if state := self._slurms_end():
+            return _TIMEOUT if state in ("TIMEOUT", "DEADLINE") else _KILLED
+        if self.end is not None:
             return self.end[0]
-        known = {"COMPLETED": 0, "TIMEOUT": _TIMEOUT, "DEADLINE": _TIMEOUT}
-        return known.get(state or (self.job.state if self.job else ""), _KILLED)
+        known = re.search(r"^exit (\d{1,3}):(\d{1,3})$", self.over, re.MULTILINE)
+        code = (128 + int(known[2]) if int(known[2]) else int(known[1])) if known else None
+        # Also the exit code if the script could not record that the programs were successful.
+        unclear = code == _NOT_WRITTEN and self.attempts
+        return None if complete or unclear else code
 
 
 def parse(text: str, marker: str) -> Iterator[RunInQueue]:
     """Parse the output of ASK. Other lines, and files in an unknown format, are ignored."""
     _, *parts = text.split(f"{marker} ")
-    jobs = dict(_jobs(parts[0])) if parts else {}
+    jobs = list(_jobs(parts[0])) if parts else []
+    by_id, by_run = {job.id: job for job in jobs}, dict(_by_run(jobs))
     runs: list[dict[str, Any]] = []
     for part in parts[1:]:
         kind, _, rest = part.partition("\n")
         if kind == "spec":
             runs.append({"spec": _spec(rest), "submitted": "", "over": "", "end": None, "attempts": {}})
         elif kind in ("submitted", "over"):
-            runs[-1][kind] = rest.strip()
+            runs[-1][kind] = rest.strip().partition(";")[0] if kind == "submitted" else rest.strip()
         elif kind == "end":
             found = re.fullmatch(r"(\d{1,3}) (\d{1,12}) ?([A-Z]{0,20})", rest.strip())
             runs[-1]["end"] = (int(found[1]), float(found[2]), found[3]) if found else None
@@ -190,17 +240,54 @@ def parse(text: str, marker: str) -> Iterator[RunInQueue]:
             runs[-1]["attempts"] = _last_attempts(rest)
     for run in runs:
         if run["spec"]:
-            yield RunInQueue(job=jobs.get(run["spec"]["labels"][labels.RUN]) or jobs.get(run["submitted"]), **run)
+            name, sweep = run["spec"]["labels"][labels.RUN], run["spec"]["sweep"]
+            job = by_id.get(run["submitted"])
+            if job is not None and _is_of_another(job, name, sweep):  # Slurm has used the ID again
+                job, run["over"] = None, ""
+            yield RunInQueue(job=job or by_run.get(_key(name, sweep)), **run)
 
 
-def _jobs(text: str) -> Iterator[tuple[str, Job]]:
-    """Yield jobs by run, the last of several in queue order; and by ID, as the runs of a sweep share a comment."""
+def job_without_folder(text: str, marker: str, run: RunId) -> Job | None:
+    """Return a job of the run that has not ended. text: the output of ASK, without a folder of the run."""
+    jobs = _jobs(text.partition(f"{marker} ")[2])
+    job = dict(_by_run(list(jobs))).get(run)
+    return None if job is None or job.ended else job
+
+
+def options_of(script: str) -> list[str]:
+    """Return the options on the #SBATCH lines of a script, as words."""
+    lines = script.partition("\n\n")[0].splitlines()
+    marked = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+    return [word for line in marked for word in shlex.split(line, comments=True)]
+
+
+def _jobs(text: str) -> Iterator[Job]:
     for line in text.splitlines():
-        number, state, reason, comment = [*line.split("|"), "", "", ""][:4]
-        first, _, run = comment.partition(" ")
-        if first == COMMENT and re.fullmatch(r"[0-9_]{1,24}", number):
-            job = Job(number, state, reason)
-            yield from ((run, job), (number, job))
+        number, state, reason, command = [*line.split("|", 3), "", "", ""][:4]
+        if re.fullmatch(r"[0-9_]{1,24}", number):
+            yield Job(number, state, reason, command)
+
+
+def _by_run(jobs: Sequence[Job]) -> Iterator[tuple[str, Job]]:
+    """Yield jobs by _key. What Slurm knows of a job's script takes precedence over the comment."""
+    for job in jobs:
+        if comment := _OWN_COMMENT.search(job.command):
+            yield comment[1], job
+    for job in jobs:
+        found = _OWN_SCRIPT.match(job.command)
+        if found:
+            yield (found["run"] if found["script"] == SCRIPT else f"{found['run']}_{job.id.partition('_')[2]}"), job
+
+
+def _key(run: RunId, sweep: Sequence[RunId]) -> str:
+    """Return the run or, for a task of an array, `<last run of the sweep>_<number of the task>`."""
+    return f"{sweep[-1]}_{sweep.index(run)}" if run in sweep else run
+
+
+def _is_of_another(job: Job, run: RunId, sweep: Sequence[RunId]) -> bool:
+    """Return whether the job executes another script, if Slurm knows which."""
+    found = _OWN_SCRIPT.match(job.command)
+    return job.command.startswith("/") and (found is None or found["run"] not in (run, *sweep[-1:]))
 
 
 def _spec(text: str) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ No other implementation handles `Match exec`, canonical names and tokens in the 
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import os
 import pwd
@@ -16,6 +17,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from launcher.errors import NodeUnreachable, UsageError
 from launcher.node.parallel import in_background
@@ -36,9 +38,17 @@ _HOST = re.compile(
     r"(?:\[(?P<bracketed>[^-\]][^\]]*)\]|(?P<host>[^-@:][^@:]*|[^-@]*:[^@]*:[^@]*))"  # two colons: IPv6 without a port
     r"(?::(?P<port>[0-9]{1,9}))?"
 )
+# What a user's ssh config sets for interactive logins must not change the session of a command. IgnoreUnknown comes
+# first, as each release of OpenSSH knows more of these; the user's own mistakes are found by `ssh -G`, without it.
+SESSION_OPTIONS = (
+    *("IgnoreUnknown=*", "ChannelTimeout=none", "ClearAllForwardings=yes", "ControlMaster=no"),
+    *("ForkAfterAuthentication=no", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no", "RemoteCommand=none"),
+    *("RequestTTY=no", "SessionType=default", "StdinNull=no", "Tunnel=no", "UpdateHostKeys=no"),
+    *("ServerAliveInterval=10", "ServerAliveCountMax=3"),
+)
 _CLIENT_OPTIONS = (
-    *("-o", "BatchMode=yes", "-o", "Ciphers=^aes128-gcm@openssh.com", "-o", "ClearAllForwardings=yes"),
-    *("-o", "LogLevel=ERROR", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
+    *SESSION_OPTIONS,
+    *("AddKeysToAgent=no", "BatchMode=yes", "Ciphers=^aes128-gcm@openssh.com", "LogLevel=ERROR"),
 )
 _TOKEN = re.compile(r"%(.)|\$\{(\w+)\}")
 _DIFFERENT = re.compile(r"[\n!'\\]")  # within single quotes fish interprets \\ and \', tcsh interprets ! and newlines
@@ -98,6 +108,30 @@ def parse_host(text: str) -> HostSpec:
     return HostSpec(found["bracketed"] or found["host"], found["user"] or "", port)
 
 
+def aliases(ssh_config: str | None) -> list[str]:
+    """Return the hosts that the user's ssh config names, with the files that it includes; no patterns.
+
+    Only for display and completion: what an alias means, `ssh -G` says.
+    """
+    folder = Path("~/.ssh").expanduser()
+    waiting, read = [Path(ssh_config).expanduser() if ssh_config else folder / "config"], dict[Path, None]()
+    found = dict[str, None]()
+    while waiting:
+        path = waiting.pop(0)
+        if path in read or not path.is_file():
+            continue
+        read[path] = None
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, rest = re.sub(r"[\s=]+", " ", line.strip()).partition(" ")
+            words = rest.replace('"', "").split()
+            if key.lower() == "host":
+                found |= dict.fromkeys(word for word in words if not set("*?!") & set(word))
+            elif key.lower() == "include":  # also relative to ~/.ssh
+                patterns = [str(folder / Path(word).expanduser()) for word in words]
+                waiting += [Path(each) for pattern in patterns for each in sorted(glob.glob(pattern))]  # noqa: PTH207
+    return [*found]
+
+
 def ssh_options(ssh_config: str | None) -> list[str]:
     """Return the options for every OpenSSH program, so that all use the same configuration."""
     return ["-F", ssh_config] if ssh_config else []
@@ -114,7 +148,8 @@ def open_ssh_argv(alias: str, ssh_config: str | None, command: Sequence[str], *o
 
     options: placed before ours, as ssh uses the first value of each. The remote command is one argument.
     """
-    return [*ssh_argv(parse_host(alias), ssh_config, [*options, *_CLIENT_OPTIONS]), quote(command)]
+    ours = [f"-o{option}" for option in _CLIENT_OPTIONS]
+    return [*ssh_argv(parse_host(alias), ssh_config, [*options, *ours]), quote(command)]
 
 
 def quote(argv: Sequence[str]) -> str:

@@ -120,9 +120,24 @@ def offers(
             yield path, key
 
 
+def _without_a_key(transport: paramiko.Transport, target: Target, deadline: float, reasons: list[str]) -> bool:
+    """Ask for the method "none", as OpenSSH does first: some servers (Tailscale SSH) know the user by the network."""
+    transport.auth_timeout = max(0.1, deadline - time.monotonic())
+    try:
+        further = transport.auth_none(target.user)
+    except paramiko.AuthenticationException:  # refused, as by nearly all servers
+        return False
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        reasons.append(str(error) or type(error).__name__)
+        return False
+    return not further
+
+
 def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles, deadline: float) -> None:
     """Log in as the target's user. deadline: of time.monotonic(). Raises AuthFailed; where: the target's alias."""
     reasons: list[str] = []
+    if _without_a_key(transport, target, deadline, reasons):
+        return
     tried: list[str] = []
     agent_keys: Sequence[paramiko.PKey] = ()
     with contextlib.ExitStack() as stack:
@@ -135,7 +150,8 @@ def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles,
                 reasons.append(f"no ssh-agent responds at {target.identity_agent}: {error}")
         for name, key in offers(target, agent_keys, files, reasons):
             if not transport.is_active() or time.monotonic() > deadline:
-                reasons.append("the server closed the connection" if tried else "the time limit was reached")
+                lost = tried or not transport.is_active()
+                reasons.append("the server closed the connection" if lost else "the time limit was reached")
                 break
             tried.append(name)
             transport.auth_timeout = max(0.1, deadline - time.monotonic())

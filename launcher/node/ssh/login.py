@@ -18,7 +18,15 @@ from launcher.errors import LoginLost, NodeUnfit, NodeUnreachable
 from launcher.model.forward import Forward
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.node.machine import OPEN_TIMEOUT, CommandStream, LocalMachine, LocalStream, abbreviate
-from launcher.node.ssh.config import CLIENT_FAILED, CONNECT_TIMEOUT, open_ssh_argv, parse_host, resolve, ssh_argv
+from launcher.node.ssh.config import (
+    CLIENT_FAILED,
+    CONNECT_TIMEOUT,
+    SESSION_OPTIONS,
+    open_ssh_argv,
+    parse_host,
+    resolve,
+    ssh_argv,
+)
 
 _SESSIONS = 8  # sshd's own limit is 10 (MaxSessions): one keeps the connection open, one is for a terminal
 _FOLLOWERS = 4  # of these sessions
@@ -65,7 +73,7 @@ class Login:
 
     def argv(self, command: Sequence[str], *options: str) -> list[str]:
         """Return the ssh argv of a remote command. It fails if the connection was lost, instead of opening another."""
-        alone = ("-o", "ControlMaster=no", "-o", "ProxyCommand=false")
+        alone = ("-o", "ProxyCommand=false")
         return open_ssh_argv(self.host, self._ssh_config, command, *self._socket, *alone, *options)
 
     def is_open(self) -> bool:
@@ -84,8 +92,8 @@ class Login:
         parent = temporary if len(temporary) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 - a private folder in it
         folder = tempfile.mkdtemp(prefix="launcher-", dir=parent)
         self._socket = ("-S", f"{folder}/ssh")
-        settings = [f"ControlPersist={_IDLE}", "ClearAllForwardings=yes", f"ConnectTimeout={timeout:.0f}"]
-        settings += ["ServerAliveInterval=10", "ServerAliveCountMax=3", *([] if ask else ["BatchMode=yes"])]
+        settings = [*SESSION_OPTIONS, f"ControlPersist={_IDLE}", f"ConnectTimeout={timeout:.0f}"]
+        settings += [] if ask else ["BatchMode=yes"]
         options = ["-f", "-N", "-M", *self._socket, *(f"-o{setting}" for setting in settings)]
         argv, none = ssh_argv(parse_host(self.host), self._ssh_config, options), subprocess.DEVNULL
         with contextlib.ExitStack() as undo:

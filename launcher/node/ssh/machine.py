@@ -13,6 +13,7 @@ import paramiko
 from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model.forward import Forward
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
+from launcher.node.forwarding import forwarded
 from launcher.node.machine import OPEN_TIMEOUT, PIECE, LocalMachine, Machine, abbreviate
 from launcher.node.ssh.config import CLIENT_FAILED, open_ssh_argv, quote
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
@@ -21,9 +22,7 @@ from launcher.node.ssh.handshake import has_ended, has_key, open_tunnel
 _EXIT_TIMEOUT = 10.0  # seconds: the exit status follows the end of the output
 _FULL_TIMEOUT = 1.0  # seconds that sshd may take to release sessions that have ended
 _FULL_PAUSE = 0.05
-# A separate connection: one that the user's ssh shares would keep the port after the command. ssh exits if it cannot
-# listen here, and reports each client that it cannot connect there.
-_FORWARDING = ("-S", "none", *("-o", "ClearAllForwardings=no", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"))
+_PROHIBITED = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED, RFC 4254 5.1
 
 
 class SshStream:
@@ -122,12 +121,16 @@ class SshMachine(Machine):
         self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None], ports: Sequence[Forward] = ()
     ) -> int:
         """Run a command with the OpenSSH client, which attaches terminals. Raises NodeUnreachable, also if the
-        connection is lost while it runs; NodeUnfit if this machine has no OpenSSH client.
+        connection is lost while it runs; NodeUnfit if this machine has no OpenSSH client; UsageError for a port in use.
+
+        ports: forwarded by this process, as the client's -L would also open each LocalForward of the user's ssh config.
         """
-        options = [*(["-t"] if terminal else []), *(_FORWARDING if ports else ())]
-        options += [option for port in ports for option in ("-L", port.option)]
-        ssh = open_ssh_argv(self.host, self.ssh_config, argv, *options)
-        code = LocalMachine(self.node, self.user).interact(ssh, terminal=terminal, interrupt=interrupt)
+        ssh = open_ssh_argv(self.host, self.ssh_config, argv, *(["-t"] if terminal else []))
+        with contextlib.ExitStack() as forwarding:
+            for port in ports:
+                self._require_forwarding(port.remote)
+                forwarding.enter_context(forwarded(self, port.remote, port.local))
+            code = LocalMachine(self.node, self.user).interact(ssh, terminal=terminal, interrupt=interrupt)
         if code == CLIENT_FAILED:
             self.run(["true"])  # if the node still responds, it is the command's own exit code
         return code
@@ -149,8 +152,21 @@ class SshMachine(Machine):
         try:
             return open_tunnel(self._transport(), "127.0.0.1", port, OPEN_TIMEOUT)
         except (paramiko.SSHException, TimeoutError, EOFError, OSError) as error:
-            what = f"its sshd did not connect to port {port}: {error}"
-            raise NodeUnreachable(self.node, what, "set AllowTcpForwarding yes in its sshd_config") from error
+            raise self._not_forwarded(port, error) from error
+
+    def _require_forwarding(self, port: int) -> None:
+        """Raises NodeUnreachable if its sshd forwards no connections; nothing needs to listen on the port yet."""
+        try:
+            open_tunnel(self._transport(), "127.0.0.1", port, OPEN_TIMEOUT).close()
+        except paramiko.ChannelException as error:
+            if error.code == _PROHIBITED:
+                raise self._not_forwarded(port, error) from error
+        except (paramiko.SSHException, TimeoutError, EOFError, OSError) as error:
+            raise self.lost(error) from error
+
+    def _not_forwarded(self, port: int, error: Exception) -> NodeUnreachable:
+        what = f"its sshd did not connect to port {port}: {error}"
+        return NodeUnreachable(self.node, what, "set AllowTcpForwarding yes in its sshd_config")
 
     def host_key(self) -> str:
         """Return the node's verified host key, base64 as in known_hosts."""

@@ -1,0 +1,48 @@
+"""Finds the rule of the table that applies to a text. If none applies, nothing is known, and nothing is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from launcher.container_scripts.words import first_raised, lost, raised
+from launcher.faults.cause import Cause
+from launcher.faults.table import CUDA, LAST_RESORT, NCCL, NVML, RULES, Origin
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def said(origin: Origin, text: str, known: Mapping[str, str] = _NOTHING) -> Cause | None:
+    """Return the cause of an error that a program reported which the launcher ran: nvidia-smi, the container engine."""
+    found = (rule.cause(text, "", known) for rule in RULES if origin in rule.origins)
+    return next((cause for cause in found if cause), None)
+
+
+def of_output(message: str, log: str, known: Mapping[str, str]) -> Cause | None:
+    """Return the cause of the end of a user's program.
+
+    message: its traceback, or the end of its log. log: more of its log, in which CUDA and NCCL print more than the
+    exception has; read only if the exception is theirs, or if there is none. known: the `node`, the exit `code`, the
+    `port` of the rendezvous, the `runtime` and the `output` folder as the program sees it, as far as they are known.
+    """
+    first = first_raised(message)
+    errors = [error for error in raised(message) if error == first or not lost(error)]  # that would be a consequence
+    end = [] if errors else message.splitlines()
+    of_gpus = not errors or any(origin.raised(error) for origin in (CUDA, NVML, NCCL) for error in errors)
+    more = log.splitlines() if of_gpus else []
+    code = int(known["code"]) if "code" in known else None
+    origins = {origin for rule in (*RULES, LAST_RESORT) for origin in rule.origins}
+    printed = {
+        origin: [line for line in (*end, *(more if origin.anywhere else ())) if origin.printed(line, code)]
+        for origin in origins
+    }
+    for rules in (RULES, (LAST_RESORT,)):
+        for error in errors:
+            for rule in rules:
+                if any(origin.raised(error) for origin in rule.origins) and (c := rule.cause(error.line, log, known)):
+                    return c
+        for rule in rules:
+            for line in (line for origin in rule.origins for line in printed[origin]):
+                if cause := rule.cause(line, log, known):
+                    return cause
+    return None

@@ -1,0 +1,64 @@
+"""The features: what the launcher does beside its core, one folder each. Nothing else in the core names one.
+
+An entry of the table is the only way from the core to a feature; it says where the feature fills a hook of the core. A
+feature is imported when it is used. A feature may use all of the core, and no other feature.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the launcher: a typed function, as typer reads it."""
+
+    module: str
+    attribute: str
+    help: str
+    after: str  # the command of the core that precedes it in --help
+
+
+@dataclass(frozen=True)
+class Export:
+    """A target of `launcher export`: a value of type launcher.export.target.Target."""
+
+    module: str
+    attribute: str
+    help: str  # what it prints
+
+
+def load(entry: Command | Export) -> Any:
+    """Import what an entry names."""
+    return getattr(importlib.import_module(entry.module), entry.attribute)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What a feature adds to the core, by name."""
+
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    exports: Mapping[str, Export] = field(default_factory=dict)
+
+
+FEATURES: Mapping[str, Feature] = {
+    "compare": Feature(
+        commands={
+            "compare": Command(
+                "launcher.features.compare.command",
+                "compare",
+                "Compare the speed, accuracy and scaling of runs.",
+                after="tensorboard",
+            )
+        }
+    ),
+    "kubernetes": Feature(
+        exports={
+            "jobset": Export("launcher.features.kubernetes.targets", "JOBSET", "Kubernetes manifests"),
+            "job": Export("launcher.features.kubernetes.targets", "JOB", "Kubernetes manifests"),
+        }
+    ),
+}

@@ -1,0 +1,1 @@
+"""Comparison of runs: tables, plots and a page."""

@@ -1,0 +1,41 @@
+"""The targets `jobset` and `job` of `launcher export`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+
+from launcher.export.target import Keys, Target
+from launcher.features.kubernetes import manifests
+from launcher.job.models import Job
+from launcher.job.settings import read_settings
+from launcher.model.plan import new_run_id
+from launcher.planning.cluster import build
+
+
+def _text(job: Job, cluster: str | None, image: str | None, *, jobset: bool) -> str:
+    settings = manifests.ANY if cluster is None else read_settings(os.environ).kubernetes(cluster)
+    manifests.check(job, jobset=jobset, image=image)
+    planned, target = build(job, "python3"), manifests.Target(image or "", new_run_id(job.name), settings)
+    made = (manifests.jobset if jobset else manifests.indexed_job)(planned, target)
+    return manifests.text(planned, target, made)
+
+
+_BOTH = Keys(
+    handled="name nodes gpus processes run.module run.script run.command run.args mounts env secrets secrets.name "
+    "output port timeout resources.memory resources.cpus resources.shm docker.ipc docker.extra_hosts docker.cap_add",
+    refused="runtime image.torchvision image.packages nodes.gpus nodes.address nodes.env data min_nodes spares "
+    "lost_after hang_timeout docker.devices cluster.partition cluster.account cluster.qos cluster.time "
+    "cluster.options sweep each",
+    unused={
+        "image.base": "the image of the pods is that of --image",
+        "image.ref": "the image of the pods is that of --image",
+        "code": "the image of the pods contains it",
+        "nodes.name": "Kubernetes chooses the machines",
+        "nodes.host": "Kubernetes chooses the machines",
+        "secrets.file": "the value is in a Secret, which the user creates",
+    },
+)
+JOBSET = Target(replace(_BOTH, handled=f"{_BOTH.handled} restarts"), partial(_text, jobset=True))
+JOB = Target(replace(_BOTH, refused=f"{_BOTH.refused} restarts"), partial(_text, jobset=False))

@@ -1,0 +1,239 @@
+"""Folders of files: listed with their links, copied on a node, or read from one node and written to many at once."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from launcher.errors import LauncherError, NodesFailed, NodeUnfit
+from launcher.node.facts import free_space
+from launcher.node.files import Files, Span
+from launcher.node.machine import Done, Machine, shell
+from launcher.node.opened import BELOW, relative
+from launcher.node.parallel import Future, in_background
+
+_TIMEOUT = 3600.0  # seconds; checkpoints may be large, and a disk slow
+_QUEUED = 16  # pieces of at most 64 KiB that wait for a slow node; reading pauses while its queue is full
+
+# $1: a folder; then names of folders in it, which need not exist. Links are listed, not followed.
+_LIST = """
+[ -e "$1" ] || exit 0
+cd -- "$1" || exit
+shift
+code=0
+for name do
+  [ -d "$name" ] || continue
+  find "$name" -type f -printf 'f %s %T@ %p\\0\\0' -o -type l -printf 'l %s %T@ %p\\0%l\\0' || code=1
+done
+exit $code
+"""
+_LISTED = re.compile(rb"([fl]) (\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) ([^\0]+)\0([^\0]*)\0")
+# $1: a folder, which need not exist
+_ROOM = """
+folder=$1
+while [ -n "$folder" ] && [ ! -e "$folder" ]; do folder=${folder%/*}; done
+df -Pk -- "${folder:-/}"
+"""
+# $1: an output folder, $2: the source in it, $3: the target, $4: a unique name. stdin: paths, one a line. Nodes that
+# share the target may copy the same file at the same time: each renames its own copy.
+_COPY = f"""{BELOW}
+umask 022
+part=$3/.$4.part
+at "$1"
+copy() {{
+  if [ -L "$root/$1" ]; then (enter find "${{1%/*}}" && cp -Pp -- "./${{1##*/}}" "$part")
+  else below "$1" cp -p /proc/self/fd/0 "$part"
+  fi
+}}
+while IFS= read -r path; do
+  target=$3/$path
+  mkdir -p -- "${{target%/*}}" && copy "$2/$path" && mv -fT -- "$part" "$target" || {{ rm -f -- "$part"; exit 1; }}
+done
+"""
+# $1: the target, $2: a unique name. stdin, for each file: a line `f|l <bytes> <epoch seconds>`, a line with its path,
+# the content (of a link: its target). Prints the number of files: a lost connection looks like the end of the input.
+_RECEIVE = """
+umask 022
+part=./.$2.part count=0
+mkdir -p -- "$1" && cd -- "$1" || exit
+while read -r kind size mtime && IFS= read -r path; do
+  mkdir -p -- "$(dirname -- "./$path")" && head -c "$size" >"$part" && [ "$(wc -c <"$part")" -eq "$size" ] || break
+  if [ "$kind" = l ]; then
+    target=$(cat -- "$part") && ln -sfT -- "$target" "$part" || break
+  else
+    touch -d "@$mtime" -- "$part" || break
+  fi
+  mv -fT -- "$part" "./$path" || break
+  count=$((count + 1))
+done
+rm -f -- "$part"
+echo "@@received $count"
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A regular file or a symbolic link. path: relative, with forward slashes. link: the target of a link."""
+
+    path: str
+    size: int
+    mtime: float
+    link: str = ""
+
+    def same(self, other: Entry) -> bool:
+        """Whether the other one is a copy of it, which keeps the time (`fetch` to a microsecond)."""
+        same_content = (self.size, self.link) == (other.size, other.link)
+        return same_content and (bool(self.link) or abs(self.mtime - other.mtime) < 0.001)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder on a machine, which files are written to."""
+
+    machine: Machine
+    folder: str
+
+
+def entries(files: Files, root: str, names: Sequence[str]) -> Sequence[Entry]:
+    """Return the files and links below folders of `root`, which need not exist. Raises NodeUnfit, NodeUnreachable."""
+
+    def only_removed(done: Done) -> bool:  # by a program that still runs
+        lines = done.err.splitlines()
+        return bool(lines) and all(line.endswith(b"No such file or directory") for line in lines)
+
+    done = files.run(_LIST, root, *names, doing=f"list {root}", timeout=_TIMEOUT, accept=only_removed)
+    found = []
+    for kind, size, mtime, path, link in _LISTED.findall(done.out):
+        target = link.decode("utf-8", "surrogateescape") if kind == b"l" else ""
+        found.append(Entry(path.decode("utf-8", "surrogateescape"), int(size), float(mtime), target))
+    return found
+
+
+def room(files: Files, folder: str) -> int:
+    """Return the free bytes for a new folder, -1 if unknown. Raises NodeUnfit, NodeUnreachable."""
+    return free_space(files.run(_ROOM, folder, doing=f"read the free space for {folder}").out)
+
+
+def copy(files: Files, source: str, target: str, paths: Sequence[str], *, below: str) -> None:
+    """Copy files from one folder of a node to another, with their times.
+
+    below: the output folder that contains the source. Raises NodeUnfit, NodeUnreachable.
+    """
+    stdin = "".join(f"{path}\n" for path in paths).encode()
+    doing = f"copy files of {source} to {target}"
+    arguments = (below, relative(source, below), target, secrets.token_hex(8))
+    files.run(_COPY, *arguments, doing=doing, stdin=stdin, timeout=_TIMEOUT)
+
+
+def fan_out(node: str, source: Files, folder: str, wanted: Mapping[Entry, Sequence[Place]], *, below: str) -> None:
+    """Read files of a node once, and write each of them to all of its places at the same time.
+
+    below: the output folder that contains `folder`. No file is held in memory: the slowest place determines the speed.
+    The first failure ends all. Raises NodesFailed.
+    """
+    counts: dict[Place, int] = {}
+    for places in wanted.values():
+        for place in places:
+            counts[place] = counts.get(place, 0) + 1
+    writers = {place: _Writer(place, count) for place, count in counts.items()}
+    failures: list[LauncherError] = []
+    try:
+        for entry, piece in _stream(node, source, folder, list(wanted), below):
+            for place in wanted[entry]:
+                writers[place].put(piece)
+        for writer in writers.values():
+            writer.put(b"")
+    except BaseException as error:
+        for writer in writers.values():
+            writer.give_up()
+        if not isinstance(error, LauncherError):
+            raise
+        failures.append(error)
+    found = [writer.failure() for writer in writers.values()]
+    failures += [error for error in found if error is not None and error not in failures]
+    if failures:
+        raise NodesFailed(failures)
+
+
+def _stream(
+    node: str, source: Files, folder: str, wanted: Sequence[Entry], below: str
+) -> Iterator[tuple[Entry, bytes]]:
+    """Yield what `_RECEIVE` reads, with the file to which each piece belongs."""
+    regular = [Span(f"{folder}/{entry.path}", 0, entry.size) for entry in wanted if not entry.link]
+    with closing(source.read_spans(regular, below=below)) as pieces:
+        for entry in wanted:
+            content = os.fsencode(entry.link)
+            size = len(content) if entry.link else entry.size
+            yield entry, f"{'l' if entry.link else 'f'} {size} {entry.mtime:.9f}\n{entry.path}\n".encode() + content
+            left = size - len(content)
+            while left:
+                span, piece = next(pieces, (None, b""))
+                if span is None or span.path != f"{folder}/{entry.path}":
+                    what = f"{folder}/{entry.path} could not be read, or was changed while it was read"
+                    raise NodeUnfit(node, what, "check that no other run uses it, then try again")
+                left -= len(piece)
+                yield entry, piece
+
+
+class _Writer:
+    """Writes a stream of files to a place, on a thread."""
+
+    def __init__(self, place: Place, count: int) -> None:
+        self._place = place
+        self._count = count
+        self._queue: queue.Queue[bytes] = queue.Queue(_QUEUED)
+        self._given_up = False
+        self._done: Future[None] = in_background(self._write)
+
+    def put(self, piece: bytes) -> None:
+        """Queue a piece; b"" ends the stream. Raises the error of the thread."""
+        while True:
+            if self._done.wait(0):
+                self._done()
+            try:
+                return self._queue.put(piece, timeout=0.5)
+            except queue.Full:
+                continue
+
+    def give_up(self) -> None:
+        """End the stream, as another place or the source has failed."""
+        self._given_up = True
+
+    def failure(self) -> LauncherError | None:
+        """Wait for the thread; return its error."""
+        try:
+            self._done()
+        except LauncherError as error:
+            return error
+        return None
+
+    def _next(self) -> bytes:
+        while not self._given_up:
+            try:
+                return self._queue.get(timeout=0.5)
+            except queue.Empty:
+                continue
+        return b""
+
+    def _write(self) -> None:
+        out, err, deadline = b"", b"", time.monotonic() + _TIMEOUT
+        folder = self._place.folder
+        with closing(self._place.machine.open(shell(_RECEIVE, folder, secrets.token_hex(8)))) as stream:
+            found: tuple[bytes, bytes] | None = (b"", b"")
+            while found is not None and (piece := self._next()):
+                stream.send(piece)
+                found = stream.receive(0.0)  # None: it could not write a file
+                out, err = out + (found or (b"",))[0], err + (found or (b"", b""))[1]
+            stream.end_input()
+            while time.monotonic() < deadline and (found := stream.receive(1.0)) is not None:
+                out, err = out + found[0], err + found[1]
+        if f"@@received {self._count}\n".encode() not in out and (err or not self._given_up):
+            reason = err.decode(errors="replace").strip()[-300:] or "only part of the files arrived"
+            fix = "check the free disk space on the node; to free some: launcher clean"
+            raise NodeUnfit(self._place.machine.node, f"could not write to {folder}: {reason}", fix)

@@ -1,0 +1,134 @@
+"""Which run is meant when none is named, and what `down` does with the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.cli import Cli
+from tests.ports import free_port
+
+pytestmark = pytest.mark.timeout(200)
+
+# Stands for a home folder that hangs: every script about an output folder blocks, for the stop as well as before it.
+HANGING_SH = """#!/bin/bash
+case "$*" in *"{home}/.launcher/"*) exec sleep 1000 ;; esac
+exec /bin/sh "$@"
+"""
+
+
+def process_job(**keys: Any) -> dict[str, Any]:
+    return {"runtime": "process", "nodes": ["local"], "run": {"command": ["sleep", "600"]}, **keys}
+
+
+def started(cli: Cli, name: str, **keys: Any) -> str:
+    cli("up", "-d", cli.job(name, **process_job(**keys)))
+    return cli.runs()[-1].name
+
+
+def states(cli: Cli) -> dict[str, str]:
+    return {row["run"]: row["state"] for row in json.loads(cli("runs", "--json").stdout)}
+
+
+def test_a_refused_up_is_never_the_latest_run(home_cli: Cli) -> None:
+    port = free_port()
+    nodes = ["local", "local"]
+    first = started(home_cli, "first", port=port, nodes=nodes)
+    home_cli("up", home_cli.job("first", **process_job(port=port, nodes=nodes)), code=3)  # the same job again
+    again = home_cli.runs()[-1].name
+    home_cli("up", home_cli.job("other", **process_job(port=port, nodes=nodes)), code=3)
+    other = home_cli.runs()[-1].name
+    assert states(home_cli) == {first: "running", again: "refused", other: "refused"}
+    assert len({first, again, other}) == 3
+    for command in (["status", "first"], ["logs", "-F"], ["fetch"], ["exec", "--", "true"]):
+        assert home_cli(*command).stderr.splitlines()[0].endswith(f" is {first}"), command
+    assert json.loads(home_cli("status", "--json").stdout)["run"] == first
+    alone = home_cli("status", "other", code=2).stderr
+    assert f"no run of other has started; {other} did not start" in " ".join(alone.split())
+    assert f"the latest run is {first}\n" in home_cli("down").stderr
+    assert states(home_cli)[first] == "stopped"
+    assert "nothing to remove" in home_cli("down", other).stderr  # by its ID it is still found
+
+
+def test_down_names_the_run_that_it_chose_and_those_that_may_still_run(home_cli: Cli) -> None:
+    one, two = started(home_cli, "one"), started(home_cli, "two")
+    said = home_cli("down").stderr
+    assert f"the latest run is {two}" in said.splitlines()[0]
+    assert f"warning: {one} may still be running; to stop it, run: launcher down {one}" in said
+    assert states(home_cli) == {one: "running", two: "stopped"}
+    assert "may still" not in home_cli("down", one).stderr
+
+
+def test_a_run_of_another_folder_is_neither_the_latest_nor_taken_down_with_all(home_cli: Cli, tmp_path: Path) -> None:
+    theirs = started(home_cli, "theirs")
+    project = tmp_path / "another project"
+    project.mkdir()
+    cli = Cli(project, home_cli.env)
+    mine = started(cli, "mine")
+    cli("status", theirs, "--nodes", "local")  # leaves a record here
+    assert json.loads(cli("status", "--json").stdout)["run"] == mine
+    said = cli("down", "--all").stderr
+    assert f"skipped: {theirs} was not started in this folder; to stop it, run: launcher down {theirs}" in said
+    assert states(cli) == {theirs: "running", mine: "stopped"}
+    shutil.rmtree(project / "runs" / mine)
+    assert json.loads(cli("status", "--json").stdout)["run"] == theirs  # the only one that this folder knows
+
+
+def test_down_all_asks_each_node_once_and_skips_runs_of_which_nothing_is_left(home_cli: Cli) -> None:
+    run = started(home_cli, "one")
+    plan = home_cli.runs()[0] / "plan.json"
+    for number in range(30):  # an ended run each
+        copy = home_cli.cwd / "runs" / run.replace("one-", f"past{number}-")
+        copy.mkdir(mode=0o700)
+        (copy / "plan.json").write_text(plan.read_text().replace(run, copy.name))
+    said = home_cli("down", "--all").stderr
+    assert "nothing is left on the nodes of 30 runs" in said
+    assert "(stopped)" in said
+    assert set(states(home_cli).values()) == {"stopped"}
+    assert "nothing to remove" in home_cli("down", "--all").stderr
+
+
+def test_an_interrupted_down_says_what_was_not_confirmed(home_cli: Cli) -> None:
+    deaf = ["sh", "-c", "trap '' TERM; echo begun; while :; do sleep 0.2; done"]
+    run = started(home_cli, "deaf", run={"command": deaf})
+    home_cli.until_logged("begun")
+    down = home_cli.start("down")
+    attempts = Path(home_cli.env["HOME"], ".launcher", run, "state", "local.attempts")
+    deadline = time.monotonic() + 30
+    while "stopped" not in attempts.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    down.send_signal(signal.SIGINT)
+    _, said = down.communicate(timeout=30)
+    assert down.returncode == 6, said
+    assert "interrupted; not confirmed" in said
+    assert f"{run} on local" in said
+    assert "nothing was started" not in said
+    for container in Path(home_cli.env["HOME"], ".launcher").glob("*/.node/*/state.json"):
+        os.kill(json.loads(container.read_text())["pid"], signal.SIGKILL)
+
+
+def test_a_home_folder_that_hangs_does_not_prevent_the_stop(home_cli: Cli, tmp_path: Path) -> None:
+    home = Path(home_cli.env["HOME"])
+    settings = home / ".config" / "launcher"
+    settings.mkdir(parents=True)
+    (settings / "settings.yaml").write_text("limits: {wait: 4s}\n")
+    run = started(home_cli, "runs")
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "sh").write_text(HANGING_SH.format(home=home))
+    (bin_ / "sh").chmod(stat.S_IRWXU)
+    hanging = Cli(home_cli.cwd, {**home_cli.env, "PATH": f"{bin_}:{os.environ['PATH']}"})
+    said = hanging("down", run, code=None, timeout=60).stderr
+    assert "runs-" in said
+    assert "(stopped)" in said
+    assert "local: could not tell other launchers who stopped it" in said
+    assert not list(home.glob(".launcher/*/.node"))

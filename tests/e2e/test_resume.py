@@ -1,0 +1,120 @@
+"""`up --resume`: every node has what the earlier run's nodes wrote, so no rank starts from nothing beside others."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bed.bed import Bed
+from tests.bed.faults import power_off, power_on
+from tests.e2e.cli import Cli, bed_job, small_disk
+from tests.e2e.test_process_runtime import process_job
+
+STARTS = re.compile(r"starts at epoch (\d+) with weights (\w+)\nshard of epoch (\d+), (\w+) code, config (\w+)\n")
+
+
+def job(cli: Cli, **keys: Any) -> Path:
+    (cli.cwd / "helper.py").write_text("WORD = 'old'\n")
+    (cli.cwd / "config.txt").write_text("sent")
+    return cli.job("epochs", run={"command": ["python3", cli.program("epochs.py"), "3"]}, **keys)
+
+
+def starts(cli: Cli, *nodes: str) -> list[tuple[str, ...]]:
+    """For each node of the latest run: epoch, digest of the weights, epoch of its shard, code, config."""
+    found = [STARTS.match((cli.runs()[-1] / "logs" / f"{node}.log").read_text()) for node in nodes]
+    return [match.groups() for match in found if match]
+
+
+def resume(cli: Cli, file: Path, first: str, *options: str) -> str:
+    return cli("up", file, "--resume", first, "--set", "run.command.2='5'", *options).stderr
+
+
+def test_all_ranks_resume_from_what_rank_0_wrote_to_its_working_directory(home_cli: Cli) -> None:
+    file = job(home_cli, **process_job())
+    home_cli("up", file)
+    first, outputs = home_cli.runs()[-1], Path(home_cli.env["HOME"], ".launcher")
+    (home_cli.cwd / "helper.py").write_text("WORD = 'new'\n")  # as large as the old one
+    told = resume(home_cli, file, first.name)
+    on_0, on_1 = starts(home_cli, "local-0", "local-1")
+    assert on_0 == on_1 == ("3", on_0[1], "3", "new", "sent")
+    assert re.search(r"local-0: resumes from .*\bits own 2 files \(2(\.\d)? kB\), the newest ", told), told
+    assert re.search(r"local-1: resumes from local-0's 2 files .* and its own rank-1.json \(.*, 1 B\)", told), told
+    assert f"the code sent now replaces files that the program of {first.name} had changed: config.txt" in told
+
+    home_cli("fetch", first.name, "--checkpoints")
+    shutil.rmtree(outputs / first.name)
+    told = resume(home_cli, file, first.name, "--set", "nodes=[local, local, local]")
+    assert starts(home_cli, "local-0", "local-1", "local-2") == [on_0, on_0, (*on_0[:2], "0", *on_0[3:])]
+    assert "local-2: resumes from this machine's " in told  # copies of local-0's
+
+
+def test_a_node_without_room_is_refused_before_anything_is_written(home_cli: Cli) -> None:
+    file = job(home_cli, **process_job())
+    home_cli("up", file)
+    first, outputs = home_cli.runs()[-1], Path(home_cli.env["HOME"], ".launcher")
+    shutil.rmtree(outputs)
+    (first / "checkpoints").mkdir()
+    (first / "checkpoints" / "last.pt").write_bytes(bytes(1_000_000))
+    with small_disk(outputs):
+        refused = home_cli("up", file, "--resume", first.name, code=3).stderr
+        assert re.search(r"local-0: the files of \S+ need 1 MB \(1,000,000 bytes\), but \S+ has room for", refused)
+        assert list(outputs.glob("*/checkpoints")) == []
+
+
+@pytest.mark.bed
+def test_all_ranks_resume_on_other_machines(bed_cli: Cli, bed: Bed) -> None:
+    file = job(bed_cli, **bed_job())
+    bed_cli("up", file)
+    first = bed_cli.runs()[-1].name
+    bed_cli("down")
+    told = resume(bed_cli, file, first)
+    on_1, on_2 = starts(bed_cli, "node1", "node2")
+    assert on_1 == on_2 == ("3", on_1[1], "3", "old", "sent")
+    bed.sh(bed.nodes[0], f"cd /home/trainer/.launcher/{first}/workdir/node1 && touch -d tomorrow models/last.json")
+    told = resume(bed_cli, file, first)
+    assert re.search(r"node2: resumes from node1's 2 files .* models/last.json .* and its own rank-1.json", told)
+    assert starts(bed_cli, "node1", "node2") == [on_1, on_1]
+    alone = resume(bed_cli, file, first, "--nodes", "node2")
+    assert "node2: resumes from node1's 2 files (" in alone
+    assert starts(bed_cli, "node2")[0][:2] == on_1[:2]
+    bed_cli("down", "--all")
+
+
+def test_a_failure_that_left_a_checkpoint_says_how_to_continue(home_cli: Cli) -> None:
+    save = "mkdir -p $1; echo saved >$1/last.pt; exit 3"
+    keys = process_job(nodes=["local"])
+    file = home_cli.job("saves", run={"command": ["sh", "-c", save, "sh", "models"]}, **keys).name
+    failed = home_cli("up", file, code=1).stderr
+    first = home_cli.runs()[-1].name
+    shown = rf"continue from models/last.pt \(.*, 6 B\): launcher up {file} --resume {first}\n"
+    assert re.search(shown, failed), failed
+    changed = home_cli("up", file, "--set", "run.command.4=$LAUNCHER_OUTPUT/checkpoints", code=1).stderr
+    second = home_cli.runs()[-1].name
+    command = f"launcher up runs/{second}/job.yaml --resume {second}"
+    assert re.search(rf"continue from \S+ \(.*, 6 B\): {command}\n", changed), changed
+    home_cli(*command.split()[1:], code=1)
+    nothing = home_cli("up", file, "--set", "run.command=[sh, -c, 'echo 1 >results.csv; exit 3']", code=1).stderr
+    assert "--resume" not in nothing
+
+
+@pytest.mark.slow
+@pytest.mark.bed
+@pytest.mark.timeout(300)
+def test_a_node_that_restarted_is_named_with_the_command_that_continues(bed_cli: Cli, bed: Bed) -> None:
+    # the times of both starts are known to a second
+    program = "cd /output; mkdir checkpoints; echo saved >checkpoints/last.pt; sleep 4; echo saved; exec sleep 300"
+    file = bed_cli.job("saves", **bed_job(run={"command": ["sh", "-c", program]})).name
+    up = bed_cli.start("up", file)
+    assert up.stdout is not None
+    assert up.stdout.readline() == "saved\n"
+    power_off(bed.nodes[1])
+    power_on(bed, bed.nodes[1])
+    _, told = up.communicate(timeout=200)
+    assert up.returncode == 1, told
+    run = bed_cli.runs()[-1].name
+    assert "failed node2 restarted while the run used it\n" in told, told
+    assert re.search(rf"continue from checkpoints/last.pt \(.*\): launcher up {file} --resume {run}\n", told), told

@@ -1,0 +1,432 @@
+"""The table of faults: what is recognised, and the same words from elsewhere, to which no rule applies."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.container_scripts.words import lost_peer
+from launcher.faults import disk
+from launcher.faults.cause import Cause
+from launcher.faults.lookup import of_output, said
+from launcher.faults.table import ENGINE, RULES, SMI
+from launcher.records.store import NodeOfRun
+from launcher.run.diagnose import first_failure, is_victim
+from launcher.run.evidence import Evidence
+from launcher.run.hang_report import collective_failed
+from tests.gpu_rows import FAULTS, RECORDED, TOOLKIT, output
+from tests.unit.test_diagnose import OWN, evidence, state
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tee: /output/logs/gpu-a.log: No space left on device",
+        "sh: 1: echo: echo: I/O error: Disk quota exceeded",
+        "sh: write error: Quota exceeded",  # musl
+        "cp: /Volumes/x: Disc quota exceeded",  # macOS
+        "OSError: [Errno 28] No space left on device: '/output/x'",
+        "OSError: [Errno 122] Disk quota exceeded",
+        "OSError: [Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device",
+        "SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)",
+        'IoError(Os { code: 122, kind: Other, message: "..." })',
+        "OSError: Can't write data (file write failed: errno = 28, error message = '...')",
+        "sqlite3.OperationalError: database or disk is full",
+        "E: You don't have enough free space in /var/cache/apt/archives/.",
+        "write /var/lib/docker/tmp/GetImageBlob1: no space left on device",
+        "tar: model.pt: Cannot write: No space left on device",
+    ],
+)
+def test_a_full_disk_is_recognised_in_every_wording(words: str) -> None:
+    assert disk.is_full(words)
+
+
+@pytest.mark.parametrize(
+    "words", ["429 Quota exceeded for requests", "error 28", "[Errno 13] Permission denied", "code: 28", ""]
+)
+def test_other_words_are_no_full_disk(words: str) -> None:
+    assert not disk.is_full(words)
+
+
+def test_an_error_of_this_machine_is_judged_by_its_number() -> None:
+    assert disk.is_full(OSError(errno.EDQUOT, "in another language"))
+    assert not disk.is_full(OSError(errno.EACCES, "no space left on device"))
+
+
+# --- who lost a peer
+
+ENDS = sorted(Path(__file__).with_name("tracebacks").iterdir())  # of two ranks with torch 2.14 and gloo, peers killed
+
+
+def read(end: str) -> str:
+    return Path(__file__).with_name("tracebacks").joinpath(f"{end}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("end", [file.stem for file in ENDS])
+def test_a_victim_is_who_lost_its_peer_in_torch_distributed(end: str) -> None:
+    assert is_victim(evidence(0, read(end))) == end.startswith("victim-")
+
+
+@pytest.mark.parametrize("own", [file.stem for file in ENDS if file.stem.startswith("own-")])
+def test_a_ranks_own_error_is_the_first_failure_whatever_its_words_are(own: str) -> None:
+    """It ended last: the others noticed it before torchrun stopped it."""
+    others = [evidence(0, read("victim-collective"), finished=1.0), evidence(2, "step 3\n", 0, finished=2.0)]
+    found = first_failure([*others, evidence(1, read(own), finished=3.0)])
+    assert found is not None
+    assert (found.node, found.cure) == ("n1", "")
+    assert "exited with code 1" in found.what
+
+
+RAISED = 'Traceback (most recent call last):\n  File "/workspace/code/train.py", line 9, in <module>\n'
+INSIDE = RAISED + '  File "/opt/venv/lib/python3.11/site-packages/torch/{}", line 83, in call\n    call()\n'
+NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, "
+HANDLING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+LOST = INSIDE.format("distributed/distributed_c10d.py") + (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:38032\n"
+)
+REFUSED = RAISED + "ConnectionRefusedError: [Errno 111] Connection refused\n"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        # https://github.com/NVIDIA/nccl/issues/2076
+        f"{RAISED}{NCCL}remote process exited or there was a network error, NCCL version 2.21\nncclRemoteError: ...\n",
+        # https://github.com/NVIDIA/nccl/issues/1514
+        "".join(
+            f"[rank1]: {line}\n"
+            for line in f"{RAISED}{NCCL}internal error\nLast error:\nNet : Connection closed by remote peer".split("\n")
+        ),
+        # https://github.com/tatsu-lab/stanford_alpaca/issues/207: no traceback
+        "terminate called after throwing an instance of 'std::runtime_error'\n  what():  NCCL error: remote process "
+        "exited or there was a network error, NCCL version 2.14.3\n",
+        "terminate called after throwing an instance of 'gloo::IoException'\n"
+        "  what():  [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:38032\n",
+        "[rank0]:[E504 22:44:08.3 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: W\n",
+        # https://github.com/tdrussell/diffusion-pipe/issues/333
+        "[rank6]:[W729 10:15:17.5 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=7, remote=[gpu-a]:29500): "
+        "Connection reset by peer\n",
+        # https://github.com/pytorch/pytorch/issues/76913: torch 1.11 had no class for it
+        INSIDE.format("distributed/rendezvous.py") + "RuntimeError: Connection reset by peer\n",
+        RAISED + "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n",
+        LOST + "\nThe above exception was the direct cause of the following exception:\n\n" + OWN,
+        LOST + HANDLING + OWN,  # while it saved what it had
+        RAISED + "StopIteration\n" + HANDLING + LOST,  # the end of a loader; then a collective
+        LOST + "Exception in thread Thread-3 (upload):\n" + REFUSED,
+        INSIDE.format("distributed/distributed_c10d.py")
+        + "RuntimeError: [../gloo/transport/tcp/pair.cc:589] Read error [10.0.0.2]:2: No route to host\n",
+        RAISED + "RuntimeError: NCCL communicator was aborted on rank 1. Original reason for failure was: Watchdog "
+        "caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE) ran for 1800116 milliseconds.\n",
+        # in loss.backward()
+        INSIDE.format("autograd/graph.py")
+        + "RuntimeError: [../gloo/transport/tcp/pair.cc:589] Read error [10.0.0.2]:2: Connection reset by peer\n",
+    ],
+)
+def test_other_ends_of_victims(end: str) -> None:
+    assert is_victim(evidence(0, end))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        REFUSED,
+        RAISED + "RuntimeError: Connection reset by peer\n",
+        RAISED + "botocore.exceptions.EndpointConnectionError: Connection refused\n",
+        "wandb: ERROR Connection refused\n",
+        OWN + HANDLING + LOST,  # a collective in `finally`
+        INSIDE.format("utils/data/_utils/pin_memory.py") + "ConnectionResetError: [Errno 104] Connection reset\n",
+        INSIDE.format("distributed/checkpoint/filesystem.py") + "OSError: Broken pipe\n",
+        INSIDE.format("distributed/distributed_c10d.py") + "ValueError: Default process group is not initialized\n",
+        RAISED + "RuntimeError: upload of the NCCL error report: Connection reset by peer\n",
+        RAISED + "__main__.GlooError: Connection closed by peer\n",
+        "[W1125 16:43:20.7 socket.cpp:697] [c10d] The client socket has failed to connect to [gpu-a]:29500 (errno: 111 "
+        "- Connection refused).\nno training data in /data\n",
+        OWN + "Exception ignored in: <function Run.__del__ at 0x7f>\n" + LOST,
+    ],
+)
+def test_words_alone_make_no_victim(end: str) -> None:
+    assert not lost_peer(end)
+    assert not is_victim(evidence(0, end))
+
+
+def test_a_rank_that_exited_is_told_to_call_the_same_collectives_only_after_one() -> None:
+    for end, fix in (("victim-collective", "the same collectives"), ("victim-store-get", "")):
+        found = first_failure([evidence(0, read(end)), evidence(1, "step 3\n", 0)])
+        assert found is not None
+        assert (found.node, found.exit_code) == ("n1", 0)
+        assert fix in found.cure
+        assert bool(fix) == bool(found.cure)
+
+
+REPORT = """train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-25_16:41:16
+  host      : gpu-a
+  rank      : 1 (local_rank: 1)
+  exitcode  : -15 (pid: 8)
+  error_file: <N/A>
+[2]:
+  time      : 2026-11-25_16:41:16
+  host      : gpu-a
+  rank      : 2 (local_rank: 2)
+  exitcode  : {} (pid: 9)
+  error_file: <N/A>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-25_16:41:16
+  host      : gpu-a
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 7)
+  error_file: <N/A>
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "own", "rank", "what"),
+    [
+        (1, read("own-requests-refused"), 2, "exited with code 1"),
+        (-11, "step 3\n", 2, "was killed by SIGSEGV"),
+        (1, read("victim-ddp"), 0, "exited with code 1"),
+    ],
+)
+def test_of_a_nodes_ranks_the_one_that_lost_no_peer_is_named(code: int, own: str, rank: int, what: str) -> None:
+    """torchrun calls the first that it observed the root cause, of all that ended between two looks."""
+    logs = {0: read("victim-collective"), 1: "step 3\n", 2: own}
+    node = NodeOfRun("n0", "n0", 0, "c", "/o", range(3))
+    found = first_failure([Evidence(node, state(1), REPORT.format(code), None, logs)])
+    assert found is not None
+    assert found.rank == rank
+    assert found.what.startswith(what)
+
+
+STARTER = """Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/accelerate/commands/launch.py", line 1168, in simple_launcher
+    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)
+subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.
+"""
+
+
+def prefixed(rank: int, end: str) -> str:
+    return "".join(f"[rank{rank}]: {line}\n" if line else "\n" for line in end.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("log", "victim"),
+    [
+        (LOST + STARTER, True),
+        (REFUSED + STARTER, False),
+        (prefixed(0, LOST) + prefixed(1, REFUSED) + prefixed(2, LOST) + STARTER, False),
+        (prefixed(0, LOST) + prefixed(1, LOST), True),
+        (REFUSED + prefixed(0, LOST), True),  # the first was handled
+        (STARTER, False),
+    ],
+)
+def test_the_ranks_of_a_command_are_told_apart_in_one_log(log: str, victim: bool) -> None:
+    """`accelerate launch` and torchrun as `run.command`: their own traceback is the last one."""
+    node = NodeOfRun("n0", "n0", 0, "c", "/o", range(1))
+    assert is_victim(Evidence(node, state(1), log, None, {})) == victim
+
+
+def test_only_gloo_and_nccl_say_that_a_collective_was_not_joined() -> None:
+    mismatch = "what():  [enforce fail at /gloo/gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 9 vs 4"
+    assert collective_failed([evidence(0, mismatch)])
+    assert collective_failed([evidence(0, read("victim-timeout"))])
+    assert not collective_failed([evidence(0, f"{RAISED}CameraError: Timed out waiting 20ms for recv of a frame\n")])
+
+
+# --- known causes
+
+KNOWN = {"node": "n0", "port": "29500", "runtime": "docker", "output": "/output"}
+IN_USE = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+WHERE = INSIDE.format("distributed/rendezvous.py")
+# (what a program printed, the cause, the fix, its exit code)
+APPLIES = [
+    (f"{RAISED}RuntimeError: CUDA error: out of memory", "the GPU has no memory left", "status --nodes n0", 1),
+    (read("victim-timeout"), "communication with its peers timed out", "doctor", 1),
+    (
+        "usage: main.py [-h] [--batch_size N]\nmain.py: error: unrecognized arguments: --lr 1 --batch-size 8\n",
+        "unrecognized arguments: --lr 1 --batch-size 8",
+        "args: [--batch_size, VALUE]",
+        2,
+    ),
+    (
+        "usage: python -m app.main [-h] --batch_size N\n"
+        "python -m app.main: error: the following arguments are required: --batch_size\n",
+        "the following arguments are required: --batch_size",
+        "args: [--batch_size, VALUE]",
+        2,
+    ),
+    (read("victim-no-clients"), "not all nodes met at the rendezvous", "doctor", 1),
+    (
+        f"{WHERE}torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of "
+        "(10.0.0.1, 29500).",
+        "not all nodes met at the rendezvous",
+        "doctor",
+        1,
+    ),
+    (
+        f"{WHERE}{IN_USE}port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        "the rendezvous port 29500 is in use",
+        "--set port",
+        1,
+    ),
+    (
+        f"{WHERE}RuntimeError: The server socket has failed to listen on any local network address. The server socket "
+        "has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+        "the rendezvous port 29500 is in use",
+        "--set port",
+        1,
+    ),
+    (
+        f"{RAISED}RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory.",
+        "/dev/shm",
+        "remount",
+        1,
+    ),
+    (
+        f"{RAISED}RuntimeError: unable to write to file </torch_29919_1>: No space left on device (28)",
+        "/dev/shm",
+        "remount",
+        1,
+    ),
+    (f"{RAISED}OSError: [Errno 28] No space left on device: '/dev/shm/x'", "/dev/shm", "remount", 1),
+    (f"{RAISED}OSError: [Errno 28] No space left on device", "the disk is full", "launcher clean", 1),
+    (f"{RAISED}OSError: [Errno 122] Disk quota exceeded: '/output/a'", "the output folder's disk is full", "clean", 1),
+    (f"{RAISED}OSError: [Errno 28] No space left on device: '/tmp/a'", "the disk is full, at /tmp/a", "clean", 1),
+    ("tee: /output/a: No space left on device", "the output folder's disk is full", "launcher clean", 1),
+    (
+        "train: error: /output/checkpoints/last.pt.tmp could not be written: No space left on device",
+        "the output folder's disk is full",
+        "launcher clean",
+        2,
+    ),
+    (
+        f"{RAISED}ImportError: libGL.so.1: cannot open shared object file: No such file or directory",
+        "the image lacks the library libGL.so.1",
+        "apt-get install -y libgl1",
+        1,
+    ),
+    (f"{RAISED}OSError: libodd.so.3: cannot open shared object file: No such", "lacks the library libodd.so.3", "", 1),
+    (
+        "./sim: error while loading shared libraries: libgomp.so.1: cannot open shared object file: No such file",
+        "lacks the library libgomp.so.1",
+        "libgomp1",
+        127,
+    ),
+    (f"{RAISED}ModuleNotFoundError: No module named 'timm'", "there is no module timm", "image.packages", 1),
+    (f"{RAISED}ModuleNotFoundError: No module named 'timm.layers'", "there is no module timm.layers", "", 1),
+    ("/usr/bin/python3: No module named train", "there is no module train", "`code`", 1),
+    ("env: \u2018./train.sh\u2019: Permission denied", "./train.sh is not executable", "chmod +x", 126),
+    (
+        "env: './train.sh': Permission denied",
+        "./train.sh is not executable",
+        "chmod +x ./train.sh, or start it with its interpreter: command: [bash, train.sh]",
+        126,
+    ),
+    ("sh: 1: exec: bin/run: Permission denied", "bin/run is not executable", "chmod +x bin/run", 126),
+    ("exec /bin/sh: exec format error", "architecture", "build", 1),
+]
+# What a user's program may raise or print with the same words
+USERS = [
+    "ValueError: manifest: Driver/library version mismatch",
+    "KeyError: 'GPU is lost'",
+    "AssertionError: NVML: Unknown Error",
+    "RuntimeError: scheduler: system not yet initialized",
+    "RuntimeError: the driver version is insufficient",
+    "ValueError: uncorrectable ECC error in archive 3",
+    "ValueError: no kernel image is available for execution on the device",
+    "MyError: CUDA out of memory",
+    "ValueError: CUDA error: out of memory",
+    "RuntimeError: all CUDA-capable devices are busy or unavailable",
+    "AssertionError: No CUDA GPUs are available",
+    "RuntimeError: an illegal memory access was found in the trace",
+    "RuntimeError: Error while creating shared memory segment",
+    "RuntimeError: Call to ibv_reg_mr failed with error Cannot allocate memory",
+    "RuntimeError: Mismatched NCCL version",
+    "RuntimeError: Duplicate GPU detected in the inventory",
+    "RuntimeError: no socket interface",
+    "RuntimeError: unhandled system error",
+    "ValueError: DataLoader worker (pid 5) is killed by signal: Bus error.",
+    "ValueError: unable to write to file </x>: No space left on device (28)",
+    "ValueError: No space left on device: '/dev/shm/x'",
+    "ValueError: [Errno 28] No space left on device",
+    "OSError: no space left on device 3 of the simulated machine",
+    "OSError: [Errno 98] Address already in use",
+    "OSError: metrics server: port: 29500, address already in use",
+    "RuntimeError: port: 29500, address already in use",
+    f"{IN_USE}port: 8123, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+    "TimeoutError: 20 seconds waiting for clients",
+    "RuntimeError: Timed out waiting 20ms for recv of the camera",
+    "ValueError: libGL.so.1: cannot open shared object file: No such file or directory",
+    "RuntimeError: No module named 'timm'",
+    "PermissionError: [Errno 13] Permission denied: '/data'",
+    "ValueError: env: ./train.sh: Permission denied",
+    "OSError: [Errno 8] Exec format error: './tool'",
+    "ValueError: exec format error",
+    "ValueError: convert.py: error: unrecognized arguments: --batch-size 8",
+    "ValueError: convert.py: error: the following arguments are required: --batch_size",
+    "ConnectionRefusedError: [Errno 111] Connection refused",
+    "MemoryError",
+]
+
+
+@pytest.mark.parametrize(("end", "cause", "fix", "code"), APPLIES)
+def test_a_known_cause_has_its_fix_if_there_is_one(end: str, cause: str, fix: str, code: int) -> None:
+    found = of_output(end, "", {**KNOWN, "code": str(code)})
+    assert found is not None
+    assert cause in found.what
+    assert fix in found.fix
+    assert bool(fix) == bool(found.fix)
+
+
+@pytest.mark.parametrize("words", USERS)
+def test_no_rule_applies_to_the_same_words_of_a_users_program(words: str) -> None:
+    for end in (f"{RAISED}{words}", words.partition(": ")[2], f"ERROR train.py: {words.partition(': ')[2]}"):
+        assert of_output(end, "", {**KNOWN, "code": "1"}) is None
+
+
+def test_each_rule_has_a_recorded_text_and_words_of_a_user() -> None:
+    programs = [end for end, *_ in APPLIES] + [output(error, log) for _, error, log, _, _ in RECORDED]
+    asked = ["GPU requires reset", "Failed to initialize NVML: Insufficient Permissions"]
+    asked += ['OCI runtime create failed: ... exec: "./train.sh": permission denied: unknown']
+    asked += [words for _, words, *_ in TOOLKIT] + [m.failure[0] for m, *_ in FAULTS.values() if m.failure]
+    for rule in RULES:
+        asks = all(origin in (SMI, ENGINE) for origin in rule.origins)
+        texts = asked if asks else programs
+        assert any(re.search(rule.pattern, text, re.MULTILINE) for text in texts), rule.pattern
+        assert asks or any(re.search(rule.pattern, words, re.MULTILINE) for words in USERS), rule.pattern
+
+
+def test_without_the_runs_port_no_port_is_its_own() -> None:
+    end = f"{WHERE}{IN_USE}port: 29500, code: -98, name: EADDRINUSE, message: address already in use"
+    assert of_output(end, "", {"node": "n0"}) is None
+
+
+def test_one_fault_has_one_text_wherever_it_is_seen() -> None:
+    texts = (said(SMI, "Failed to initialize NVML: Driver/library version mismatch"), said(ENGINE, TOOLKIT[4][1]))
+    error = "Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver"
+    found = of_output(f"{RAISED}RuntimeError: {error} combination", "", KNOWN)
+    assert {*texts, found} == {found}
+    assert isinstance(found, Cause)
+    assert "reboot the node" in found.fix
+
+
+def test_the_end_of_a_killed_process_is_stated_without_a_guess() -> None:
+    found = first_failure([evidence(0, "step 3\n", 137)])
+    assert found is not None
+    assert (found.what, found.cure) == ("was killed by SIGKILL (exit code 137)", "")
+
+
+@pytest.mark.parametrize("code", [124, 125])
+def test_a_programs_own_exit_code_is_no_time_limit_and_no_hang(code: int) -> None:
+    found = first_failure([evidence(0, "my deadline passed\n", code)])
+    assert found is not None
+    assert (found.what, found.cure) == (f"exited with code {code}", "")

@@ -1,0 +1,71 @@
+"""Groups of runs: which are selected by a name, and how they are labelled."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import RunUnknown
+from launcher.records.groups import labels, select
+from launcher.records.paths import RunPaths
+from launcher.records.store import Record
+
+IDS = [f"sweep-20261121-12000{i}-000{i}" for i in range(4)]
+NODE = {"node": "a", "host": "a", "rank": 0, "first_rank": 0, "processes": 1}
+
+
+def test_runs_of_one_job_are_labelled_by_their_differences(tmp_path: Path) -> None:
+    def chosen(*texts: str) -> list[tuple[Record, str | None]]:
+        found = []
+        for index, text in enumerate(texts):
+            name = text.split("\n")[0].removeprefix("name: ")
+            folder = tmp_path / f"{name}-20261121-12000{index}-{len(list(tmp_path.iterdir())):04x}"
+            folder.mkdir()
+            (folder / "job.yaml").write_text(text)
+            found.append((Record(RunPaths(folder)), None))
+        return found
+
+    def job(nodes: str = "a", name: str = "quick", **args: object) -> str:
+        run = json.dumps({"module": "train", "args": {"data": "d", **args}})
+        return f"name: {name}\nimage: {{ref: i}}\nnodes: [{nodes}]\nrun: {run}\n"
+
+    assert labels(chosen(job(batch_size=64), job(batch_size=128))) == ["batch_size=64", "batch_size=128"]
+    assert labels(chosen(job(), job(**{"batch-size": 8}))) == ["batch_size=default", "batch_size=8"]
+    assert labels(chosen(job(), job("a, b"))) == ["nodes=1", "nodes=2"]
+    assert labels(chosen(job("a"), job("b"))) == ["hosts=a", "hosts=b"]
+    assert labels(chosen(job(), job())) == ["quick 2026-11-21 12:00:00", "quick 2026-11-21 12:00:01"]
+    assert labels(chosen(job(lr=1), job(lr=1), job(lr=2))) == [
+        *("lr=1 2026-11-21 12:00:00", "lr=1 2026-11-21 12:00:01", "lr=2")
+    ]
+    assert labels(chosen(job(lr=1), job(lr=2), job(name="other"))) == ["quick lr=1", "quick lr=2", "other"]
+    assert labels(chosen(job(data="/data/" + "x" * 90), job())) == ["data=…" + "x" * 23, "data=d"]
+    assert labels(chosen("name: quick\nbroken: [", "name: quick\n")) == [
+        *("quick 2026-11-21 12:00:00", "quick 2026-11-21 12:00:01")
+    ]
+
+
+def record(runs: Path, run: str, group: str | None, variant: str = "") -> None:
+    (runs / run).mkdir()
+    container = {"name": "c", "output_dir": f"/home/u/.launcher/{run}"}
+    (runs / run / "plan.json").write_text(json.dumps({"nodes": [{**NODE, "container": container}]}))
+    event = {"time": 0, "event": "group", "group": group, "variant": variant} if group else {"time": 0, "event": "x"}
+    (runs / run / "events.jsonl").write_text(json.dumps(event) + "\n")
+
+
+def test_groups(tmp_path: Path) -> None:
+    """Two sweeps of a job and a run of another job: a name selects the latest sweep, an ID that run or group."""
+    first, second = "sweep-20261121-115900-aaaa", "sweep-20261121-120001-bbbb"
+    record(tmp_path, IDS[0], first, "b=1")
+    record(tmp_path, IDS[1], second, "b=1")
+    record(tmp_path, IDS[2], second, "b=2")
+    record(tmp_path, "alone-20261121-130000-cccc", None)
+
+    def names(*wanted: str) -> list[tuple[str, str | None]]:
+        return [(found.run, variant) for found, variant in select(wanted, tmp_path)]
+
+    assert names("sweep") == [(IDS[1], "b=1"), (IDS[2], "b=2")]
+    assert names(first) == [(IDS[0], "b=1")]
+    assert names(IDS[2]) == [(IDS[2], "b=2")]
+    assert names("alone", "sweep", IDS[1]) == [("alone-20261121-130000-cccc", None), (IDS[1], "b=1"), (IDS[2], "b=2")]
+    with pytest.raises(RunUnknown, match="no such run"):
+        names("unknown")
