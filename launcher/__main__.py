@@ -1,10 +1,25 @@
 """Entry point of `launcher` and `python -m launcher`. Ctrl-C has its exit code even during imports."""
 
+import atexit
 import io
 import os
 import sys
+import threading
 
 STOPPED = 5  # errors.StoppedByUser, whose module is not loaded yet
+_WRITING = threading.RLock()
+
+
+class _Stream(io.TextIOWrapper):
+    """stdout or stderr. At exit it belongs to the main thread: Python aborts if another thread is inside a write."""
+
+    def write(self, text: str) -> int:
+        with _WRITING:
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _WRITING:
+            super().flush()
 
 
 def main() -> None:
@@ -35,9 +50,12 @@ def _use_utf8() -> None:
     again = "utf8" not in sys._xoptions  # noqa: SLF001 - documented; otherwise -X utf8=0 would loop forever
     if sys.getfilesystemencoding() != "utf-8" and again and sys.executable:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - no shell
-    for stream in (sys.stdout, sys.stderr):  # PYTHONIOENCODING may name an encoding that lacks characters
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # its encoding, of PYTHONIOENCODING, may lack characters
+            encoding, by_line = stream.encoding, stream.line_buffering
+            setattr(sys, name, _Stream(stream.detach(), encoding, "backslashreplace", line_buffering=by_line))
+    atexit.register(_WRITING.acquire)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def start_run(job: Job, inputs: Inputs, group: Membership | None, options: Start
         waiting = Waiting(options.log, wait=options.wait)
         fleet = on_error.enter_context(connect(job.hosts(), job.runtime, options.ssh_config, ping=False))
         facts, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
-        code = inputs.code()
+        code = inputs.packed(options.log)
         lock = lock_path(job.file) if job.file else None
         plan = prepare(job, fleet, facts, code.digest, options.log, options.progress, lock)
         if counts(job) and time.monotonic() - checked_at > STALE:
@@ -148,6 +148,14 @@ class Inputs:
 
     secrets: Mapping[str, str] = field(repr=False)
     code: Future[Snapshot]
+    messages: Sequence[str]  # of packing: not printed by its thread, as nobody waits for it if connecting fails
+
+    def packed(self, log: Log) -> Snapshot:
+        """Wait for the code and report what is sent and what is left out."""
+        code = self.code()
+        for message in self.messages:
+            log(message)
+        return code
 
 
 def inputs_of(job: Job, log: Log, *, bare: bool = False) -> Inputs:
@@ -159,7 +167,8 @@ def inputs_of(job: Job, log: Log, *, bare: bool = False) -> Inputs:
     check_files(job, here, os.environ)
     listing = list_code(job, here, log, bare=bare)
     check_options(job, listing.folder, listing.trainer)
-    return Inputs(read_secrets(job, here, os.environ), in_background(partial(pack, listing, log)))
+    secrets, messages = read_secrets(job, here, os.environ), list[str]()
+    return Inputs(secrets, in_background(partial(pack, listing, messages.append, slow=log)), messages)
 
 
 def _earlier(resume: str | None) -> RunId | None:
@@ -226,7 +235,7 @@ def _submit(jobs: Sequence[tuple[Job, Membership | None]], on: str, options: Sta
         # ssh may ask for a password: before anything is printed, such as what is sent as code
         fleet = on_error.enter_context(connect([(host, host)], None, options.ssh_config, ping=False))
         inputs = inputs_of(jobs[0][0], options.log, bare=cluster.container == "none")  # variants differ only in `args`
-        code = inputs.code()
+        code = inputs.packed(options.log)
         try:
             for (job, group), run in zip(jobs, ids, strict=True):
                 plan = plan_on(job, cluster, fleet.engines[0], code.digest, run, array)

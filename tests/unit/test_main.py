@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -49,6 +50,31 @@ def test_a_bug_is_one_message_with_instructions_to_report_it(
     monkeypatch.setattr(sys, "argv", ["launcher", "--debug", "runs"])
     with pytest.raises(ValueError, match="no such"):
         main.main()
+
+
+MESSAGE_AT_EXIT = """
+import fcntl, sys, termios, threading
+from launcher import __main__ as program
+from launcher.cli import main, terminal
+
+def end_while_a_message_is_written() -> None:
+    threading.Thread(target=terminal.Reporter().log, args=("x" * 1_000_000,), daemon=True).start()
+    while int.from_bytes(fcntl.ioctl(2, termios.FIONREAD, bytes(4)), sys.byteorder) < 65536:
+        pass
+    sys.exit(5)
+
+main.app = end_while_a_message_is_written
+program.main()
+"""
+
+
+def test_a_background_message_at_exit_is_complete_and_the_exit_code_stays() -> None:
+    argv = [sys.executable, "-c", MESSAGE_AT_EXIT]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(2)  # imports, then the pipe is full; nobody reads it
+    assert process.communicate(timeout=60) == ("", f"launcher: {'x' * 1_000_000}\n")
+    assert process.returncode == 5
 
 
 def test_a_file_of_this_machine_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
