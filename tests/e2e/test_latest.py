@@ -120,7 +120,7 @@ def test_a_home_folder_that_hangs_does_not_prevent_the_stop(home_cli: Cli, tmp_p
     home = Path(home_cli.env["HOME"])
     settings = home / ".config" / "launcher"
     settings.mkdir(parents=True)
-    (settings / "settings.yaml").write_text("limits: {wait: 4s}\n")
+    (settings / "settings.yaml").write_text("limits: {wait: 2s}\n")
     run = started(home_cli, "runs")
     bin_ = tmp_path / "bin"
     bin_.mkdir()

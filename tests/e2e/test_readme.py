@@ -20,7 +20,11 @@ PAGES = [
     for folder in (".", "jobs", "docs", "docs/internals", "tests", "tests/bed")
     for page in sorted((ROOT / folder).glob("*.md"))
 ]
-JOBS = sorted((ROOT / "jobs").rglob("*.yaml"))
+EXPERIMENT = re.compile(r"e\d_")  # half a second each, as the options of every variant are checked
+JOBS = [
+    pytest.param(path, marks=[pytest.mark.ci] if EXPERIMENT.match(path.name) else [])
+    for path in sorted((ROOT / "jobs").rglob("*.yaml"))
+]
 FENCE = re.compile(r"(<!-- run -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
 
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torchvision import transforms
 
 from train.config import Config
 from train.data.augment import NUMBERS, View, random_box, training_view, validation_view
@@ -337,6 +336,8 @@ def test_the_validation_view_is_centred() -> None:
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (333, 500), (224, 224), (100, 401), (1024, 769), (256, 257)])
 def test_validation_is_torchvisions_resize_and_centre_crop(kind: str, size: tuple[int, int]) -> None:
     """Also for training images with `--augment none` and `shift`, which the other decoders read."""
+    from torchvision import transforms  # imported here: it takes two seconds
+
     decoder, data = choose_decoder(kind), encoded(photo(320, 240).resize(size), quality=90)
     config = Config(data="unused", image_size=224, val_resize=256)
     image = Image.open(io.BytesIO(data))

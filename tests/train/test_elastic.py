@@ -117,10 +117,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def begin(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
     started: list[Node] = []
 
-    def begin(names: str, size: int, least: int, *program: str) -> Engine:
+    def begin(names: str, size: int, least: int, *program: str, lost_after: float = LOST_AFTER) -> Engine:
         ports = {name: free_port() for name in names}
         meeting: dict[str, object] = {"order": list(names), "size": size, "least": least, "processes": 1}
-        meeting |= {"lost_after": LOST_AFTER, "addresses": {name: f"127.0.0.1:{port}" for name, port in ports.items()}}
+        meeting |= {"lost_after": lost_after, "addresses": {name: f"127.0.0.1:{port}" for name, port in ports.items()}}
         started.extend(Node(tmp_path / "nodes", name, meeting, port, list(program)) for name, port in ports.items())
         return Engine(started)
 
@@ -196,7 +196,8 @@ def test_a_command_gets_its_world_and_no_stranger_changes_it(begin: Callable[...
     report = (
         "echo $LAUNCHER_GENERATION $LAUNCHER_WORLD $LAUNCHER_RANK $LAUNCHER_MASTER $RANK of $WORLD_SIZE, $MASTER_PORT"
     )
-    engine = begin("abc", 3, 2, "command", "sh", "-c", f"{report}; until [ -e {seen} ]; do sleep 0.2; done")
+    waits = f"{report}; until [ -e {seen} ]; do sleep 0.2; done"
+    engine = begin("abc", 3, 2, "command", "sh", "-c", waits, lost_after=4.0)
     engine.says(r"^1 3 2 127\.0\.0\.1:(\d+) 2 of 3, \1$", "c")
     for line in (b"\xff\n", b"x" * 100_000, b"0 {}\n", signed_with(b"another key", node="a", life=9, phase="done")):
         with socket.create_connection(engine["c"].address) as link, suppress(OSError):

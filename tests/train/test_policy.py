@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import InterpolationMode, v2
 
 from train.config import Config, parse
 from train.data import sampler
@@ -57,6 +56,8 @@ def test_the_outcomes_are_exactly_torchvisions(name: str, strengths: tuple[int, 
         for strength in strengths
         for sign in signs
     }
+    from torchvision.transforms import InterpolationMode, v2  # imported here: it takes two seconds
+
     torch.manual_seed(0)
     bilinear = InterpolationMode.BILINEAR
     transform: Any = v2.TrivialAugmentWide(interpolation=bilinear)
@@ -164,6 +165,8 @@ def test_an_operation_on_the_device_equals_torchvisions_on_tensors(kind: str, si
 
 
 def test_a_batch_on_the_device_gets_each_images_own_changes() -> None:
+    from torchvision.transforms.v2 import functional
+
     config = replace(POLICIES, auto_augment="rand", augment_on="device", image_size=24)
     one, many = make_policy(replace(config, augment_on="cpu")), make_device_policy(config)
     assert one
@@ -179,7 +182,7 @@ def test_a_batch_on_the_device_gets_each_images_own_changes() -> None:
         if each.box:
             top, left, height, width = each.box
             colour = torch.tensor([124, 116, 104], dtype=torch.uint8).view(3, 1, 1)
-            expected[index] = v2.functional.erase(expected[index], top, left, height, width, colour)
+            expected[index] = functional.erase(expected[index], top, left, height, width, colour)
     assert sum(each.box is not None for each in changes) > 10
     distance = (found.permute(0, 3, 1, 2).int() - expected.int()).abs()
     # a difference of one level may grow where a later operation stretches the levels

@@ -212,7 +212,7 @@ def test_ranks_write_their_recordings_before_they_are_stopped(box: Box) -> None:
     process.send_signal(signal.SIGQUIT)  # its stack is printed afterwards
     box.until(b"written")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=50)
 
 
 SILENT = ">/dev/null 2>&1"  # does not keep the log open, for whose end the script waits

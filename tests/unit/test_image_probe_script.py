@@ -117,6 +117,7 @@ def test_an_error_is_reported_with_its_cause(probe):
     assert found.checks["import_torch"].error == "ImportError: no <- OSError: libtorch_cuda.so: missing"
 
 
+@pytest.mark.ci
 def test_the_real_torch_of_this_environment_passes():
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "python3", "full"], capture_output=True, text=True, timeout=280, check=True

@@ -81,7 +81,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(jobs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_dumped_job_loads_as_the_same_job(data: dict[str, Any]) -> None:
     job = Job.model_validate(data)
     again = parse_job(dump_job(job))
@@ -101,7 +101,7 @@ def loads_or_refuses(source: str, sets: list[str], nodes: list[str] | None = Non
 
 
 @given(st.text(), st.lists(st.text(), max_size=2))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_text_loads_or_is_refused(source: str, sets: list[str]) -> None:
     loads_or_refuses(source, sets)
 
@@ -111,14 +111,14 @@ tokens = st.sampled_from([*"\n:-[]{},&*!|>'\"%@`#?\t \ufeff\x85\u2028\x00", "\n 
 
 
 @given(st.lists(tokens, max_size=40).map("".join), st.lists(tokens, max_size=8).map("".join))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_any_sequence_of_yaml_tokens_loads_or_is_refused(source: str, assignment: str) -> None:
     loads_or_refuses(source, [])
     loads_or_refuses(SEEDS[0] + source, [f"run.args.x={assignment}"], [assignment])
 
 
 @given(st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_damaged_job_files_load_or_are_refused(data: st.DataObject) -> None:
     source = data.draw(st.sampled_from(SEEDS))
     begin = data.draw(st.integers(0, len(source)))
@@ -135,7 +135,7 @@ nested = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(Job.model_fields)), nested, max_size=8))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_wrong_types_anywhere_are_refused_with_their_location(data: dict[str, Any]) -> None:
     loads_or_refuses(json.dumps(data), [])
 

@@ -162,7 +162,7 @@ TOKEN = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(OUTPUT.split("@@")[1:]), st.lists(st.lists(TOKEN, max_size=12), max_size=6))))
 def test_any_section_is_handled(sections: list[tuple[str, list[list[str]]]]) -> None:
     text = "".join(

@@ -78,7 +78,7 @@ def make(job: Job, facts: list[NodeFacts], probes: list[Probe], image: ImageFact
 
 
 @given(situations())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_plan_is_consistent_or_an_error_names_the_cause(
     situation: tuple[Job, list[NodeFacts], list[Probe], ImageFacts],
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_plan_is_consistent_or_an_error_names_the_cause(
 
 
 @given(situations())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_recorded_plan_can_be_read(situation: tuple[Job, list[NodeFacts], list[Probe], ImageFacts]) -> None:
     try:
         plan = make(*situation)
@@ -126,7 +126,7 @@ def test_a_recorded_plan_can_be_read(situation: tuple[Job, list[NodeFacts], list
 
 
 @given(jobs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_job_has_an_offline_plan_or_an_error(data: dict[str, Any]) -> None:
     with contextlib.suppress(LauncherError):
         assert "offline" in offline(Job.model_validate(data), "c0de").warnings[0]
