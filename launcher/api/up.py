@@ -110,8 +110,8 @@ def start_run(job: Job, inputs: Inputs, group: Membership | None, options: Start
         if counts(job) and time.monotonic() - checked_at > STALE:
             facts = wait_for_gpus(job, fleet, waiting)
             plan = prepare(job, fleet, facts, code.digest, options.log, options.progress, lock)
-        record = _record(job, plan, inputs, group, options)
-        _start(plan, record, fleet, inputs, options, waiting)
+        record = Record.of(plan, list(inputs.secrets.values()))
+        _start(job, plan, record, fleet, inputs, group, options, waiting)
         options.started.set()
         on_error.pop_all()
         return Run(record, options.ssh_config, options.log, attach(record, fleet), plan)
@@ -176,20 +176,18 @@ def _earlier(resume: str | None) -> RunId | None:
     return resume if resume is None or is_run_id(resume) else find(resume).run
 
 
-def _record(job: Job, plan: Plan, inputs: Inputs, group: Membership | None, options: StartOptions) -> Record:
-    """Create runs/<run id>/ with everything that is known before the start."""
-    for warning in plan.warnings:
-        options.log(f"warning: {warning}")
-    code = inputs.code()
-    record = Record.create(plan, dump_job(job), code.archive, secrets=list(inputs.secrets.values()))
+def _write(
+    record: Record, plan: Plan, job: Job, code: Snapshot, group: Membership | None, resume: RunId | None
+) -> None:
+    """Write runs/<run id>/ with everything that is known before the start."""
+    record.write(plan, dump_job(job), code.archive)
     record.write_left_out(code.folder, code.left_out)
     if group is not None:
         record.event(GROUPED, group=group.group, variant=group.variant)
     if job.file is not None and _is_unchanged(job, job.file):
         record.event("job", file=str(job.file))
-    if options.resume is not None:
-        record.event("resumes", earlier=options.resume)
-    return record
+    if resume is not None:
+        record.event("resumes", earlier=resume)
 
 
 def _is_unchanged(job: Job, file: Path) -> bool:
@@ -200,10 +198,22 @@ def _is_unchanged(job: Job, file: Path) -> bool:
         return False
 
 
-def _start(plan: Plan, record: Record, fleet: Fleet, inputs: Inputs, options: StartOptions, waiting: Waiting) -> None:
-    """Start the run, once its GPUs are free if it may wait. On failure, the reason is recorded."""
+def _start(
+    job: Job,
+    plan: Plan,
+    record: Record,
+    fleet: Fleet,
+    inputs: Inputs,
+    group: Membership | None,
+    options: StartOptions,
+    waiting: Waiting,
+) -> None:
+    """Record the run and start it, once its GPUs are free if it may wait. On failure, the reason is recorded."""
+    for warning in plan.warnings:
+        options.log(f"warning: {warning}")
     code = inputs.code().archive
     try:
+        _write(record, plan, job, inputs.code(), group, options.resume)
         with ExitStack() as held:
             fill = None
             if options.resume is not None:
@@ -222,7 +232,11 @@ def _start(plan: Plan, record: Record, fleet: Fleet, inputs: Inputs, options: St
             record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
         raise
     except KeyboardInterrupt:
-        record.finish({"state": "stopped", "exit_code": StoppedByUser.exit_code, "why": "Ctrl-C before it started"})
+        if record.paths.plan.exists():
+            why = "Ctrl-C before it started"
+            record.finish({"state": "stopped", "exit_code": StoppedByUser.exit_code, "why": why})
+        else:
+            record.remove()
         raise
 
 
@@ -240,8 +254,8 @@ def _submit(jobs: Sequence[tuple[Job, Membership | None]], on: str, options: Sta
             for (job, group), run in zip(jobs, ids, strict=True):
                 plan = plan_on(job, cluster, fleet.engines[0], code.digest, run, array)
                 plans.append(plan)
-                made.append(_record(job, plan, inputs, group, options))
-                _start(plan, made[-1], fleet, inputs, options, Waiting(options.log, wait=False))
+                made.append(Record.of(plan, list(inputs.secrets.values())))
+                _start(job, plan, made[-1], fleet, inputs, group, options, Waiting(options.log, wait=False))
         except BaseException as error:
             _undo(made, fleet, error)
             raise

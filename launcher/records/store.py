@@ -84,16 +84,16 @@ class Record:
         return self.paths.run
 
     @classmethod
-    def create(
-        cls, plan: Plan, job_yaml: str, code: bytes, runs: Path = RUNS, secrets: Sequence[str] | None = None
-    ) -> Record:
+    def of(cls, plan: Plan, secrets: Sequence[str]) -> Record:
+        """Return the record of a run that is about to start; nothing is written yet."""
+        return cls(RunPaths(RUNS / plan.run), secrets)
+
+    def write(self, plan: Plan, job_yaml: str, code: bytes) -> None:
         """Create the folder and write job, plan and code before the run starts."""
-        record = cls(RunPaths(runs / plan.run), secrets)
-        record._make_folders()
-        write_atomic(record.paths.job, job_yaml.encode())
-        write_atomic(record.paths.code, code)
-        write_atomic(record.paths.plan, plan.to_json().encode())  # last: a folder without a plan is no run
-        return record
+        self._make_folders()
+        write_atomic(self.paths.job, job_yaml.encode())
+        write_atomic(self.paths.code, code)
+        write_atomic(self.paths.plan, plan.to_json().encode())  # last: a folder without a plan is no run
 
     @classmethod
     def rebuild(

@@ -148,6 +148,36 @@ def test_ctrl_c_during_start_leaves_a_complete_run_or_nothing(home_cli: Cli, del
     assert left(home_cli) == []
 
 
+CTRL_C_IN = """
+import sys
+from launcher.__main__ import main
+
+def press(frame, event, _):
+    if event == "call" and frame.f_code.co_name == {name!r}:
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+
+sys.setprofile(press)
+sys.argv = ["launcher", "up", {job!r}]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "result"), [("_make_folders", ""), ("write_left_out", "stopped"), ("_is_unchanged", "stopped")]
+)
+def test_ctrl_c_while_the_run_is_recorded_leaves_a_stopped_run_or_nothing(
+    home_cli: Cli, function: str, result: str
+) -> None:
+    job = home_cli.job("early", **process_job(nodes=["local"], run={"command": ["sleep", "600"]}))
+    code = CTRL_C_IN.format(name=function, job=str(job))
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=home_cli.cwd, env=home_cli.env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "nothing was started" in done.stderr) == (5, True), done.stderr
+    assert [home_cli.result()["state"] for _ in home_cli.runs()] == [result] * bool(result)
+    assert left(home_cli) == []
+
+
 def test_output_that_nothing_reads_takes_no_memory(home_cli: Cli) -> None:
     """As with a terminal that is slower than the job."""
     flood = "yes 'a line of some sixty characters, as a program may print them' | head -c 300000000"

@@ -19,6 +19,7 @@ from launcher.model.plan import Plan, plain
 from launcher.planning import build
 from launcher.planning.offline import offline
 from launcher.planning.rendezvous import candidates, choose
+from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from tests.unit.test_job_properties import jobs
 from tests.unit.test_plan import MODERN, TORCH_1_1, TORCH_1_8
@@ -116,7 +117,8 @@ def test_a_recorded_plan_can_be_read(situation: tuple[Job, list[NodeFacts], list
         return
     assert json.loads(plan.to_json()) == json.loads(json.dumps(plain(plan)))
     with tempfile.TemporaryDirectory() as folder:
-        record = Record.create(plan, "", b"", Path(folder))
+        record = Record(RunPaths(Path(folder) / plan.run))
+        record.write(plan, "", b"")
         nodes = record.nodes()
         assert record.runtime == plan.runtime
     for node, planned in zip(nodes, plan.nodes, strict=True):
