@@ -14,7 +14,7 @@ from tests.gpu import checks, numerics
 from train.data.open import open_dataset
 from train.data.sampler import steps_per_epoch
 
-LONG = {"step", "amp", "overlap", "data", "launcher", "options", "compile"}
+LONG = {"step", "amp", "overlap", "data", "launcher", "channels_last", "options", "compile"}
 
 
 def test_every_check_has_a_limit() -> None:
