@@ -46,7 +46,12 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         TrainError: invalid options, data or checkpoint; nothing was overwritten.
         Stopped: SIGTERM arrived; the checkpoint is on disk.
     """
-    run = prepare(config, world)
+    train_prepared(prepare(config, world), stop)
+
+
+def train_prepared(run: Run, stop: StopSignal) -> None:
+    """Do what `train` does, with a run that is at its first step. Raises what `train` raises."""
+    config, world = run.config, run.world
     watch = make_watch(run)
     announce(run, watch)
     if config.evaluate:

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from tests.train.runs import digit_tree
-from train import infiniband, setup
+from train import infiniband
 from train.config import parse
 from train.infiniband import LITTLE, Ports, idle_ports, read, warning
-from train.loop import train
+from train.loop import train_prepared
 from train.parallel.world import StopSignal, World
+from train.setup import prepare
 
 
 def port(root: Path, name: str, moved: int, state: str = "4: ACTIVE", layer: str = "InfiniBand") -> None:
@@ -65,10 +66,11 @@ def test_a_run_prints_the_warning_once(
     root = tmp_path / "infiniband"
     port(root, "mlx5_0:1", 5)
     monkeypatch.setattr(infiniband, "AFTER", 0.0)
-    monkeypatch.setattr(setup, "Ports", lambda watched: Ports(True, root))
     monkeypatch.setenv("LAUNCHER_NODE", "gpu-a")
     data = digit_tree(tmp_path / "data", 40, 10)
     options = f"--data {data} --arch smallcnn --image-size 8 --batch-size 10 --epochs 1 --log-every 1 --device cpu"
     world = World(0, 1, 0, 1, torch.device("cpu"), "none")
-    train(parse([*options.split(), "--workers", "1", "--output", str(tmp_path)]), world, StopSignal(world))
+    run = prepare(parse([*options.split(), "--workers", "1", "--output", str(tmp_path)]), world)
+    run.ports = Ports(True, root)
+    train_prepared(run, StopSignal(world))
     assert capsys.readouterr().out.count("1 of 1 active InfiniBand ports had no traffic in the first minute") == 1

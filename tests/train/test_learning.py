@@ -170,6 +170,7 @@ def test_metrics_contain_the_runs_position(digits: Rank) -> None:
     assert end["digest"].startswith(digits.lines[-1].split()[-1])
 
 
+@pytest.mark.ci  # scikit-learn takes seconds to import
 def test_the_digits_archive_equals_its_scripts_output(tmp_path: Path) -> None:
     """Same names and labels; the bytes of a JPEG may differ between versions of the encoder."""
     import runpy
