@@ -49,8 +49,9 @@ def test_a_run_equals_ddps(data: Path, tmp_path: Path, whole: list[Rank]) -> Non
     assert whole[0].digest == whole[1].digest
 
 
-def test_all_ranks_start_from_rank_0s_weights(data: Path, tmp_path: Path) -> None:
+def test_all_ranks_start_from_rank_0s_weights(tmp_path: Path) -> None:
     """Otherwise the shards would be of different models."""
+    data = digit_tree(tmp_path / "data", 32, 10)
     options = ["--data", data, "--parallel", "fsdp", *COMMON, "--arch", "tests.train.unlike:build"]
     alike, unlike = (
         run(tmp_path / unlike, 2, *options, "--checkpoints", tmp_path / unlike / "checkpoints", env={"UNLIKE": unlike})
