@@ -35,7 +35,7 @@ from launcher.run.cluster import plan_on
 from launcher.run.earlier import files_of
 from launcher.run.gpus import Waiting, counts, wait_for_gpus
 from launcher.run.locate import attach
-from launcher.run.prepare import prepare
+from launcher.run.prepare import make_plan, prepare
 from launcher.run.start import start
 from launcher.run.state import RunState
 from launcher.run.stop import stop
@@ -106,10 +106,10 @@ def start_run(job: Job, inputs: Inputs, group: Membership | None, options: Start
         facts, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
         code = inputs.packed(options.log)
         lock = lock_path(job.file) if job.file else None
-        plan = prepare(job, fleet, facts, code.digest, options.log, options.progress, lock)
+        prepared = prepare(job, fleet, facts, options.log, options.progress, lock)
         if counts(job) and time.monotonic() - checked_at > STALE:
-            facts = wait_for_gpus(job, fleet, waiting)
-            plan = prepare(job, fleet, facts, code.digest, options.log, options.progress, lock)
+            prepared = prepared.at(wait_for_gpus(job, fleet, waiting))
+        plan = make_plan(job, prepared, code.digest)
         record = Record.of(plan, list(inputs.secrets.values()))
         _start(job, plan, record, fleet, inputs, group, options, waiting)
         options.started.set()

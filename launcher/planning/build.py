@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from launcher.errors import InUse, LauncherError, NodesFailed, NodeUnfit, PlanInvalid
@@ -17,22 +18,30 @@ _LIMITS = {"memlock": "locked memory", "stack": "the stack"}
 _WARNED = ("clock", "shared memory")  # the checks that `up` warns about; launcher doctor shows the rest
 
 
-def build(
-    job: Job,
-    run: RunId,
-    facts: Sequence[NodeFacts],
-    image: ImageFacts,
-    rendezvous: Rendezvous,
-    *,
-    code: str,
-    owner: str,
-    created: int,
-) -> Plan:
+@dataclass(frozen=True)
+class Prepared:
+    """What a plan needs from the nodes. facts: by rank, with the limits of containers, image IDs and data copies."""
+
+    facts: Sequence[NodeFacts]
+    image: ImageFacts
+    rendezvous: Rendezvous
+
+    def at(self, now: Sequence[NodeFacts]) -> Prepared:
+        """Return the same with newer facts: images and data may take so long that others have taken GPUs meanwhile."""
+        kept = [
+            replace(new, ulimits=old.ulimits, image=old.image, data=old.data)
+            for old, new in zip(self.facts, now, strict=True)
+        ]
+        return replace(self, facts=kept)
+
+
+def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, created: int) -> Plan:
     """Return the containers of a run, by node rank.
 
     Raises PlanInvalid for impossible requests, and NodeUnfit (NodesFailed for several nodes) for every node that lacks
     a requirement.
     """
+    facts, image, rendezvous = prepared.facts, prepared.image, prepared.rendezvous
     _check(job, facts)
     context = command.Context(job, run, image, rendezvous, code, owner, created)
     uuids = choose_gpus(job, facts)

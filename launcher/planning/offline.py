@@ -27,7 +27,8 @@ def offline(job: Job, code: str) -> Plan:
     else:
         own = tuple(entry.address or f"{_NETWORK}.{rank + 1}" for rank, entry in enumerate(job.machines))
         meeting = Rendezvous(own[0], job.port, own, ("eth0",) * count, probed=True)
-    plan = build.build(job, f"{job.name}-00000000-000000-0000", facts, image, meeting, code=code, owner="", created=0)
+    prepared = build.Prepared(facts, image, meeting)
+    plan = build.build(job, f"{job.name}-00000000-000000-0000", prepared, code=code, owner="", created=0)
     notes = ["offline: addresses, interfaces, users, GPUs and image features are assumed; no node was contacted"]
     if unknown := [entry.name for entry in job.machines if job.gpus_of(entry) == "all"]:
         notes.append(f"gpus: all is assumed to be {GPUS} GPUs per machine ({', '.join(unknown)})")

@@ -28,7 +28,7 @@ from launcher.records.snapshot import Snapshot
 from launcher.records.store import NodeOfRun
 from launcher.records.workdir import sent_files
 from launcher.run.locate import Attached
-from launcher.run.prepare import prepare
+from launcher.run.prepare import make_plan, prepare
 from launcher.run.printed import node_of_rank
 from launcher.run.start import start
 from launcher.run.stop import stop
@@ -128,7 +128,8 @@ def temporary_run(
     run = job.run.model_copy(update={"module": None, "script": None, "command": command, "args": {}})
     without = {"restarts": 0, "hang_timeout": None, "min_nodes": None, "spares": None}
     lock = lock_path(job.file) if job.file else None
-    plan = prepare(job.model_copy(update={"run": run, **without}), fleet, facts, code.digest, log, lock_file=lock)
+    changed = job.model_copy(update={"run": run, **without})
+    plan = make_plan(changed, prepare(changed, fleet, facts, log, lock_file=lock), code.digest)
     nodes = []
     for node in plan.nodes:
         marked = {**node.container.labels, labels.PURPOSE: purpose}

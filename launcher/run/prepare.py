@@ -1,4 +1,4 @@
-"""Prepare a job's plan: the nodes' facts, the same image on all nodes, and addresses that all nodes can reach."""
+"""Prepare a job's nodes for its plan: the same image on all of them, its data, and addresses that all can reach."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
-from launcher.planning import build
+from launcher.planning.build import Prepared, build
 from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
@@ -34,15 +34,14 @@ def prepare(
     job: Job,
     fleet: Fleet,
     facts: Sequence[NodeFacts],
-    code: str,
     log: Log,
     on_progress: OnProgress = no_progress,
     lock_file: Path | None = None,
-) -> Plan:
-    """Copy image and data to every node and return the plan of a run.
+) -> Prepared:
+    """Copy image and data to every node and return what the plan of a run needs.
 
-    code: digest of the code archive. lock_file: pins the job's base image. Raises NodesFailed, ImageUnfit and other
-    LauncherErrors; an error can leave behind only images and data.
+    lock_file: pins the job's base image. Raises NodesFailed, ImageUnfit and other LauncherErrors; an error can leave
+    behind only images and data.
     """
     (image, ready), rendezvous = run_both(
         partial(make_image, job, fleet, facts, log, on_progress, lock_file),
@@ -50,24 +49,25 @@ def prepare(
     )
     if job.data:
         ready = bring_data(job, fleet, ready, log, on_progress)
-    return _plan(job, ready, image, rendezvous, code)
+    return Prepared(ready, image, rendezvous)
 
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
-    """Return the plan that `prepare` would make once the GPUs are idle, without building, copying or pulling images."""
+    """Return the plan of a run that starts once the GPUs are idle, without building, copying or pulling images."""
     seen, busy = assume_idle(job, fleet.each(partial(with_claims, port=job.port)))
     image, facts, notes = inspect_image(job, fleet, seen)
     facts = [replace(node, data=assumed_data(job, node.home)) for node in facts]
     notes += tuple(
         f"data {data.name}: the folders of its copies are assumed; up names them by content" for data in job.data
     )
-    plan = _plan(job, facts, image, choose_rendezvous(job, fleet, facts), code)
+    plan = make_plan(job, Prepared(facts, image, choose_rendezvous(job, fleet, facts)), code)
     return replace(plan, warnings=(*busy, *notes, *plan.warnings))
 
 
-def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, rendezvous: Rendezvous, code: str) -> Plan:
+def make_plan(job: Job, prepared: Prepared, code: str) -> Plan:
+    """Return the plan of a new run. code: digest of the code archive. Raises the errors of planning.build."""
     now = int(time.time())
-    return build.build(job, new_run_id(job.name), facts, image, rendezvous, code=code, owner=caller(), created=now)
+    return build(job, new_run_id(job.name), prepared, code=code, owner=caller(), created=now)
 
 
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:

@@ -17,6 +17,7 @@ import pytest
 
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
 from launcher.job.models import Job
+from launcher.model.container import Mount
 from launcher.model.facts import EngineFacts, Gpu, ImageFacts, Interface, Launch, NodeFacts, Probe, Reach, Route
 from launcher.model.plan import Plan, Rendezvous
 from launcher.planning import build, command, gpus
@@ -94,7 +95,9 @@ def job(count: int = 2, **keys: Any) -> Job:
 def planned(a_job: Job, facts: list[NodeFacts], image: ImageFacts = MODERN) -> Plan:
     reached = [Probe(f.name, facts[0].name, "10.0.0.10", a_job.port, Reach.REFUSED) for f in facts[1:]]
     meeting = choose(facts, reached, a_job.port)
-    return build.build(a_job, RUN, facts, image, meeting, code="c0de", owner="ada@laptop", created=1769860800)
+    return build.build(
+        a_job, RUN, build.Prepared(facts, image, meeting), code="c0de", owner="ada@laptop", created=1769860800
+    )
 
 
 CASES = {
@@ -154,7 +157,7 @@ def test_process_runtime_on_one_machine() -> None:
         for rank in range(2)
     ]
     image = dataclasses.replace(MODERN, reference="", id="", python="/venv/bin/python", entrypoint=())
-    plan = build.build(two, RUN, facts, image, on_one_machine(2, 29500), code="c", owner="o", created=1)
+    plan = build.build(two, RUN, build.Prepared(facts, image, on_one_machine(2, 29500)), code="c", owner="o", created=1)
     text = plan.to_json() + "\n"
     golden = GOLDEN / "process_2_nodes.json"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -202,7 +205,7 @@ def test_an_untested_address_is_used_with_a_warning_if_probes_are_forbidden() ->
     facts = [node(0), node(1)]
     meeting = choose(facts, [Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.UNKNOWN)], 29500)
     assert (meeting.address, meeting.probed) == ("10.0.0.10", False)
-    plan = build.build(job(2), RUN, facts, MODERN, meeting, code="", owner="", created=0)
+    plan = build.build(job(2), RUN, build.Prepared(facts, MODERN, meeting), code="", owner="", created=0)
     assert any("is assumed to be reachable" in warning for warning in plan.warnings)
 
 
@@ -251,7 +254,7 @@ def test_a_tunnel_is_tried_after_other_networks_and_named(tunnel: str) -> None:
     seen = [Probe("gpu-1", "gpu-0", "10.0.0.5", 1, Reach.SILENT), Probe("gpu-1", "gpu-0", "10.8.0.1", 1, Reach.OPEN)]
     meeting = choose(facts, seen, 1)
     assert meeting.interfaces == (tunnel, tunnel)
-    plan = build.build(job(2), RUN, facts, MODERN, meeting, code="", owner="", created=0)
+    plan = build.build(job(2), RUN, build.Prepared(facts, MODERN, meeting), code="", owner="", created=0)
     assert any(f"over {tunnel}, a tunnel" in warning for warning in plan.warnings)
 
 
@@ -401,3 +404,11 @@ def test_limits_that_engines_refuse_are_told_once_for_all_nodes() -> None:
     facts = [node(0), *(node(rank, ulimits=(("stack", 67108864),)) for rank in (1, 2))]
     limited = [line for line in planned(job(3), facts).warnings if "limited" in line]
     assert limited == ["locked memory is limited on gpu-1, gpu-2"]
+
+
+def test_newer_facts_keep_what_was_prepared() -> None:
+    """The GPUs are those of the newer facts; limits, image and data are not known to them."""
+    ready = node(0, ulimits=(("stack", 1),), image="sha256:1", data=(Mount("/d", "/data"),))
+    [kept] = build.Prepared([ready], MODERN, on_one_machine(1, 29500)).at([node(0, gpus=2)]).facts
+    assert kept == dataclasses.replace(ready, gpus=node(0, gpus=2).gpus)
+    assert len(kept.gpus) == 2

@@ -75,7 +75,7 @@ def situations(draw: st.DrawFn) -> tuple[Job, list[NodeFacts], list[Probe], Imag
 
 def make(job: Job, facts: list[NodeFacts], probes: list[Probe], image: ImageFacts) -> Plan:
     meeting = choose(facts, probes, job.port, [entry.address for entry in job.nodes])
-    return build.build(job, RUN, facts, image, meeting, code="c0de", owner="ada@laptop", created=1)
+    return build.build(job, RUN, build.Prepared(facts, image, meeting), code="c0de", owner="ada@laptop", created=1)
 
 
 @given(situations())
