@@ -116,7 +116,7 @@ MEMBERS = st.lists(
 KINDS = {"file": tarfile.REGTYPE, "dir": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members=MEMBERS, prefix=st.sampled_from(["kit", "", "node"]))
 def test_no_archive_writes_outside_the_folder(
     machine: Machine, members: list[tuple[list[str], str, str]], prefix: str

@@ -26,7 +26,7 @@ PATH = st.lists(NAME, min_size=1, max_size=4).map("/".join)
 TARGET = st.one_of(PATH, NAME.map(lambda name: "../" * 60 + name), st.sampled_from(["/etc", "./a//b/", ".."]))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.dictionaries(PATH, st.binary(max_size=50), max_size=6), links=st.dictionaries(PATH, TARGET, max_size=3))
 def test_every_file_arrives_under_its_path(machine: Machine, files: dict[str, bytes], links: dict[str, str]) -> None:
     source = machine.home / "source"

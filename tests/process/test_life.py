@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -13,6 +17,7 @@ from launcher.errors import EngineFailed, NameTaken
 from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.node.parallel import run_all
+from launcher.node.process import folders, supervisor
 from launcher.node.process.engine import ProcessEngine
 from tests.process.machine import Machine
 
@@ -113,6 +118,37 @@ def test_nodes_on_one_machine_can_be_removed_concurrently(machine: Machine) -> N
         nodes = [machine.create(machine.spec("true", rank)) for rank in range(8)]
         run_all([partial(engine.remove, name) for engine, name in nodes])
         assert not (machine.output / ".node").exists()
+
+
+def test_containers_are_listed_while_others_are_removed(machine: Machine) -> None:
+    """Also a folder that is removed after it was found."""
+    engine, _ = machine.create(machine.spec("true"))
+    others = " ".join(f"{number}/.node" for number in range(40))
+    changes = f"while :; do mkdir -p {others}; rm -r [0-9]*; done"
+    with subprocess.Popen(["sh", "-c", changes], cwd=machine.home / ".launcher") as changing:
+        try:
+            assert {len(engine.list({})) for _ in range(1000)} == {1}
+        finally:
+            changing.kill()
+
+
+def test_the_end_of_a_short_program_spares_the_process_that_started_its_supervisor(machine: Machine) -> None:
+    """It bears the container's name, and exits only when it is scheduled again."""
+    engine, name = machine.create(machine.spec("true", entry=False))
+    (found,) = folders.every()
+    spec = found.folder / supervisor.SPEC
+    text = spec.read_text()
+    spec.unlink()
+    os.mkfifo(spec)  # the supervisor waits for its content
+    environment = {**os.environ, supervisor.CONTAINER: name}
+    starter = subprocess.Popen([sys.executable, "-I", "-S", supervisor.__file__, str(found.folder)], env=environment)
+    machine.until(lambda: len(supervisor.processes(name)) == 2)
+    starter.send_signal(signal.SIGSTOP)
+    spec.write_text(text)
+    state = found.folder / supervisor.STATE
+    machine.until(lambda: state.exists() and '"exited"' in state.read_text())
+    starter.send_signal(signal.SIGCONT)
+    assert starter.wait(60) == 0
 
 
 def test_a_failure_is_restarted_up_to_the_limit(machine: Machine) -> None:

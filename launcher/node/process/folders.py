@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,8 +51,10 @@ def root() -> Path:
 
 def every() -> Sequence[Container]:
     """Return all containers of this machine."""
-    found = []
-    for path in sorted(root().glob(f"*/{NODES}/*/{supervisor.SPEC}")):
+    found, folder = [], root()
+    # Path.glob() raises if a folder is removed meanwhile
+    for name in sorted(glob.glob(f"*/{NODES}/*/{supervisor.SPEC}", root_dir=folder)):  # noqa: PTH207
+        path = folder / name
         made = _read(path, {"machine": str, "spec": _SPEC})
         spec = made.get("spec", {})
         if _is_whole(spec) and made.get("machine") == machine_id():  # a home may be shared by several machines

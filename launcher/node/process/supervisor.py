@@ -231,7 +231,10 @@ def end(name: str, supervisor: int = 0) -> None:
 
 
 def processes(name: str, supervisor: int = 0) -> set[int]:
-    """Return pids of live processes with the container's name, and of the supervisor's descendants; not the caller."""
+    """Return pids of live processes with the container's name, and of the supervisor's descendants; not the caller.
+
+    Nor, for the supervisor, its parent: the process that started it bears the name and may not have exited yet.
+    """
     mark = f"{CONTAINER}={name}".encode()
     parents: dict[int, int] = {}
     found: set[int] = set()
@@ -253,7 +256,7 @@ def processes(name: str, supervisor: int = 0) -> set[int]:
             above = parents[above]
             if above == supervisor:
                 found.add(pid)
-    return found - {os.getpid()}
+    return found - {os.getpid(), os.getppid() if supervisor == os.getpid() else 0}
 
 
 def trim(log: str) -> None:
