@@ -134,7 +134,7 @@ def test_containers_are_listed_while_others_are_removed(machine: Machine) -> Non
 
 def test_the_end_of_a_short_program_spares_the_process_that_started_its_supervisor(machine: Machine) -> None:
     """It bears the container's name, and exits only when it is scheduled again."""
-    engine, name = machine.create(machine.spec("true", entry=False))
+    _, name = machine.create(machine.spec("true", entry=False))
     (found,) = folders.every()
     spec = found.folder / supervisor.SPEC
     text = spec.read_text()
