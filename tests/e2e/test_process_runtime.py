@@ -337,7 +337,6 @@ def test_what_a_program_puts_in_place_of_its_files_is_named_and_not_read(home_cl
     assert sorted(path.name for path in private.iterdir()) == ["events.out.tfevents.1.x", "last.pt", "text"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
 def test_a_full_disk_of_the_output_folder_is_named_in_every_phase(home_cli: Cli, tmp_path: Path) -> None:
     (home_cli.cwd / "fills.py").write_text(
         "import os\nwith open(os.environ['LAUNCHER_OUTPUT'] + '/big', 'wb') as file: file.write(bytes(1 << 20))\n"

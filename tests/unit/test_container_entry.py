@@ -217,7 +217,8 @@ def test_ranks_write_their_recordings_before_they_are_stopped(box: Box) -> None:
 
 SILENT = ">/dev/null 2>&1"  # does not keep the log open, for whose end the script waits
 LOGGED = "echo 1 >>$LAUNCHER_OUTPUT/logs/rank-3.log;"
-RUNS = f"{LOGGED} RANK=3 sleep 15 {SILENT} &"
+STARTED = "$LAUNCHER_OUTPUT/started"  # before that, the process has no variable RANK
+RUNS = f"{LOGGED} RANK=3 sh -c 'touch {STARTED}; exec sleep 15' {SILENT} & until [ -e {STARTED} ]; do sleep 0.1; done"
 
 
 @pytest.mark.parametrize(("rank", "left"), [(RUNS, False), (LOGGED, True), ("true", False)])
