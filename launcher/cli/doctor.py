@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json as json_
 import os
-import signal
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from launcher.cli import gpus, options, terminal, wrapping
-from launcher.cli.bench import show_bench
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, UsageError
 from launcher.job.files import check_files
@@ -26,57 +24,57 @@ from launcher.job.settings import read_settings
 from launcher.model.facts import NodeFacts
 from launcher.model.plan import plain
 from launcher.model.sizes import counted
-from launcher.node.connect import connect
+from launcher.node.connect import Fleet, connect
 from launcher.planning.checks import Check, Level
-from launcher.run.bench import BenchResult
-from launcher.run.bench import bench as measured
 from launcher.run.cluster import check_cluster
 from launcher.run.doctor import check_nodes
 
 _SIGNS = {Level.OK: "[green]ok  [/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]FAIL[/]"}
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What a feature found out after the checks. report: under `key` of --json; failed: doctor's exit code is 3."""
+
+    key: str
+    report: Any
+    failed: bool
+    show: Callable[[Console], None]
+
+
+# Called with the connected nodes, and why some failed their checks. Raises LauncherError.
+Examination: TypeAlias = Callable[[Fleet, Mapping[str, str]], Examined]
+# Called with the job and the cluster before anything is contacted; None: its option was not given. Raises UsageError.
+Option: TypeAlias = Callable[[Job | None, str | None], Examination | None]
+
+
 def doctor(
     targets: Annotated[list[str], typer.Argument(metavar="JOB|NODE...", help="A job file or nodes.")],
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
-    bench: Annotated[
-        bool,
-        typer.Option("--bench", help="Measure the parts of each node in the job's image and report slow ones."),
-    ] = False,
-    minutes: Annotated[
-        float, typer.Option(metavar="N", min=0.1, max=60.0, help="Time limit of --bench, in minutes.")
-    ] = 2.0,
     on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
+    *,
+    added: Sequence[Option] = (),
 ) -> None:
     """With a job file, also check what the job needs: mounts, data, port,
     connections between its nodes, and whether their engines start its
     containers. On a cluster, check whether Slurm would accept the job.
 
-    Exit codes: 0 if every check passes or only warns, 3 if a check fails or
-    --bench finds a slow part. Of two parts that differ, --bench blames neither:
-    that is a warning.
+    Exit codes: 0 if every check passes or only warns, 3 if a check fails.
 
     Example: launcher doctor job.yaml
     """
     job = _job(targets, sets or [], options.hosts(nodes))
-    if bench:  # its containers load the machines, and are removed as after a Ctrl-C
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if bench and job is None:
-        raise UsageError("--bench", "needs a job file: the job's nodes are measured in the job's image")
-    if on is not None and (job is None or bench):
-        raise UsageError(
-            f"--on {on}", "needs a job file and does not support --bench", f"launcher doctor JOB --on {on}"
-        )
+    examinations = [examination for option in added if (examination := option(job, on)) is not None]
+    if on is not None and job is None:
+        raise UsageError(f"--on {on}", "needs a job file", f"launcher doctor JOB --on {on}")
     named = targets if on is None else options.hosts(None, on) or ()
     hosts = job.hosts() if job and on is None else [(host, host) for host in named]
     console = terminal.console()
     seen: list[Check] = []
     with_gpus: list[NodeFacts] = []
-    examined: BenchResult | None = None
-    began = time.monotonic()
     with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
 
         def checks() -> Iterator[Check | NodeFacts]:
@@ -92,30 +90,28 @@ def doctor(
             seen.append(check)
             if not json:
                 _show(console, check)
-        if bench and job is not None:
-            left = max(60 * minutes - (time.monotonic() - began), 0.0)
-            unfit = {check.node: f"{check.name}: {check.what}" for check in seen if check.level is Level.FAIL}
-            examined = measured(job, fleet, left, unfit, Reporter().log)
+        unfit = {check.node: f"{check.name}: {check.what}" for check in seen if check.level is Level.FAIL}
+        examined = [examination(fleet, unfit) for examination in examinations]
     _conclude(console, seen, with_gpus, examined, json=json)
 
 
 def _conclude(
-    console: Console, seen: Sequence[Check], with_gpus: Sequence[NodeFacts], examined: BenchResult | None, *, json: bool
+    console: Console, seen: Sequence[Check], with_gpus: Sequence[NodeFacts], examined: Sequence[Examined], *, json: bool
 ) -> None:
     """Print the rest, or everything as JSON. Raises typer.Exit."""
     count = {level: sum(check.level is level for check in seen) for level in Level}
     worst = next((level for level in reversed(Level) if count[level]), Level.OK)
     if json:
         report = {"level": worst.value, "checks": [plain(check) for check in seen], "gpus": gpus.rows(with_gpus)}
-        typer.echo(json_.dumps(report | ({"bench": plain(examined)} if examined else {}), indent=2))
+        typer.echo(json_.dumps(report | {each.key: each.report for each in examined}, indent=2))
     else:
         if with_gpus:
             terminal.console(soft_wrap=False).print(gpus.table(with_gpus))
         warnings, failures = counted(count[Level.WARN], "warning"), counted(count[Level.FAIL], "failure")
         console.print(f"{count[Level.OK]} ok, {warnings}, {failures}")
-        if examined:
-            show_bench(console, examined)
-    if worst is Level.FAIL or (examined and (examined.faulty or not examined.nodes)):
+        for each in examined:
+            each.show(console)
+    if worst is Level.FAIL or any(each.failed for each in examined):
         raise typer.Exit(3)
 
 

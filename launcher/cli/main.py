@@ -16,10 +16,11 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from launcher import __version__
-from launcher.cli.commands import Command, Group
+from launcher.cli.commands import Command, Group, with_options
 from launcher.errors import LauncherError, NodeUnfit, StoppedByUser
 from launcher.faults import disk
 from launcher.features import FEATURES
+from launcher.features import load as imported
 
 NOTHING_STARTED = "nothing was started"
 NOTHING_DONE = {"down": "nothing was stopped", "clean": "nothing was removed"}  # by a Ctrl-C before the command began
@@ -112,6 +113,8 @@ def load(name: str) -> Any:
         command = get_command(target)
     else:
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        options = [each.options[name] for each in FEATURES.values() if name in each.options]
+        target = with_options(target, [(imported(option), option.after) for option in options])
         single.command(name, cls=Command, help=text + "\n\n" + (target.__doc__ or ""))(target)
         command = get_command(single)
     command.name = name

@@ -31,7 +31,19 @@ class Export:
     help: str  # what it prints
 
 
-def load(entry: Command | Export) -> Any:
+@dataclass(frozen=True)
+class Option:
+    """Options of a command of the core: the keyword-only parameters of a function, as typer reads them.
+
+    The command defines what it calls the function with, and what it gets: for doctor, launcher.cli.doctor.Option.
+    """
+
+    module: str
+    attribute: str
+    after: str  # the parameter of the command that precedes them in --help
+
+
+def load(entry: Command | Export | Option) -> Any:
     """Import what an entry names."""
     return getattr(importlib.import_module(entry.module), entry.attribute)
 
@@ -42,9 +54,11 @@ class Feature:
 
     commands: Mapping[str, Command] = field(default_factory=dict)
     exports: Mapping[str, Export] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)  # by command
 
 
 FEATURES: Mapping[str, Feature] = {
+    "bench": Feature(options={"doctor": Option("launcher.features.bench.option", "options", after="nodes")}),
     "compare": Feature(
         commands={
             "compare": Command(

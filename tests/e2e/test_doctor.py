@@ -37,13 +37,8 @@ def job(cli: Cli, **keys: Any) -> object:
     return cli.job("doctor", **{**base, **keys, "mounts": mounts})
 
 
-def test_a_healthy_bed_passes_and_is_measured(bed_cli: Cli, bed: Bed) -> None:
-    done = bed_cli("doctor", job(bed_cli), "--bench", "--minutes", "0.3", "--json", code=None)
-    report = json.loads(done.stdout)
-    faulty = [found for found in report["bench"]["findings"] if not found["undecided"]]
-    assert done.returncode == (3 if faulty else 0)  # a busy machine may have a slow node
-    assert {measure["node"] for measure in report["bench"]["measures"]} == {node.alias for node in bed.nodes[:2]}
-    seen = {(check["node"], check["name"]): check for check in report["checks"]}
+def test_a_healthy_bed_passes(bed_cli: Cli, bed: Bed) -> None:
+    seen = examined(bed_cli, job(bed_cli), code=0)
     for node in bed.nodes[:2]:
         names = ("reachable", "clock", "engine", "disk", "shared memory", "gpus", "mount", "interface", "network")
         for name in (*names, "container"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import main
 from launcher.cli.main import COMMANDS
 from launcher.features import FEATURES, load
 
@@ -22,6 +24,13 @@ def test_every_command_of_a_feature_is_listed_and_exists() -> None:
     added = {name: command for feature in FEATURES.values() for name, command in feature.commands.items()}
     assert added.keys() <= COMMANDS.keys()  # `after` names a command of the core
     assert all(callable(load(command)) for command in added.values())
+
+
+def test_every_option_of_a_feature_is_one_of_its_command() -> None:
+    for feature in FEATURES.values():
+        for name, option in feature.options.items():
+            shown = [param.name for param in main.load(name).params]
+            assert shown[shown.index(option.after) + 1] in inspect.get_annotations(load(option))
 
 
 @pytest.mark.slow

@@ -8,13 +8,13 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.health import links, outliers
-from launcher.health.measures import MARK, Measure, NodeReport, read
-from launcher.health.problem import Problem
-from launcher.health.rounds import MOST_ROUNDS, rounds, timetable
-from launcher.health.table import WIDTH, table
-from launcher.health.verdict import Finding, Network, judge
-from launcher.run.bench import BenchResult
+from launcher.features.bench.health import links, outliers
+from launcher.features.bench.health.measures import MARK, Measure, NodeReport, read
+from launcher.features.bench.health.problem import Problem
+from launcher.features.bench.health.rounds import MOST_ROUNDS, rounds, timetable
+from launcher.features.bench.health.table import WIDTH, table
+from launcher.features.bench.health.verdict import Finding, Network, judge
+from launcher.features.bench.run import BenchResult
 
 A100 = "NVIDIA A100-SXM4-80GB"
 NODES = tuple("abcdefgh")

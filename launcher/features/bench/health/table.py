@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from launcher.health.measures import BANDWIDTH, LATENCY, Measure
-from launcher.health.verdict import Finding, figure
+from launcher.features.bench.health.measures import BANDWIDTH, LATENCY, Measure
+from launcher.features.bench.health.verdict import Finding, figure
 
 WIDTH = 80
 _CELL = 8

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.container_scripts import bench_parts
+from launcher.features.bench.container_scripts import bench_parts
 
 
 @pytest.mark.parametrize(

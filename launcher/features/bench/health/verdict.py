@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import median
 
-from launcher.health import links, outliers
-from launcher.health.links import Slow
-from launcher.health.measures import BANDWIDTH, LATENCY, Measure, NodeReport
-from launcher.health.peaks import REACHED, peak
-from launcher.health.problem import Problem, plain
+from launcher.features.bench.health import links, outliers
+from launcher.features.bench.health.links import Slow
+from launcher.features.bench.health.measures import BANDWIDTH, LATENCY, Measure, NodeReport
+from launcher.features.bench.health.peaks import REACHED, peak
+from launcher.features.bench.health.problem import Problem, plain
 
 DIFFER = 1.5  # factor between two parts without any other to compare
 FACTOR_READING, DIFFER_READING = 1.5, 2.0  # storage is often shared

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher import container_scripts
+from launcher.features.bench import container_scripts
 from launcher.node.process.engine import ProcessEngine
 from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
 from tests.bed import faults
@@ -23,6 +23,7 @@ from tests.e2e.cli import Cli, bed_job
 from tests.e2e.scene import Scene
 
 pytestmark = pytest.mark.timeout(300)
+SCRIPTS = Path(container_scripts.__file__).parent
 
 
 def job(cli: Cli, nodes: int) -> Path:
@@ -103,7 +104,7 @@ def is_rank(pid: str, rank: int, cli: Cli) -> bool:
 @pytest.mark.ci
 def test_a_paused_node_exits_instead_of_reporting_what_it_measured(tmp_path: Path) -> None:
     for name in ("bench_node.py", "bench_links.py", "bench_parts.py"):
-        script = container_scripts.text(name).decode()
+        script = (SCRIPTS / name).read_text()
         (tmp_path / name).write_text(script.replace("PAUSED = 10.0", "PAUSED = 2.0"))
     times = {"join": 60, "local": 60, "read": 0, "pair": 0, "together": 0}
     spec = {"times": times, "rounds": [], "paths": [], "gpus": False, "precision": "none"}
@@ -190,3 +191,22 @@ def test_an_image_without_python_is_known_before_the_measurement(bed_cli: Cli, b
     done = bed_cli("doctor", bed_cli.job(**one), "--bench", code=4)
     assert "error image python-less: has no Python, which --bench needs" in done.stderr
     bed.docker(node, "rmi", "python-less")
+
+
+@pytest.mark.bed
+def test_bench_uses_the_image_that_the_lock_file_pins(bed_cli: Cli) -> None:
+    path = bed_cli.job("pinned", **bed_job(image={"base": "launcher-bed-train"}, run={"command": ["true"]}))
+    path.with_suffix(".lock.json").write_text("{}")
+    refused = bed_cli("doctor", path, "--bench", "--minutes", "0.1", code=2)
+    assert "pinned.lock.json" in refused.stderr
+
+
+@pytest.mark.bed
+def test_the_nodes_of_the_bed_are_measured(bed_cli: Cli, bed: Bed) -> None:
+    path = bed_cli.job("bench", **bed_job(run={"command": ["true"]}))
+    done = bed_cli("doctor", path, "--bench", "--minutes", "0.3", "--json", code=None)
+    report = json.loads(done.stdout)
+    faulty = [found for found in report["bench"]["findings"] if not found["undecided"]]
+    assert done.returncode == (3 if faulty else 0)  # a busy machine may have a slow node
+    assert {measure["node"] for measure in report["bench"]["measures"]} == {node.alias for node in bed.nodes[:2]}
+    assert bed.wait_clean(home=True) == []

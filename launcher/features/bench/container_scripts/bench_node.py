@@ -1,7 +1,7 @@
 """python3 bench_node.py SPEC: `launcher doctor --bench` on one node; prints a line with MARK and JSON per measurement.
 
-SPEC is a JSON object: rounds (of pairs of ranks), times (seconds of each phase, launcher/health/rounds.py), paths to
-read, precision, gpus (whether the job uses GPUs). The nodes agree once, through a store on rank 0, on the participants
+SPEC is a JSON object: rounds (of pairs of ranks), times (seconds of each phase, health/rounds.py), paths to read,
+precision, gpus (whether the job uses GPUs). The nodes agree once, through a store on rank 0, on the participants
 and a start time; then each follows the timetable by its own clock, so that the loss of any node, including rank 0,
 affects only its own measurements. Runs in the job's image with torch and Python 3.8.
 """
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 BEGAN = time.monotonic()  # torch takes seconds to import
 os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of nvidia-smi
 if TYPE_CHECKING:
-    from launcher.container_scripts import bench_links as links
-    from launcher.container_scripts import bench_parts as parts
+    from launcher.features.bench.container_scripts import bench_links as links
+    from launcher.features.bench.container_scripts import bench_parts as parts
 else:
     import bench_links as links
     import bench_parts as parts

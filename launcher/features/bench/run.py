@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from launcher import container_scripts
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed, NodeUnfit
-from launcher.health import machine, measures, verdict
-from launcher.health.machine import MachineState, Problem
-from launcher.health.measures import Measure, NodeReport
-from launcher.health.rounds import Timetable, minutes_needed, rounds, timetable
-from launcher.health.verdict import Finding, Network
+from launcher.features.bench.health import machine, measures, verdict
+from launcher.features.bench.health.machine import MachineState, Problem
+from launcher.features.bench.health.measures import Measure, NodeReport
+from launcher.features.bench.health.rounds import Timetable, minutes_needed, rounds, timetable
+from launcher.features.bench.health.verdict import Finding, Network
 from launcher.job.models import Job
 from launcher.model import labels
 from launcher.model.container import Phase
@@ -39,6 +38,7 @@ from launcher.run.exec_shell import temporary_run
 from launcher.run.gpus import with_claims
 from launcher.run.prepare import inspect_image
 
+_SCRIPTS = Path(__file__).with_name("container_scripts")
 _PROGRAMS = ("bench_node.py", "bench_links.py", "bench_parts.py")
 _POLL = 2.0  # seconds between two polls of a node
 _SETUP = 5.0  # seconds of the given time that the checks before it may take
@@ -102,7 +102,7 @@ def bench(job: Job, fleet: Fleet, seconds: float, unfit: Mapping[str, str], log:
     alone = {"nodes": entries, "spares": None, "timeout": limit, "secrets": (), "processes": 1}
     with tempfile.TemporaryDirectory() as folder:
         for name in _PROGRAMS:
-            Path(folder, name).write_bytes(container_scripts.text(name))
+            Path(folder, name).write_bytes((_SCRIPTS / name).read_bytes())
         code = snapshot(Path(folder))
     log(f"measuring {len(names)} nodes, {times.total(len(turns)) / 60:.1f} minutes at most")
     observed = dict(zip(names, map(_Observed, only.each(_machine_state)), strict=True))

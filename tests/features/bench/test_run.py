@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from launcher.errors import NodeUnreachable
-from launcher.health import measures
-from launcher.health.gpu import GpuState, Process
-from launcher.health.machine import MachineState
+from launcher.features.bench import run
+from launcher.features.bench.health import measures
+from launcher.features.bench.health.gpu import GpuState, Process
+from launcher.features.bench.health.machine import MachineState
 from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import Gpu
-from launcher.run import bench
 
 ENDED = ContainerState("c", "c", "", {}, Phase.EXITED, exit_code=0)
 
@@ -39,13 +39,13 @@ class Engine:
 def test_a_node_that_misses_one_or_two_queries_is_not_lost(
     silent: int, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "_POLL", 0.3)
-    monkeypatch.setattr(bench, "_SILENT", 2.0)
+    monkeypatch.setattr(run, "_POLL", 0.3)
+    monkeypatch.setattr(run, "_SILENT", 2.0)
     container = SimpleNamespace(output_dir="/output", name="c")
     plan: Any = SimpleNamespace(on=lambda _: SimpleNamespace(container=container, node="gpu-a", rank=0))
     fleet: Any = SimpleNamespace(engines=[Engine(silent)])
-    observed = bench._Observed(MachineState())
-    bench._follow(fleet, plan, {"gpu-a": observed}, 20)
+    observed = run._Observed(MachineState())
+    run._follow(fleet, plan, {"gpu-a": observed}, 20)
     assert observed.ended is ended
     assert observed.text == (b"all output" if ended else b"")
     assert observed.problem == ("" if ended else "no answer")
@@ -55,10 +55,10 @@ def test_processes_on_a_gpu_that_is_not_measured_are_not_reported() -> None:
     users = (Process(42, "python3", 9000),)
     states = tuple(GpuState(index, f"GPU-{index}", processes=users) for index in range(2))
     node: Any = SimpleNamespace(gpus=tuple(Gpu(index, f"GPU-{index}", "", 0, "") for index in range(2)))
-    observed = {"gpu-a": bench._Observed(MachineState(gpus=states))}
-    (found,) = bench._problems(observed, {"gpu-a": (node, ("GPU-1",))})
+    observed = {"gpu-a": run._Observed(MachineState(gpus=states))}
+    (found,) = run._problems(observed, {"gpu-a": (node, ("GPU-1",))})
     assert (found.part, found.what) == ("GPU 1", "in use by python3 (pid 42, 9000 MiB)")
-    assert bench._problems(observed, {"gpu-a": (node, ())}) == []
+    assert run._problems(observed, {"gpu-a": (node, ())}) == []
 
 
 @pytest.mark.parametrize("value", ["9" * 400, "NaN", "1e999", '"x"', "[1]", "[" * 5000, "null"], ids=range(7))

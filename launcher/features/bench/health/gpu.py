@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.faults.table import RESET
-from launcher.health.problem import Problem, number, plain
+from launcher.features.bench.health.problem import Problem, number, plain
 
 # docs.nvidia.com/deploy/nvml-api, NvmlClocksEventReasons; the fixes require physical access to the machine
 _REASONS = {

@@ -1,6 +1,6 @@
 """Hardware state of machines: recorded output of nvidia-smi and sysfs, read by the script, and the problems found.
 
-Each file in tests/unit/health names its source. Recorded sysfs files are placed in a folder that replaces /sys.
+Each file in health/ names its source. Recorded sysfs files are placed in a folder that replaces /sys.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.health import machine
-from launcher.health.machine import LinkState, MachineState, between, parse, problems
+from launcher.features.bench.health import machine
+from launcher.features.bench.health.machine import LinkState, MachineState, between, parse, problems
 
 RECORDED = Path(__file__).parent / "health"
 GPUS = sorted(path.stem for path in RECORDED.glob("gpu_*.xml"))

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.health import gpu, infiniband
-from launcher.health.gpu import GpuState
-from launcher.health.infiniband import Port, common
-from launcher.health.problem import Problem, number, plain
+from launcher.features.bench.health import gpu, infiniband
+from launcher.features.bench.health.gpu import GpuState
+from launcher.features.bench.health.infiniband import Port, common
+from launcher.features.bench.health.problem import Problem, number, plain
 
 __all__ = ["LinkState", "MachineState", "Problem", "between", "parse", "problems", "script"]
 

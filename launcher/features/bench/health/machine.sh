@@ -1,4 +1,4 @@
-# Prints the state of GPUs, InfiniBand ports and the link for launcher.health.machine. POSIX sh and coreutils, no root.
+# Prints the state of GPUs, InfiniBand ports and the link for launcher.features.bench.health.machine. POSIX sh and coreutils, no root.
 # $1: the interface chosen by the plan, or empty; $2: the folder that contains sys, for tests.
 # Sections start with "@@name". The script writes no files.
 LC_ALL=C

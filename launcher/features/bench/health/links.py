@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launcher.health.outliers import FACTOR, far_above, far_below
+from launcher.features.bench.health.outliers import FACTOR, far_above, far_below
 
 Edge = tuple[str, str]  # from, to
 SENDS, RECEIVES, ANSWERS = "sends", "receives", "latency"

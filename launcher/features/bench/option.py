@@ -1,0 +1,80 @@
+"""The options of `launcher doctor`, and the output: a table, then a line for each abnormal part."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from launcher.cli.doctor import Examination, Examined
+from launcher.cli.terminal import Reporter
+from launcher.errors import UsageError
+from launcher.features.bench import run
+from launcher.features.bench.health.measures import ALL_REDUCE
+from launcher.features.bench.health.table import DIFFERS, ODD, table
+from launcher.features.bench.health.verdict import figure
+from launcher.features.bench.run import BenchResult
+from launcher.job.models import Job
+from launcher.model.plan import plain
+from launcher.node.connect import Fleet
+
+
+def options(
+    job: Job | None,
+    on: str | None,
+    *,
+    bench: Annotated[
+        bool,
+        typer.Option("--bench", help="Measure the parts of each node in the job's image and report slow ones."),
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option(metavar="N", min=0.1, max=60.0, help="Time limit of --bench, in minutes.")
+    ] = 2.0,
+) -> Examination | None:
+    """With --bench, the exit code is also 3 if a part is slow. Of two parts that
+    differ, --bench blames neither: that is a warning.
+    """
+    if not bench:
+        return None
+    # Its containers load the machines, and are removed as after a Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if job is None:
+        raise UsageError("--bench", "needs a job file: the job's nodes are measured in the job's image")
+    if on is not None:
+        raise UsageError(f"--on {on}", "does not support --bench", f"launcher doctor JOB --on {on}")
+    return partial(_examine, job, time.monotonic() + 60 * minutes)
+
+
+def _examine(job: Job, until: float, fleet: Fleet, unfit: Mapping[str, str]) -> Examined:
+    found = run.bench(job, fleet, max(until - time.monotonic(), 0.0), unfit, Reporter().log)
+    return Examined("bench", plain(found), found.faulty or not found.nodes, partial(_show, found))
+
+
+def _show(examined: BenchResult, console: Console) -> None:
+    for node, why in examined.skipped.items():
+        console.print(f"[yellow]skipped[/] {escape(f'{node}: {why}')}")
+    console.print()
+    for line in table(examined.nodes, examined.measures, examined.findings):
+        console.print(_marked(line))
+    for measure in examined.measures:
+        if measure.kind == ALL_REDUCE:
+            console.print(f"all-reduce over all nodes: {figure(measure.value)} {measure.unit} bus bandwidth")
+    for note in examined.notes:
+        console.print(escape(f"note: {note}"))
+    console.print()
+    for finding in examined.findings:
+        sign = f"[yellow]{DIFFERS} warning:[/]" if finding.undecided else f"[bold red]{ODD}[/]"
+        console.print(f"{sign} {escape(finding.line)}")
+    if examined.nodes and not examined.findings:
+        console.print("no part is slower than comparable parts")
+
+
+def _marked(line: str) -> str:
+    line = escape(line)
+    return line.replace(ODD, f"[bold red]{ODD}[/]").replace(DIFFERS, f"[yellow]{DIFFERS}[/]")
