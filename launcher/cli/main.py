@@ -41,7 +41,6 @@ CORE: dict[str, tuple[str, str, str]] = {
     "down": ("launcher.cli.down", "down", "Stop a run and remove its containers from every node."),
     "clean": ("launcher.cli.clean", "clean", "Remove leftovers of old runs from nodes."),
     "image": ("launcher.cli.image", "image", "Build, verify, ship and list images."),
-    "data": ("launcher.cli.data", "data", "Copy data to nodes; list, verify and remove copies."),
     "schema": ("launcher.cli.plan", "schema", "Print the JSON Schema of the job file."),
 }
 

@@ -43,7 +43,23 @@ class Option:
     after: str  # the parameter of the command that precedes them in --help
 
 
-def load(entry: Command | Export | Option) -> Any:
+@dataclass(frozen=True)
+class Step:
+    """A step between image and plan, for jobs that have a key: of type launcher.run.prepare.Step."""
+
+    module: str
+    attribute: str
+
+
+@dataclass(frozen=True)
+class JobCheck:
+    """A check of doctor, for jobs that have a key: of type launcher.run.doctor.JobCheck."""
+
+    module: str
+    attribute: str
+
+
+def load(entry: Command | Export | JobCheck | Option | Step) -> Any:
     """Import what an entry names."""
     return getattr(importlib.import_module(entry.module), entry.attribute)
 
@@ -55,6 +71,8 @@ class Feature:
     commands: Mapping[str, Command] = field(default_factory=dict)
     exports: Mapping[str, Export] = field(default_factory=dict)
     options: Mapping[str, Option] = field(default_factory=dict)  # by command
+    steps: Mapping[str, Step] = field(default_factory=dict)  # by key of the job file
+    checks: Mapping[str, JobCheck] = field(default_factory=dict)  # by key of the job file
 
 
 FEATURES: Mapping[str, Feature] = {
@@ -68,6 +86,18 @@ FEATURES: Mapping[str, Feature] = {
                 after="tensorboard",
             )
         }
+    ),
+    "data": Feature(
+        commands={
+            "data": Command(
+                "launcher.features.data.command",
+                "data",
+                "Copy data to nodes; list, verify and remove copies.",
+                after="image",
+            )
+        },
+        steps={"data": Step("launcher.features.data.job", "bring_data")},
+        checks={"data": JobCheck("launcher.features.data.job", "check_data")},
     ),
     "kubernetes": Feature(
         exports={

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from typing import TypeAlias
 
-from launcher import errors
+from launcher import errors, features
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit
 from launcher.image import cuda
 from launcher.image.cuda import explained
@@ -30,11 +31,11 @@ from launcher.node.parallel import run_all, run_all_settled
 from launcher.planning import checks, gpu_checks
 from launcher.planning.checks import Check, Level
 from launcher.planning.rendezvous import choose, is_tunnel
-from launcher.run.data import check_data
 from launcher.run.gpus import with_claims
 from launcher.run.prepare import preview
 from launcher.run.reachability import TIMEOUT, probe_master, reach_node
 
+JobCheck: TypeAlias = Callable[[Job, Sequence[Engine]], Iterator[Check]]  # of a feature
 _NAMES: dict[type[LauncherError], str] = {
     errors.HostKeyUnknown: "host key",
     errors.HostKeyChanged: "host key",
@@ -129,8 +130,11 @@ def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFa
         if job.runtime == "docker" and len(facts) > 1:
             yield from _between(job, fleet, facts)
         yield from _same_data(job, fleet)
-    if job is not None and job.data:
-        yield from check_data(job, [engine for engine, _ in usable])
+    for feature in features.FEATURES.values() if job is not None else ():
+        for key in feature.checks:
+            if job is not None and getattr(job, key):
+                check: JobCheck = features.load(feature.checks[key])
+                yield from check(job, [engine for engine, _ in usable])
 
 
 def _peers(usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
+from launcher import features
 from launcher.image import cuda
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, image_store
@@ -24,10 +26,12 @@ from launcher.planning.build import Prepared, build
 from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
-from launcher.run.data import bring_data
 from launcher.run.gpus import assume_idle, uses_gpus, with_claims
 from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
+
+# A step of a feature. Returns the facts that the plan is made from. Raises LauncherError.
+Step: TypeAlias = Callable[[Job, Fleet, Sequence[NodeFacts], Log, OnProgress], list[NodeFacts]]
 
 
 def prepare(
@@ -47,8 +51,11 @@ def prepare(
         partial(make_image, job, fleet, facts, log, on_progress, lock_file),
         partial(choose_rendezvous, job, fleet, facts),
     )
-    if job.data:
-        ready = bring_data(job, fleet, ready, log, on_progress)
+    for feature in features.FEATURES.values():
+        for key in feature.steps:
+            if getattr(job, key):
+                step: Step = features.load(feature.steps[key])
+                ready = step(job, fleet, ready, log, on_progress)
     return Prepared(ready, image, rendezvous)
 
 

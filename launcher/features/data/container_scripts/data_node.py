@@ -1,6 +1,6 @@
 """One node's part in copying a data set: reads the source, stores and forwards received data, or verifies a copy.
 
-The launcher starts this on every node of a transfer (launcher/data/worker.py), in a container of the job's image, or
+The launcher starts this on every node of a transfer (worker.py), in a container of the job's image, or
 without one on its own machine. stdin: a line of JSON with the order, a second one with the neighbour to send to; this
 process exits at the end of stdin. stdout: lines of JSON, a report at least every REPORT seconds; the last one has the
 key `end`. Pieces are sent from node to node in order; each node forwards a piece when it has received it.
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.container_scripts import data_store as store
-    from launcher.container_scripts import data_tree as tree
-    from launcher.container_scripts import data_wire as wire
+    from launcher.features.data.container_scripts import data_store as store
+    from launcher.features.data.container_scripts import data_tree as tree
+    from launcher.features.data.container_scripts import data_wire as wire
 else:
     import data_store as store
     import data_tree as tree

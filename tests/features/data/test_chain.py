@@ -23,10 +23,9 @@ from typing import Any
 
 import pytest
 
-from launcher import container_scripts
-from launcher.data import worker
-from launcher.data.certificates import certificates
 from launcher.errors import LauncherError
+from launcher.features.data import container_scripts, worker
+from launcher.features.data.certificates import certificates
 from launcher.node.machine import LocalMachine
 from tests.ports import free_port
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.container_scripts.data_tree import PIECE, RefusedError
+    from launcher.features.data.container_scripts.data_tree import PIECE, RefusedError
 else:
     from data_tree import PIECE, RefusedError
 

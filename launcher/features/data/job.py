@@ -1,4 +1,4 @@
-"""Copy a job's data sets to its nodes before the run is created, and check the copies."""
+"""The key `data` of a job: copy the data sets to its nodes before the run is created, and check the copies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from launcher.data.distribution import Node, distribute, has_source
-from launcher.data.locations import Copy, copies, parse_source, root_of
 from launcher.errors import LauncherError
+from launcher.features.data.distribution import Node, distribute, has_source
+from launcher.features.data.locations import Copy, copies, parse_source, root_of
 from launcher.job.models import Job
 from launcher.job.settings import read_settings
 from launcher.model.container import DataSet, Mount

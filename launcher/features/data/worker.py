@@ -9,9 +9,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from launcher import container_scripts
 from launcher.errors import DataFailed, LauncherError
 from launcher.faults import disk
 from launcher.model import checked
@@ -23,6 +23,7 @@ from launcher.node.machine import CommandStream, Machine
 START_TIMEOUT = 120.0
 LIST_TIMEOUT = 3600.0  # seconds to list the files of a source: there may be millions on a slow disk
 _LONGEST = 1 << 20  # bytes of a message, which may name all damaged files
+_SCRIPTS = Path(__file__).with_name("container_scripts")
 _MODULES = ("data_tree", "data_store", "data_wire", "data_node")
 # The first line of stdin has the modules; data_node reads the rest
 _BOOT = """
@@ -98,7 +99,7 @@ class Worker:
         self._rest, self._stderr, self.heard = b"", b"", time.monotonic()  # heard: time of its last output
         self.counted = {"sent": 0, "received": 0}  # bytes
         self._stream: CommandStream = machine.open(argv)
-        modules = [(name, container_scripts.text(f"{name}.py").decode()) for name in _MODULES]
+        modules = [(name, (_SCRIPTS / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
         self.send(modules)
         self.send(order)
 

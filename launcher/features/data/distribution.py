@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from launcher.data.locations import Source, copies, copy_path, resolve_source, root_of, shared
-from launcher.data.push import Delivered, Endpoint, Origin, push
 from launcher.errors import DataFailed, NodesFailed
+from launcher.features.data.locations import Source, copies, copy_path, resolve_source, root_of, shared
+from launcher.features.data.push import Delivered, Endpoint, Origin, push
 from launcher.job.settings import read_settings
 from launcher.model.facts import NodeFacts
 from launcher.model.progress import Log, OnProgress

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.container_scripts import data_tree as tree
-from launcher.container_scripts.data_tree import Entry, RefusedError
+from launcher.features.data.container_scripts import data_tree as tree
+from launcher.features.data.container_scripts.data_tree import Entry, RefusedError
 
 NAMES = st.binary(min_size=1, max_size=12).filter(
     lambda name: not {b"/"[0], 0} & set(name) and name not in (b".", b"..")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.container_scripts import data_tree as tree
+    from launcher.features.data.container_scripts import data_tree as tree
 else:
     import data_tree as tree
 

@@ -12,23 +12,28 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from launcher.cli.data import _pushed, _table
-from launcher.data.distribution import Distributed
-from launcher.data.locations import Copy, Source, copies, is_network, parse_source, remove, root_of, select, shared
-from launcher.data.push import Delivered
-from launcher.errors import DataFailed, JobInvalid, NodeUnfit, UsageError
-from launcher.job.dump import dump_job
-from launcher.job.loader import parse_job
+from launcher.errors import DataFailed, NodeUnfit, UsageError
+from launcher.features.data.command import _pushed, _table
+from launcher.features.data.distribution import Distributed
+from launcher.features.data.job import check_data_set
+from launcher.features.data.locations import (
+    Copy,
+    Source,
+    copies,
+    is_network,
+    parse_source,
+    remove,
+    root_of,
+    select,
+    shared,
+)
+from launcher.features.data.push import Delivered
 from launcher.job.settings import Settings
 from launcher.model.container import DataSet
 from launcher.model.limits import DEFAULT_LIMITS
 from launcher.node.engine import Engine
 from launcher.node.process.engine import ProcessEngine
 from launcher.planning.checks import Level
-from launcher.planning.offline import offline
-from launcher.run.data import check_data_set
-
-JOB = "name: x\nimage: {ref: y}\nnodes: [a, b]\nrun: {module: train}\n"
 
 
 def test_a_source_is_local_or_on_another_machine(tmp_path: Path) -> None:
@@ -38,36 +43,6 @@ def test_a_source_is_local_or_on_another_machine(tmp_path: Path) -> None:
     for wrong in ("gpu-a:data", "./cats", ""):
         with pytest.raises(UsageError):
             parse_source(wrong, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("data", "line", "text"),
-    [
-        ("data: ./pets", 5, "expected a mapping"),
-        ("data:\n  pets: ./pets", 6, "expected {from: SOURCE, at: /path}"),
-        ("data:\n  pets: {from: ./pets, to: /pets}", 6, "expected {from: SOURCE, at: /path}"),
-        ("data:\n  pets: {from: 'a:b', at: /pets}", 6, "absolute path after the host"),
-        ("data:\n  pets: {from: ./pets, at: pets}", 6, "pets"),
-        ("data:\n  ../x: {from: ./pets, at: /pets}", 6, "short name"),
-        ("data:\n  pets: {from: ./pets, at: /output}", 6, "is the run's output folder"),
-        ("data:\n  pets: {from: ./pets, at: /d}\n  cats: {from: ./cats, at: /d}", 7, "is the target of pets"),
-        ("mounts: {/x: /d}\ndata:\n  pets: {from: ./pets, at: /d}", 7, "is the target of /x"),
-        ("data:\n  pets: {from: ./pets, at: /workspace}", 6, "would hide the code"),
-    ],
-)
-def test_a_wrong_data_key_is_refused_with_its_line(data: str, line: int, text: str) -> None:
-    with pytest.raises(JobInvalid) as refused:
-        parse_job(JOB + data + "\n", "job.yaml")
-    assert f"job.yaml:{line}" in str(refused.value)
-    assert text in str(refused.value)
-
-
-def test_data_is_written_as_it_is_read_and_mounted_read_only() -> None:
-    job = parse_job(JOB + "data: {pets: {from: 'gpu-a:/pets', at: /data/pets}}\n", "job.yaml")
-    assert job.data == (DataSet("pets", "gpu-a:/pets", "/data/pets"),)
-    assert parse_job(dump_job(job), "again.yaml").data == job.data
-    mount = offline(job, "code").nodes[1].container.mounts[-1]
-    assert (mount.target, mount.read_only) == ("/data/pets", True)
 
 
 @pytest.mark.parametrize(("kind", "network"), [("ext2/ext3", False), ("xfs", False), ("nfs4", True), ("fuseblk", True)])

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeGuard
 
-from launcher.data import worker
-from launcher.data.certificates import certificates
-from launcher.data.locations import Source
-from launcher.data.worker import Worker, failure
 from launcher.errors import DataFailed, LauncherError, NodeUnreachable
+from launcher.features.data import worker
+from launcher.features.data.certificates import certificates
+from launcher.features.data.locations import Source
+from launcher.features.data.worker import Worker, failure
 from launcher.model.container import Mount
 from launcher.model.facts import NodeFacts
 from launcher.model.home import cache_folder

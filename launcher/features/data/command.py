@@ -19,10 +19,10 @@ from launcher.cli import completion, options, terminal
 from launcher.cli.commands import Command, Group
 from launcher.cli.long_work import LongWork
 from launcher.cli.terminal import Reporter
-from launcher.data.distribution import Distributed, Node, distribute, with_image_of_copy
-from launcher.data.locations import Copy, copies, parse_source, remove, root_of, select
-from launcher.data.push import verify as verify_copy
 from launcher.errors import DataFailed, LauncherError, NodesFailed, UsageError
+from launcher.features.data.distribution import Distributed, Node, distribute, with_image_of_copy
+from launcher.features.data.locations import Copy, copies, parse_source, remove, root_of, select
+from launcher.features.data.push import verify as verify_copy
 from launcher.image.image_locations import image_store
 from launcher.job.settings import read_settings
 from launcher.node.connect import Fleet, connect

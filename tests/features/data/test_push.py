@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from launcher.data import certificates, worker
-from launcher.data import push as push_
-from launcher.data.locations import Source
-from launcher.data.push import Delivered, Endpoint, Origin, push, verify
 from launcher.errors import DataFailed
+from launcher.features.data import certificates, worker
+from launcher.features.data import push as push_
+from launcher.features.data.locations import Source
+from launcher.features.data.push import Delivered, Endpoint, Origin, push, verify
 from launcher.model.container import Mount
 from launcher.model.facts import NodeFacts
 from launcher.model.progress import no_progress
