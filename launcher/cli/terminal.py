@@ -117,7 +117,8 @@ class Reporter:
     def log(self, text: str) -> None:
         if not interactive():
             try:
-                print(f"launcher: {escaped(text)}", file=sys.stderr, flush=True)
+                sys.stderr.write(f"launcher: {escaped(text)}\n")  # one write, or the exit comes between the two
+                sys.stderr.flush()
             except OSError:  # without a reader, or a full disk
                 discard(sys.stderr)
             return
