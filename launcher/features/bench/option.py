@@ -12,14 +12,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from launcher.cli import terminal
 from launcher.cli.doctor import Examination, Examined
 from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 from launcher.features.bench import run
 from launcher.features.bench.health.measures import ALL_REDUCE
-from launcher.features.bench.health.table import DIFFERS, ODD, table
 from launcher.features.bench.health.verdict import figure
 from launcher.features.bench.run import BenchResult
+from launcher.features.bench.table import DIFFERS, ODD, WIDTH, table
 from launcher.job.models import Job
 from launcher.model.plan import plain
 from launcher.node.connect import Fleet
@@ -60,8 +61,9 @@ def _show(examined: BenchResult, console: Console) -> None:
     for node, why in examined.skipped.items():
         console.print(f"[yellow]skipped[/] {escape(f'{node}: {why}')}")
     console.print()
-    for line in table(examined.nodes, examined.measures, examined.findings):
-        console.print(_marked(line))
+    wide = terminal.console(soft_wrap=False)
+    wide.width = max(wide.width, WIDTH)  # a narrow terminal breaks lines, where rich would leave out marks
+    wide.print(table(examined.nodes, examined.measures, examined.findings))
     for measure in examined.measures:
         if measure.kind == ALL_REDUCE:
             console.print(f"all-reduce over all nodes: {figure(measure.value)} {measure.unit} bus bandwidth")
@@ -69,12 +71,7 @@ def _show(examined: BenchResult, console: Console) -> None:
         console.print(escape(f"note: {note}"))
     console.print()
     for finding in examined.findings:
-        sign = f"[yellow]{DIFFERS} warning:[/]" if finding.undecided else f"[bold red]{ODD}[/]"
+        sign = f"{DIFFERS} [yellow]warning:[/]" if finding.undecided else ODD
         console.print(f"{sign} {escape(finding.line)}")
     if examined.nodes and not examined.findings:
         console.print("no part is slower than comparable parts")
-
-
-def _marked(line: str) -> str:
-    line = escape(line)
-    return line.replace(ODD, f"[bold red]{ODD}[/]").replace(DIFFERS, f"[yellow]{DIFFERS}[/]")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from launcher.features.bench.health import links, outliers
 from launcher.features.bench.health.measures import MARK, Measure, NodeReport, read
 from launcher.features.bench.health.problem import Problem
 from launcher.features.bench.health.rounds import MOST_ROUNDS, rounds, timetable
-from launcher.features.bench.health.table import WIDTH, table
 from launcher.features.bench.health.verdict import Finding, Network, judge
 from launcher.features.bench.run import BenchResult
+from launcher.features.bench.table import WIDTH, table
 
 A100 = "NVIDIA A100-SXM4-80GB"
 NODES = tuple("abcdefgh")
@@ -264,7 +266,9 @@ def test_the_table_has_80_columns_and_marks_outliers() -> None:
     ]
     measures += [Measure(one, "bandwidth", "", 10, "Gb/s", to=to) for one, to in itertools.permutations(nodes, 2)]
     measures += [Measure(one, "latency", "", 48, "us", to=to) for one, to in itertools.combinations(nodes, 2)]
-    found = table(nodes, measures, verdict(measures))
+    console = Console(width=WIDTH, file=io.StringIO())
+    console.print(table(nodes, measures, verdict(measures)))
+    found = console.file.getvalue().splitlines()
     assert all(len(line) <= WIDTH for line in found)
     assert [line.count("!") for line in found] == [0, 0, 0, 0, 1, 0]
     assert "30.0!" in found[4]

@@ -1,35 +1,38 @@
-"""The table of a benchmark: nodes x measures, at most 80 columns wide, with outliers marked. Pure."""
+"""The table of a benchmark: nodes x measures, at most 80 columns wide, with outliers marked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from rich.markup import escape
+from rich.table import Table
+
 from launcher.features.bench.health.measures import BANDWIDTH, LATENCY, Measure
 from launcher.features.bench.health.verdict import Finding, figure
 
 WIDTH = 80
 _CELL = 8
-ODD, DIFFERS = "!", "?"
+ODD, DIFFERS = "[bold red]![/]", "[yellow]?[/]"
 _ORDER = ("matmul", "memory", "copy", "to GPU", "from GPU", "peer", "read", "sends", "receives", "latency")
 _SHORT = {"from GPU": "to host", "receives": "receive", "sends": "send"}
 
 
-def table(nodes: Sequence[str], measures: Sequence[Measure], findings: Sequence[Finding]) -> list[str]:
+def table(nodes: Sequence[str], measures: Sequence[Measure], findings: Sequence[Finding]) -> Table:
     """Return the table, one row per node: the slowest of its GPUs or mounts, the median of its pairs."""
     columns = [kind for kind in _ORDER if _values(kind, measures)]
-    first = max(WIDTH - _CELL * len(columns), 6)
-    units = {kind: _values(kind, measures)[0][1] for kind in columns}
-    rows = [["", *(_SHORT.get(kind, kind) for kind in columns)], ["", *(units[kind] for kind in columns)]]
+    made = Table(box=None, padding=0, pad_edge=False, header_style="")
+    made.add_column(max_width=max(WIDTH - _CELL * len(columns), 6), no_wrap=True)
+    for kind in columns:
+        unit = _values(kind, measures)[0][1]
+        made.add_column(f"{_SHORT.get(kind, kind)}\n{unit}", justify="right", min_width=_CELL - 1, no_wrap=True)
+        made.add_column(width=1)  # the mark
     for node in nodes:
-        cells = [_cell(node, kind, measures, findings) for kind in columns]
-        rows.append([node if len(node) <= first else f"{node[: first - 1]}~", *cells])
-    width = min(first, max(len(row[0]) for row in rows))
-    marked = [[f"{cell} " if cell[-1:] not in (ODD, DIFFERS) else cell for cell in row[1:]] for row in rows]
-    return [
-        f"{row[0]:{width}}{''.join(f'{cell:>{_CELL}}' for cell in cells)}".rstrip()
-        for row, cells in zip(rows, marked, strict=True)
-    ]
+        row = [escape(node)]
+        for kind in columns:
+            row += [_cell(node, kind, measures), _mark(node, kind, findings)]
+        made.add_row(*row)
+    return made
 
 
 def _values(kind: str, measures: Sequence[Measure], node: str | None = None) -> list[tuple[float, str]]:
@@ -46,12 +49,12 @@ def _belongs(kind: str, measure: Measure, node: str | None) -> bool:
     return bool(ends()) if node is None else node in ends()
 
 
-def _cell(node: str, kind: str, measures: Sequence[Measure], findings: Sequence[Finding]) -> str:
+def _cell(node: str, kind: str, measures: Sequence[Measure]) -> str:
     found = [value for value, _ in _values(kind, measures, node)]
     if not found:
         return "-"
     of_pairs = kind in ("sends", "receives", "latency")
-    return figure(median(found) if of_pairs else min(found)) + _mark(node, kind, findings)
+    return figure(median(found) if of_pairs else min(found))
 
 
 def _mark(node: str, kind: str, findings: Sequence[Finding]) -> str:
