@@ -53,7 +53,7 @@ def plan(
     loaded = of_one_run(load(job))
     check_files(loaded, Path.cwd(), os.environ)
     listing = list_code(loaded, Path.cwd(), log)
-    check_options(loaded, listing.folder, listing.trainer)
+    check_options(loaded, listing.folder, listing.trainer, log)
     code = pack(listing, log)
     if offline:
         return assume(loaded, code.digest)

@@ -166,7 +166,7 @@ def inputs_of(job: Job, log: Log, *, bare: bool = False) -> Inputs:
     here = Path.cwd()
     check_files(job, here, os.environ)
     listing = list_code(job, here, log, bare=bare)
-    check_options(job, listing.folder, listing.trainer)
+    check_options(job, listing.folder, listing.trainer, log)
     secrets, messages = read_secrets(job, here, os.environ), list[str]()
     return Inputs(secrets, in_background(partial(pack, listing, messages.append, slow=log)), messages)
 

@@ -60,7 +60,7 @@ def plan(
         check_code(loaded, Path.cwd())
         log, cluster = terminal.Reporter().log, read_settings(os.environ).cluster(on)
         listing = list_code(loaded, Path.cwd(), log, bare=cluster.container == "none")
-        check_options(loaded, listing.folder, listing.trainer)
+        check_options(loaded, listing.folder, listing.trainer, log)
         pack(listing, log)
         typer.echo(script, nl=False)
         return

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import launcher
@@ -49,11 +49,12 @@ def _installed() -> Path:
     return Path(launcher.__file__).parent.with_name(TRAINER)  # sys.path may have another `train`
 
 
-def check_options(job: Job, folder: Path, added: Path | None) -> None:
+def check_options(job: Job, folder: Path, added: Path | None, log: Callable[[str], None]) -> None:
     """Check the options of the launcher's trainer, of each variant of a sweep, before anything is touched.
 
     folder: the job's code. added: the trainer, if it is added to the code. A trainer that the code brings is not run
     here, unless it is the installed one. The options of a model that is not the trainer's own are checked at the start.
+    log: called with a warning if the check itself fails; the start checks them again.
     Raises JobInvalid with the trainer's message, at the key of the option that it names.
     """
     brought = added is None and (folder / TRAINER).resolve() != _installed().resolve()
@@ -63,26 +64,43 @@ def check_options(job: Job, folder: Path, added: Path | None) -> None:
         argv = argv_of(variant.run.args)
         if argv and not argv[0].startswith("-"):  # another command of the package, such as pack
             continue
-        if message := _refusal(argv):
+        try:
+            message = _refusal(argv)
+        except NotCheckedError as error:
+            log(f"warning: the trainer's options were not checked: {error}")
+            return
+        if message:
             job.refuse([(_key(job, message), message)])
 
 
+class NotCheckedError(Exception):
+    """The trainer said nothing about its options; the message says why."""
+
+
 def _refusal(argv: tuple[str, ...]) -> str:
-    """Return the trainer's message about its options, "" if it accepts them."""
+    """Return the trainer's message about its options, "" if it accepts them. Raises NotCheckedError."""
     given = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}  # none of torchrun's
-    checked = subprocess.run(
-        [sys.executable, "-m", TRAINER, "--check", *argv],
-        cwd=_installed().parent,
-        env=given,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=CHECK_TIMEOUT,
-        check=False,
-    )
+    try:
+        checked = subprocess.run(
+            [sys.executable, "-m", TRAINER, "--check", *argv],
+            cwd=_installed().parent,
+            env=given,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=CHECK_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NotCheckedError(f"the check took longer than {CHECK_TIMEOUT:g} s") from None
+    except OSError as error:
+        raise NotCheckedError(f"{error.filename or sys.executable}: {error.strerror}") from error
     lines = checked.stderr.splitlines()
-    return next((line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)), "")
+    message = next((line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)), "")
+    if checked.returncode and not message:
+        raise NotCheckedError(lines[-1] if lines else f"exit code {checked.returncode}")
+    return message
 
 
 def _key(job: Job, message: str) -> KeyPath:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +20,7 @@ from launcher.errors import JobInvalid
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.records import snapshot as snapshots
+from launcher.records import trainer
 from launcher.records.code_files import CREDENTIALS, EMPTY, NEVER, LeftOut, code_files
 from launcher.records.snapshot import list_code, pack, snapshot
 from launcher.records.trainer import check_options, needed_trainer
@@ -141,16 +145,45 @@ def test_a_link_may_be_the_module_and_another_file_is_a_conflict(tmp_path: Path)
 def test_the_trainers_options_are_checked_before_the_start(tmp_path: Path, args: str, says: str) -> None:
     given = job("train", f"  args: {args}\n")
     with pytest.raises(JobInvalid, match=says):
-        check_options(given, tmp_path, ROOT / "train")
-    check_options(given, fill(tmp_path, "train/__main__.py"), None)  # another trainer, of the user
+        check_options(given, tmp_path, ROOT / "train", print)
+    check_options(given, fill(tmp_path, "train/__main__.py"), None, print)  # another trainer, of the user
 
 
 def test_the_trainers_options_are_those_of_each_variant(tmp_path: Path) -> None:
     variants = job("train", "sweep: [{data: x}, {data: y, lr: 0}]\n")
     with pytest.raises(JobInvalid, match=r"job\.yaml:6: sweep\.1\.lr: --lr 0\.0: must be greater than 0"):
-        check_options(variants, tmp_path, ROOT / "train")
-    check_options(job("train", "  args: [pack, data, out]\n"), tmp_path, ROOT / "train")
-    check_options(job("train", "  args: {data: x, arch: 'no.such.module:build'}\n"), tmp_path, ROOT / "train")
+        check_options(variants, tmp_path, ROOT / "train", print)
+    check_options(job("train", "  args: [pack, data, out]\n"), tmp_path, ROOT / "train", print)
+    check_options(job("train", "  args: {data: x, arch: 'no.such.module:build'}\n"), tmp_path, ROOT / "train", print)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "why"),
+    [
+        (trainer, "CHECK_TIMEOUT", 0.0, "the check took longer than 0 s"),
+        (sys, "executable", "/bin/sh/python", "/bin/sh/python: Not a directory"),
+        (sys, "executable", shutil.which("false"), "exit code 1"),
+    ],
+)
+def test_a_check_that_fails_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, value: Any, why: str
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(where, name, value)
+    check_options(job("train", "sweep: [{lr: 0}, {lr: 0}]\n"), tmp_path, ROOT / "train", lines.append)
+    assert lines == [f"warning: the trainer's options were not checked: {why}"]
+
+
+def test_the_trainers_options_are_checked_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    for path in ("numpy", "PIL", "torchvision"):
+        (tmp_path / f"{path}.py").write_text("raise ImportError")
+    command = [sys.executable, "-m", "train", "--check", "--data", "x"]
+    given = {"PYTHONPATH": str(tmp_path)}
+    assert subprocess.run(command, cwd=ROOT, env=given, check=False, timeout=60).returncode == 0
+    refused = [*command, "--batchsize", "8"]
+    done = subprocess.run(refused, cwd=ROOT, env=given, check=False, timeout=60, capture_output=True, text=True)
+    assert done.stderr == "train: error: --batchsize: no such option; closest: --batch-size\n"
 
 
 def test_code_and_trainer_have_a_digest_each(tmp_path: Path) -> None:
