@@ -160,7 +160,7 @@ def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) 
         for name, fake in cuda.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
         stack.enter_context(mock.patch.object(Tensor, "record_stream", _needs_no_stream))
-        stack.enter_context(mock.patch.object(Tensor, "is_cuda", True))
+        stack.enter_context(mock.patch.object(Tensor, "is_cuda", property(lambda tensor: True)))
         for name, fake in KERNELS.items():
             stack.enter_context(mock.patch.object(torch, name, fake))
         for target, fake in _patches().items():
