@@ -34,6 +34,7 @@ if WORKER not in ("", "gw0"):  # each worker has a separate bed
     os.environ["LAUNCHER_BED_NAME"] = f"{os.environ.get('LAUNCHER_BED_NAME', 'launcher-bed')}-{WORKER}"
 
 OF_CALLERS_ENGINE = "image|compose|crash"  # files whose tests make and remove images in this machine's own engine
+TRAIN = "train: a to i", "train: j to z"  # half of the time each
 SECONDS = {"e2e": 3.0, "unit": 0.15}  # that a test of this folder takes, roughly; others 1
 
 # What `python -m pytest` leaves out (pyproject.toml), and how to run it
@@ -65,29 +66,34 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     folder, file = item.path.parent.name, item.path.stem
     if "bed" in getattr(item, "fixturenames", ()) or folder == "slurm":
         item.add_marker("bed")
-    if folder == "train":  # expensive fixtures, one per file
-        item.add_marker(pytest.mark.xdist_group(file))
+    if folder == "train":  # expensive fixtures, one per file, and in each worker a process that has imported torch
+        item.add_marker(pytest.mark.xdist_group(TRAIN[file >= "test_j"]))
     elif folder == "slurm":
         item.add_marker(pytest.mark.xdist_group("slurm"))
     elif folder == "bed" or (folder == "e2e" and re.search(OF_CALLERS_ENGINE, file)):
         item.add_marker(pytest.mark.xdist_group("images"))
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)  # only those that are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests into the order in which the workers take them: first the long groups, one for each worker.
 
-    The others that wait for a cluster are spread evenly among those that compute.
+    The others that wait for a cluster are spread evenly among those that compute. Without a cluster, the trainer's are
+    first: two workers compute while the others wait.
     """
-    kinds: dict[str, list[pytest.Item]] = {"slurm": [], "images": [], "bed": [], "": []}
+    kinds: dict[str, list[pytest.Item]] = {"slurm": [], "images": [], "bed": [], "train": [], "": []}
     for item in items:
         group = next((mark.args[0] for mark in item.iter_markers("xdist_group")), "")
-        kinds[group if group in kinds else "bed" if item.get_closest_marker("bed") else ""].append(item)
+        bed = "bed" if item.get_closest_marker("bed") else ""
+        kinds["train" if group in TRAIN else group if group in kinds else bed].append(item)
+    if kinds["bed"]:
+        kinds["train"], kinds[""] = [], [item for item in items if item in {*kinds["train"], *kinds[""]}]
     placed = []
     for kind in (kinds["bed"], kinds[""]):
         ends = list(itertools.accumulate(SECONDS.get(item.path.parent.name, 1.0) for item in kind))
         placed += [(end / ends[-1], item) for end, item in zip(ends, kind, strict=True)]
-    items[:] = [*kinds["slurm"], *kinds["images"], *(item for _, item in sorted(placed, key=lambda each: each[0]))]
+    spread = [item for _, item in sorted(placed, key=lambda each: each[0])]
+    items[:] = [*kinds["slurm"], *kinds["images"], *kinds["train"], *spread]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -20,6 +20,7 @@ __all__ = ["bare", "installed", "wheel"]
 PROCESS = settings(runtime="process", nodes="[local]")
 
 
+@pytest.mark.ci
 def test_the_wheel_has_every_file_of_its_packages(wheel: Path) -> None:
     there = {path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.*")}
     there |= {"images/Dockerfile"}
@@ -71,6 +72,7 @@ def test_without_the_trainer_installed_the_job_is_refused_with_its_line(
     assert not cli.runs()
 
 
+@pytest.mark.ci
 def test_an_exported_script_comes_with_the_command_that_adds_the_trainer(
     installed: Path, bare: Path, home_cli: Cli
 ) -> None:
