@@ -64,16 +64,21 @@ class _Sessions(paramiko.ServerInterface):
         return True
 
     def _print(self, channel: paramiko.Channel, slowly: bool) -> None:
-        time.sleep(0.02)  # after the reply to the request
+        _until_replied(channel)
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # until the client disconnects
             while True:
                 channel.sendall(b"x" if slowly else b"x" * (1 << 16))
                 time.sleep(0.1 * slowly)
 
     def _end(self, channel: paramiko.Channel) -> None:
-        time.sleep(0.02)  # after the reply to the request
+        _until_replied(channel)
         channel.send_exit_status(0)
         channel.close()
+
+
+def _until_replied(channel: paramiko.Channel) -> None:
+    """Wait until the reply to the client's request is sent: the same thread then reads the answer to this question."""
+    channel.get_transport().global_request("replied@tests", wait=True)
 
 
 class SshServer:
