@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import re
@@ -27,6 +28,8 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 # The programs that tests start, again and again, find their byte code, and so do the workers that of the tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+gc.disable()  # until all tests are collected: a second in each worker
 
 WORKERS = 4  # at least: many tests wait most of the time
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -97,6 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.enable()
     grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
     if WORKER and grouped and not any("@" in item.nodeid for item in grouped):
         pytest.exit("pytest-xdist ignores the groups of tests: install the versions of constraints.txt", returncode=4)

@@ -192,6 +192,7 @@ def test_a_stop_between_two_attempts_ends_the_container(machine: Machine) -> Non
 
 
 def test_processes_left_by_an_attempt_are_gone_before_the_next(machine: Machine) -> None:
-    program = "pgrep -xf 'sleep 298' && exit 0; (setsid sleep 298 >/dev/null 2>&1 &); sleep 0.3; exit 1"
+    mark = f"sleep 298.{os.getpid()}"  # other tests may run on this machine
+    program = f"pgrep -xf '{mark}' && exit 0; (setsid {mark} >/dev/null 2>&1 &); sleep 0.3; exit 1"
     engine, name = machine.start(machine.spec(program, restarts=2, entry=False))
     assert engine.wait(name, 60).exit_code == 1

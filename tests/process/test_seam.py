@@ -121,11 +121,11 @@ def test_a_probe_returns_exit_code_and_output(machine: Machine) -> None:
 
 
 def test_a_probe_that_hangs_is_ended(machine: Machine) -> None:
-    began = time.monotonic()
+    began, mark = time.monotonic(), f"sleep 297.{os.getpid()}"  # other tests may run on this machine
     with pytest.raises(NodeUnreachable, match="did not exit within"):
-        ProcessEngine("local").run_probe(replace(machine.spec(""), argv=("sh", "-c", "sleep 297 & wait")), timeout=1)
+        ProcessEngine("local").run_probe(replace(machine.spec(""), argv=("sh", "-c", f"{mark} & wait")), timeout=1)
     assert time.monotonic() - began < 60
-    assert subprocess.call(["pgrep", "-f", "sleep 297"], stdout=subprocess.DEVNULL) == 1
+    assert subprocess.call(["pgrep", "-f", mark], stdout=subprocess.DEVNULL) == 1
 
 
 def test_facts_describe_this_machine_and_this_python() -> None:

@@ -17,7 +17,7 @@ OPTIONS = (
     " --published-tags"
 )
 
-EPOCHS, STEPS = 4, 11  # of 32 images
+EPOCHS, STEPS = 3, 11  # of 32 images
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from train.step import Plan
 CPU = torch.device("cpu")
 
 # 37 images in global batches of 8: five steps per epoch, the last one with 5 images
-OPTIONS = "--image-size 32 --val-resize 32 --augment shift --lr 0.5 --workers 1 --log-every 1 --device cpu"
+OPTIONS = "--image-size 16 --val-resize 16 --augment shift --lr 0.5 --workers 1 --log-every 1 --device cpu"
 COMMON = OPTIONS.split()
 
 
@@ -66,6 +66,7 @@ def test_model_parallel_equals_one_process_bit_for_bit(data: Path, tmp_path: Pat
     assert staged.metrics("start")[0]["parallel"] == "model"
 
 
+@pytest.mark.ci
 def test_model_parallel_resumes_where_it_stopped(data: Path, tmp_path: Path) -> None:
     options = ["--data", data, "--arch", "cifar_resnet20", "--batch-size", 8, "--parallel", "model", *COMMON]
     flat = ["--schedule", "multistep", "--warmup", "0", "--milestones", "1"]
