@@ -1,13 +1,14 @@
 """Choose the rendezvous address: an address of the first node that every other node was able to reach.
 
-Host names are never used: on many machines they resolve to 127.0.1.1. The order of the interfaces does not matter
-either: docker0 has the same address on every node. `candidates` returns the addresses to test, the caller tests them,
+Host names are never used: on many machines they resolve to 127.0.1.1. Nor are the addresses of Docker's bridges, which
+are the same on many machines. `candidates` returns the addresses to test, the caller tests them,
 and `choose` selects one.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Sequence
 
 from launcher.errors import NodeUnfit
@@ -19,27 +20,34 @@ LOOPBACK_INTERFACE = "lo"
 _NO_LO = "move the address to a dummy interface (ip link add dummy0 type dummy), or give a network interface one"
 # Tunnels to other machines, which are slower than the network below them.
 _TUNNELS = ("wg", "tailscale", "tun", "zt", "ppp")
-# Bridges and tunnels inside the machine: other machines cannot use their addresses, so they are tried last.
-_INWARD = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lxc", "podman")
+# Networks of containers, and bridges of unknown use: tried last.
+_INWARD = ("br-", "cni", "flannel", "cali")
+# Bridges inside the machine: never tried, as another machine with the same address may answer there.
+_BRIDGES = re.compile("docker|br-[0-9a-f]{12}$|veth|virbr|lxc|podman")
 
 
 def candidates(facts: Sequence[NodeFacts], address: str | None = None) -> tuple[str, ...]:
     """Return the addresses of the first node to try from the other nodes, best first.
 
     `address`: address from the job file; then the only candidate. Addresses in a network that all nodes share come
-    first, then others, then those of the loopback interface (known to routers by BGP), of tunnels, and of bridges of
-    the machine. Loopback and link-local addresses are excluded.
+    first, then others, then those of the loopback interface (known to routers by BGP), of tunnels, and of networks of
+    containers. Loopback and link-local addresses, and those of the machine's own bridges (docker0), are excluded.
     """
     if address:
         return (address,)
     master, *others = (_addresses(node) for node in facts)
     found: list[tuple[int, int, str]] = []
     for index, (interface, value) in enumerate(master):
-        if value.is_loopback or value.is_link_local or value.version != 4:
+        if not _is_usable(interface, value) or value.version != 4:
             continue
         shared = all(any(a.network == value.network and a.ip != value.ip for _, a in other) for other in others)
         found.append((_preference(interface, shared=shared), index, str(value.ip)))
     return tuple(ip for _, _, ip in sorted(found))
+
+
+def _is_usable(interface: str, address: ipaddress.IPv4Interface | ipaddress.IPv6Interface) -> bool:
+    """Whether other machines may reach this address."""
+    return not (address.is_loopback or address.is_link_local or _BRIDGES.match(interface))
 
 
 def _preference(interface: str, *, shared: bool) -> int:
@@ -74,7 +82,7 @@ def choose(
         return on_one_machine(1, port)
     tried = candidates(facts, given[0])
     if not tried:
-        usable = [str(a.ip) for _, a in _addresses(master) if not (a.is_loopback or a.is_link_local)]
+        usable = [str(a.ip) for interface, a in _addresses(master) if _is_usable(interface, a)]
         raise NodeUnfit(
             f"node {master.name}",
             "has no IPv4 address that other machines could reach",

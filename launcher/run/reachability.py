@@ -4,7 +4,7 @@ A command on each node connects to the rendezvous port, on which nothing listens
 blocks the port, a timeout that one does. To verify that an address belongs to the master and not to another machine, a
 few nodes read the host key at that address through their sshd. Only a few, because sshd drops connections if more than
 ten are being authenticated concurrently (MaxStartups). If sshd forbids forwarding, the address is not verified. An
-address that a node has itself, such as that of docker0, is never the master's.
+address that a node has itself is never the master's.
 """
 
 from __future__ import annotations

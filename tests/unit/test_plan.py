@@ -182,23 +182,46 @@ def test_an_image_without_torch_is_refused_for_modules_but_not_for_commands() ->
     assert planned(job(1, run={"command": ["true"]}), [node(0)], bare).master.container.argv[-1] == "true"
 
 
-def test_the_masters_docker0_is_tried_last_and_not_used_if_there_is_a_shared_network() -> None:
+def test_the_address_in_the_network_that_all_nodes_share_is_used() -> None:
     facts = [node(0), node(1)]
-    assert candidates(facts) == ("10.0.0.10", "172.17.0.1")
+    assert candidates(facts) == ("10.0.0.10",)
     meeting = choose(facts, [Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.REFUSED)], 29500)
     assert meeting == Rendezvous("10.0.0.10", 29500, ("10.0.0.10", "10.0.0.11"), ("ens0", "ens1"), probed=True)
 
 
 def test_an_address_of_another_machine_is_not_used() -> None:
-    facts = [node(0), node(1)]
+    facts = [_with(rank, ("ens0", f"10.0.0.1{rank}/24"), ("ens1", "192.168.0.1/24")) for rank in (0, 1)]
     probes = [
         Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.SILENT),
-        Probe("gpu-1", "gpu-0", "172.17.0.1", 29500, Reach.OTHER),
+        Probe("gpu-1", "gpu-0", "192.168.0.1", 29500, Reach.OTHER),
     ]
     with pytest.raises(NodeUnfit) as caught:
         choose(facts, probes, 29500)
-    assert "gpu-1 (10.0.0.10 silent, 172.17.0.1 other)" in str(caught.value)
+    assert "gpu-1 (10.0.0.10 silent, 192.168.0.1 other)" in str(caught.value)
     assert "address:" in str(caught.value)
+
+
+@pytest.mark.parametrize("bridge", ["docker0", "docker_gwbridge", "br-0123456789ab", "virbr0", "podman1", "lxcbr0"])
+def test_an_address_of_a_bridge_of_the_machine_is_never_used(bridge: str) -> None:
+    """Not even where a probe of another machine with the same address was refused, or where probes are forbidden."""
+    routes = (Route("0.0.0.0/0", "ens0"),)
+    facts = [
+        _with(rank, (bridge, f"172.{18 + rank}.0.1/16"), ("ens0", f"10.0.{rank}.5/24"), routes=routes)
+        for rank in (0, 1)
+    ]
+    assert candidates(facts) == ("10.0.0.5",)
+    seen = [
+        Probe("gpu-1", "gpu-0", "10.0.0.5", 1, Reach.SILENT),
+        Probe("gpu-1", "gpu-0", "172.18.0.1", 1, Reach.REFUSED),
+    ]
+    with pytest.raises(NodeUnfit, match=r"cannot be reached from gpu-1 \(10\.0\.0\.5 silent\)"):
+        choose(facts, seen, 1)
+    alone = [dataclasses.replace(facts[0], interfaces=facts[0].interfaces[:1]), facts[1]]
+    with pytest.raises(NodeUnfit, match="has no IPv4 address that other machines could reach") as caught:
+        choose(alone, [Probe("gpu-1", "gpu-0", "172.18.0.1", 1, Reach.UNKNOWN)], 1)
+    assert "172.18" not in str(caught.value)
+    named = [_with(rank, ("br-lan", f"10.1.0.{rank + 1}/24")) for rank in (0, 1)]  # holds the machine's own address
+    assert candidates(named) == ("10.1.0.1",)
 
 
 def test_an_untested_address_is_used_with_a_warning_if_probes_are_forbidden() -> None:
