@@ -52,7 +52,7 @@ def examine(job: Job, options: StartOptions) -> Examined:
         if not facts:
             raise NodesFailed(list(failed.values()), of=len(job.nodes))
         answered = [entry for entry in job.nodes if entry.name in facts]
-        lock = lock_path(job.file) if job.file else None
+        lock = options.here / lock_path(job.file) if job.file else None
         part = fleet.only([entry.name for entry in answered])
         make_image(on_nodes(job, answered), part, list(facts.values()), options.log, options.progress, lock)
     some = any(node.gpus for node in facts.values())

@@ -29,6 +29,7 @@ from launcher.node.parallel import in_background, run_all, run_all_settled, unin
 from launcher.planning.pool import Placement
 from launcher.records.groups import latest_of
 from launcher.records.measured import TrainingProgress, top1, training_progress
+from launcher.records.paths import RUNS
 from launcher.records.store import Record
 from launcher.run import messages
 from launcher.run.outcome import Outcome
@@ -180,9 +181,13 @@ class Sweep:
         run_all([partial(self._stop, work) for work in running])
 
     def _stop(self, work: _Work) -> None:
-        with find(work.shown.run, ssh_config=self._options.ssh_config, log=self._log) as run:
+        with self._find(work.shown.run) as run:
             run.down()
         self._show(work, state=State.STOPPED, exit_code=RunState.STOPPED.exit_code)
+
+    def _find(self, run: RunId | None) -> Run:
+        runs = self._options.here / RUNS
+        return find(run, runs=runs, ssh_config=self._options.ssh_config, log=self._log)
 
     def _log(self, text: str) -> None:
         """Log each line once: the messages about a start are the same for each variant."""
@@ -332,7 +337,7 @@ class Sweep:
 
     def _discard(self, run: RunId) -> None:
         """Stop and remove a run that was given up."""
-        with suppress(LauncherError), find(run, ssh_config=self._options.ssh_config, log=self._log) as found:
+        with suppress(LauncherError), self._find(run) as found:
             found.down()
             self._given_up.remove(run)
             self.log(f"{run}, which ran on a lost machine, was removed and its result discarded")

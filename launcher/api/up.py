@@ -28,6 +28,7 @@ from launcher.node import output_folder
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
 from launcher.records.groups import GROUPED
+from launcher.records.paths import RUNS, RunPaths
 from launcher.records.snapshot import Snapshot, list_code, pack
 from launcher.records.store import Record, find
 from launcher.records.trainer import check_options
@@ -54,6 +55,7 @@ class StartOptions:
     progress: OnProgress = no_progress
     ssh_config: Path | None = None
     started: threading.Event = field(default_factory=threading.Event)  # set when every container is running
+    here: Path = field(default_factory=Path.cwd)  # a program may change to another folder, as during a sweep
     tries_again: bool = False  # the caller retries if a GPU or port is in use: such an attempt leaves no record
 
 
@@ -105,12 +107,12 @@ def start_run(job: Job, inputs: Inputs, group: Membership | None, options: Start
         fleet = on_error.enter_context(connect(job.hosts(), job.runtime, options.ssh_config, ping=False))
         facts, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
         code = inputs.packed(options.log)
-        lock = lock_path(job.file) if job.file else None
-        prepared = prepare(job, fleet, facts, options.log, options.progress, lock)
+        lock = options.here / lock_path(job.file) if job.file else None
+        prepared = prepare(job, fleet, facts, options.log, options.progress, lock, here=options.here)
         if counts(job) and time.monotonic() - checked_at > STALE:
             prepared = prepared.at(wait_for_gpus(job, fleet, waiting))
         plan = make_plan(job, prepared, code.digest)
-        record = Record.of(plan, list(inputs.secrets.values()))
+        record = Record.of(plan, list(inputs.secrets.values()), options.here / RUNS)
         _start(job, plan, record, fleet, inputs, group, options, waiting)
         options.started.set()
         on_error.pop_all()
@@ -218,7 +220,8 @@ def _start(
             fill = None
             if options.resume is not None:
                 required = not options.fresh_without
-                earlier = partial(files_of, options.resume, plan, fleet, code, options.ssh_config, options.log)
+                old = Record(RunPaths(options.here / RUNS / options.resume))
+                earlier = partial(files_of, old, plan, fleet, code, options.ssh_config, options.log)
                 fill = held.enter_context(earlier(required=required))
             while True:
                 try:
@@ -254,7 +257,7 @@ def _submit(jobs: Sequence[tuple[Job, Membership | None]], on: str, options: Sta
             for (job, group), run in zip(jobs, ids, strict=True):
                 plan = plan_on(job, cluster, fleet.engines[0], code.digest, run, array)
                 plans.append(plan)
-                made.append(Record.of(plan, list(inputs.secrets.values())))
+                made.append(Record.of(plan, list(inputs.secrets.values()), options.here / RUNS))
                 _start(job, plan, made[-1], fleet, inputs, group, options, Waiting(options.log, wait=False))
         except BaseException as error:
             _undo(made, fleet, error)

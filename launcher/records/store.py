@@ -84,9 +84,9 @@ class Record:
         return self.paths.run
 
     @classmethod
-    def of(cls, plan: Plan, secrets: Sequence[str]) -> Record:
+    def of(cls, plan: Plan, secrets: Sequence[str], runs: Path) -> Record:
         """Return the record of a run that is about to start; nothing is written yet."""
-        return cls(RunPaths(RUNS / plan.run), secrets)
+        return cls(RunPaths(runs / plan.run), secrets)
 
     def write(self, plan: Plan, job_yaml: str, code: bytes) -> None:
         """Create the folder and write job, plan and code before the run starts."""
@@ -152,7 +152,8 @@ class Record:
         if self.secrets is not None:
             return self.secrets, ""
         with suppress(OSError, UnicodeDecodeError, LauncherError):  # an invalid job.yaml is reported when it is needed
-            values, missing = known_secrets(parse_job(self.job_text(), str(self.paths.job)), Path.cwd(), os.environ)
+            job = parse_job(self.job_text(), str(self.paths.job))
+            values, missing = known_secrets(job, self.paths.root.parent.parent, os.environ)  # where `up` was called
             return values, ", ".join(missing)
         return [], "secrets of this run, if any (its job.yaml is missing)"
 
@@ -169,6 +170,13 @@ class Record:
         """Return the text of job.yaml. Raises OSError, UnicodeDecodeError."""
         with open_regular(self.paths.job) as file:
             return file.read(_LARGEST).decode("utf-8")
+
+    @property
+    def is_command(self) -> bool:
+        """Whether its program is a `run.command`, without torchrun; False if job.yaml is missing."""
+        with suppress(OSError, UnicodeDecodeError, LauncherError):
+            return parse_job(self.job_text(), str(self.paths.job)).run.command is not None
+        return False
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append a line to events.jsonl. Errors are ignored: a full disk here must not stop a run."""

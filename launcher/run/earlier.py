@@ -28,7 +28,7 @@ from launcher.node.machine import PIECE, LocalMachine
 from launcher.node.parallel import on_each, run_all, run_all_settled
 from launcher.node.trees import Entry, Place
 from launcher.records.files import open_regular
-from launcher.records.paths import RUNS, RunPaths
+from launcher.records.paths import RUNS
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import want
 from launcher.records.workdir import SentCode, is_sent, sent_files
@@ -82,7 +82,7 @@ class _Fetched(Files):
 
 @contextmanager
 def files_of(
-    run: RunId,
+    old: Record,
     plan: Plan,
     fleet: Fleet,
     code: bytes,
@@ -97,7 +97,7 @@ def files_of(
     resumes from, before anything is written. code: the archive that is sent now. Raises NodesFailed if nodes have too
     little room, NodeUnfit if files are required and none were found.
     """
-    old = Record(RunPaths(RUNS / run))
+    run = old.run
     here = {engine.host: engine for engine in reversed(fleet.engines)}  # nodes of one machine: by the first
     elsewhere = {node.host: node for node in old.nodes() if node.host not in here}
     hosts = [(node.name, host) for host, node in elsewhere.items()]

@@ -129,7 +129,7 @@ def temporary_run(
     without = {"restarts": 0, "hang_timeout": None, "min_nodes": None, "spares": None}
     lock = lock_path(job.file) if job.file else None
     changed = job.model_copy(update={"run": run, **without})
-    plan = make_plan(changed, prepare(changed, fleet, facts, log, lock_file=lock), code.digest)
+    plan = make_plan(changed, prepare(changed, fleet, facts, log, lock_file=lock, here=Path.cwd()), code.digest)
     nodes = []
     for node in plan.nodes:
         marked = {**node.container.labels, labels.PURPOSE: purpose}

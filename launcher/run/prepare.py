@@ -31,7 +31,7 @@ from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
 
 # A step of a feature. Returns the facts that the plan is made from. Raises LauncherError.
-Step: TypeAlias = Callable[[Job, Fleet, Sequence[NodeFacts], Log, OnProgress], list[NodeFacts]]
+Step: TypeAlias = Callable[[Job, Fleet, Sequence[NodeFacts], Log, OnProgress, Path], list[NodeFacts]]
 
 
 def prepare(
@@ -41,11 +41,13 @@ def prepare(
     log: Log,
     on_progress: OnProgress = no_progress,
     lock_file: Path | None = None,
+    *,
+    here: Path,
 ) -> Prepared:
     """Copy image and data to every node and return what the plan of a run needs.
 
-    lock_file: pins the job's base image. Raises NodesFailed, ImageUnfit and other LauncherErrors; an error can leave
-    behind only images and data.
+    lock_file: pins the job's base image. here: the folder from which the job's relative paths count. Raises
+    NodesFailed, ImageUnfit and other LauncherErrors; an error can leave behind only images and data.
     """
     (image, ready), rendezvous = run_both(
         partial(make_image, job, fleet, facts, log, on_progress, lock_file),
@@ -55,7 +57,7 @@ def prepare(
         for key in feature.steps:
             if getattr(job, key):
                 step: Step = features.load(feature.steps[key])
-                ready = step(job, fleet, ready, log, on_progress)
+                ready = step(job, fleet, ready, log, on_progress, here)
     return Prepared(ready, image, rendezvous)
 
 

@@ -90,7 +90,12 @@ def _has_output(attached: Attached, node: NodeOfRun) -> bool:
 
 
 def find_output(attached: Attached, chosen: Selection) -> Parts:
-    """Locate the selected output. Raises UsageError if the run has no such rank or node, NodesFailed."""
+    """Locate the selected output. Raises UsageError if the run has no such rank or node, or no output by rank,
+    NodesFailed.
+    """
+    if chosen.rank is not None and attached.record.is_command:
+        what = f"{chosen.rank}: run.command starts its own processes, so their output is known by node only"
+        raise UsageError("--rank", what, f"to show that of a node: launcher logs {attached.record.run} --node NODE")
     if attached.record.min_nodes and chosen.node is None and not chosen.all_nodes:
         return _find_elastic(attached, chosen)
     nodes = _nodes(attached, chosen)

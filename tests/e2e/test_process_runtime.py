@@ -178,6 +178,19 @@ def test_ctrl_c_while_the_run_is_recorded_leaves_a_stopped_run_or_nothing(
     assert left(home_cli) == []
 
 
+def test_logs_of_a_rank_of_a_command_say_why_there_are_none(home_cli: Cli) -> None:
+    """Also with --nodes, by the record that is there."""
+    run = {"command": ["sh", "-c", "echo I am $RANK"]}
+    home_cli("up", home_cli.job("command", runtime="process", nodes=["local"] * 2, run=run))
+    for nodes in ([], ["--nodes", "local"]):
+        refused = home_cli("logs", "--rank", 1, "--no-follow", *nodes, code=2)
+        assert (
+            "--rank: 1: run.command starts its own processes, so their output is known by node only" in refused.stderr
+        )
+        assert f"launcher logs {home_cli.runs()[-1].name} --node NODE" in refused.stderr
+    assert home_cli("logs", "--node", "local-1", "--no-follow").stdout == "I am 1\n"
+
+
 def test_output_that_nothing_reads_takes_no_memory(home_cli: Cli) -> None:
     """As with a terminal that is slower than the job."""
     flood = "yes 'a line of some sixty characters, as a program may print them' | head -c 300000000"

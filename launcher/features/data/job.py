@@ -27,7 +27,7 @@ MANY = 100_000  # number of files above which the file system is slower than the
 
 
 def bring_data(
-    job: Job, fleet: Fleet, facts: Sequence[NodeFacts], log: Log, on_progress: OnProgress
+    job: Job, fleet: Fleet, facts: Sequence[NodeFacts], log: Log, on_progress: OnProgress, here: Path
 ) -> list[NodeFacts]:
     """Copy the data to the nodes; return their facts with the folders of the copies. The job's image is on every node.
 
@@ -37,7 +37,7 @@ def bring_data(
     nodes = [Node(engine, node, node.image, entry.address) for engine, node, entry in every]
     ready = list(facts)
     for data in job.data:
-        source = replace(parse_source(data.source, Path.cwd()), name=data.name)
+        source = replace(parse_source(data.source, here), name=data.name)
         distributed = distribute(source, nodes, fleet.ssh_config, log, on_progress)
         received = {node: size for node, size in distributed.delivered.received.items() if size}
         if received:
