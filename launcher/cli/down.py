@@ -17,7 +17,7 @@ import launcher
 from launcher.api.run import of_group, runs_to_stop, unfinished
 from launcher.cli import options
 from launcher.cli.terminal import Reporter
-from launcher.errors import LauncherError, NotConfirmed, UsageError
+from launcher.errors import LauncherError, NotConfirmed, RunUnknown, UsageError
 from launcher.model import labels
 from launcher.run.locate import Note
 from launcher.run.stop import EndedContainer, Removed, not_confirmed
@@ -39,14 +39,14 @@ def down(
     Runs of other users are not stopped, nor are runs that the same account
     started from another machine, unless they are named. Exit code 6 if a node
     did not confirm or was left out of --nodes: run the same command again to
-    finish. RUN may also be the ID of a sweep.
+    finish. RUN may also be the ID of a sweep of this folder.
 
     Example: launcher down imagenet
     """
     report = Reporter()
     log = cache(report.log)  # each note once, for any number of runs
     names, errors = _selected(purge, nodes, on, ssh_config, log) if all_ else (of_group(run), [])
-    several = all_ or len(names) > 1
+    several, missing = all_ or names != [run], 0
     results: list[dict[str, object]] = []
     for index, name in enumerate(names):
         left = [str(each) for each in names[index:] if each is not None]
@@ -58,7 +58,9 @@ def down(
         except LauncherError as error:
             if not several:
                 raise
-            if isinstance(error, UsageError):
+            if isinstance(error, RunUnknown):  # a variant that has nothing on these nodes, or not any more
+                missing += 1
+            elif isinstance(error, UsageError):
                 log(f"skipped: {error}")  # another user's run
             else:
                 errors.append(error)  # the other runs are stopped anyway
@@ -73,6 +75,8 @@ def down(
             if written is not None:
                 report.log(found.mask(str(written)))
             _print(report.err, found.id, removed, confirmed=not failed)
+    if missing and missing == len(names) and not all_:
+        raise options.nothing_of_sweep(run, nodes, on)
     if json:
         typer.echo(json_.dumps(results, indent=2))
     if not all_ and nodes is None and on is None:

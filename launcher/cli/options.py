@@ -10,7 +10,7 @@ import typer
 import launcher
 from launcher.cli import completion
 from launcher.cli.terminal import Reporter
-from launcher.errors import UsageError
+from launcher.errors import RunUnknown, UsageError
 from launcher.model.host import cluster_host
 from launcher.records.store import job_of
 from launcher.run.locate import Note
@@ -74,6 +74,12 @@ def find(
     elif run == job_of(found.id):
         log(f"the latest run of {run} is {found.id}")
     return found
+
+
+def nothing_of_sweep(group: str | None, nodes: str | None, on: str | None) -> RunUnknown:
+    """Return the error for a sweep that has no run on these nodes or this cluster."""
+    fix = "to select its runs by their records: omit --nodes" if on is None else "list the runs: launcher runs"
+    return RunUnknown(f"sweep {group}", f"has no run on {', '.join(hosts(nodes, on) or ())}", fix)
 
 
 def refuse_cluster(on: str | None, what: str, fix: str) -> None:

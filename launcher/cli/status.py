@@ -44,8 +44,8 @@ def status(
     """Show the current state of each node. A node that does not respond is shown as
     unreachable (exit code 3).
 
-    RUN may also be the ID of a sweep. With --nodes and no run, also show who uses
-    the GPUs of these nodes.
+    RUN may also be the ID of a sweep of this folder. With --nodes and no run, also
+    show who uses the GPUs of these nodes.
 
     Example: launcher status --watch
     """
@@ -57,13 +57,15 @@ def status(
         try:
             with options.find(one, nodes, on, ssh_config) as found:
                 seen = _watch(found.status, console) if watch and not json else found.status()
-        except (RunUnknown, NodesFailed):
-            if not machines:
+        except (RunUnknown, NodesFailed) as error:
+            if not machines and (named == [run] or not isinstance(error, RunUnknown)):
                 raise
             continue
         every.append(seen)
         if not json and not watch:
             console.print(render(seen, console.width))
+    if not every and named != [run]:
+        raise options.nothing_of_sweep(run, nodes, on)
     if json:
         reports = [seen.to_dict() for seen in every]
         report = reports if named != [run] else dict(*reports) | ({"gpus": gpus.rows(machines)} if machines else {})

@@ -75,6 +75,21 @@ def record(cli: Cli, run: str) -> None:
     (folder / "plan.json").write_text(json.dumps({"nodes": [node]}))
 
 
+def test_a_sweep_is_selected_by_its_id_also_on_nodes_that_have_only_some_of_its_runs(sweep: tuple[Cli, Path]) -> None:
+    cli, job = sweep
+    cli("up", job, "--set", 'sweep=[["2"], ["3"]]')
+    first, second = (run.name for run in cli.runs())
+    group = json.loads((cli.runs()[0] / "events.jsonl").read_text().splitlines()[0])["group"]
+    cli("down", first)
+    shown = cli("status", group, "--nodes", "local").stdout
+    assert second in shown
+    assert first not in shown
+    assert f"down {second}" in cli("down", group, "--nodes", "local").stderr
+    for command in ("status", "down"):
+        missing = cli(command, group, "--nodes", "local", code=2).stderr
+        assert f"sweep {group}: has no run on local" in " ".join(missing.split())
+
+
 def test_compare_of_own_programs_says_that_they_write_no_metrics(sweep: tuple[Cli, Path]) -> None:
     cli, _ = sweep
     for number, state in (1, "failed"), (2, "done"):
