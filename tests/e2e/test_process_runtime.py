@@ -251,6 +251,8 @@ def test_secrets_reach_the_program_and_nothing_else(home_cli: Cli) -> None:
     assert value not in cli("plan", job).stdout + cli("status", "--json").stdout
     holders = [path.name for path in cli.cwd.rglob("*") if path.is_file() and value.encode() in path.read_bytes()]
     assert holders == [], "the program's own output is masked too"
+    cli("down", "--purge")
+    assert cli("logs", "--no-follow").stdout == "token is ***\n", "the copy, in which the mask is as long as the secret"
 
 
 def test_a_missing_secret_or_script_is_refused_before_anything_starts(home_cli: Cli) -> None:

@@ -87,6 +87,17 @@ def test_secrets_are_masked_longest_first_and_short_ones_not_at_all() -> None:
     assert Masker(['say "x"']).in_place(b'{"message": "say \\"x\\""}') == b'{"message": "*********"}'
 
 
+def test_a_secret_masked_in_a_file_has_no_length_when_it_is_shown() -> None:
+    mask = Masker(["hunter2", "pässword", 'say "x"'])
+    for said in ("hunter2", "pässword", 'say \\"x\\"'):
+        copied = mask.in_place(f"token={said}, done".encode()).decode()
+        assert len(copied) == len(f"token={said}, done".encode())
+        assert mask(copied) == "token=***, done"
+        assert mask.deep({"words": copied}) == {"words": "token=***, done"}
+    assert mask("*" * 80) == "*" * 80
+    assert Masker()("*******") == "*******"
+
+
 def test_a_clock_maps_offsets_to_times_and_times_to_offsets() -> None:
     clock = Clock.parse(b"100 10\n101 10\nx\n102 50\ntorn 5\n103")
     assert clock.time_of(0) == 100
