@@ -315,7 +315,7 @@ def launcher(scale: Scale) -> Figures:
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110, check=False
         )
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    return {"ok": done.returncode == 0, "last line": lines[-1] if lines else ""}
+    return {"ok": done.returncode == 0, "last lines": lines[-3:]}
 
 
 CHECKS: dict[str, Callable[[Scale], Figures]] = {

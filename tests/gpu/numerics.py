@@ -115,8 +115,8 @@ def fp16(scale: Scale) -> Figures:
         images = batch(world, 0)
         if overflow:
             images.weights[0] = float("inf")
-        losses.append(float(step.accumulate(images, Plan(0.02, 0))[0]))
-        return step.update(Plan(0.02, 0))
+        losses.append(float(step.accumulate(images, Plan(0.005, 0))[0]))
+        return step.update(Plan(0.005, 0))
 
     applied = [advance() for _ in range(20)]  # the first ones may overflow as well, until the scale is small enough
     before, kept = step.scale.value, [parameter.detach().clone() for parameter in step.parameters]
