@@ -1,8 +1,8 @@
 """--parallel fsdp: weights, gradients and optimiser state sharded over all ranks (torch's fully_shard, FSDP2).
 
 For models that do not fit on one device. A block's weights are gathered while it computes; its gradients are averaged
-and sharded again. The result is the same as with DDP. Before it is sharded, every rank has the whole model on its CPU: a
-model that is built without storage would not start from the weights that DDP starts from.
+and sharded again. The result is the same as with DDP. Before it is sharded, every rank has the whole model on its CPU:
+a model that is built without storage would not start from the weights that DDP starts from.
 """
 
 from __future__ import annotations
