@@ -188,7 +188,8 @@ def test_a_clock_adjustment_stops_no_program(box: Box) -> None:
 
 
 def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> None:
-    process = box.start("/bin/sh", "-c", "RANK=3 sleep 60 >/dev/null 2>&1 & echo $!; wait")
+    rank = f"RANK=3 sh -c 'touch {STARTED}; exec sleep 60' {SILENT} & until [ -e {STARTED} ]; do sleep 0.1; done"
+    process = box.start("/bin/sh", "-c", f"{rank}; echo $!; wait")
     deadline = time.monotonic() + 60
     while not box.log.exists() or not (text := box.log.read_text()).strip():
         assert time.monotonic() < deadline
