@@ -31,7 +31,7 @@ sys.dont_write_bytecode = False
 
 gc.disable()  # until all tests are collected: a second in each worker
 
-WORKERS = 4  # at least: many tests wait most of the time
+WORKERS, WITH_BEDS = 6, 4  # at least: many tests wait most of the time; those with a bed each use more of the machine
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 if WORKER not in ("", "gw0"):  # each worker has a separate bed
     os.environ["LAUNCHER_BED_NAME"] = f"{os.environ.get('LAUNCHER_BED_NAME', 'launcher-bed')}-{WORKER}"
@@ -58,7 +58,9 @@ settings.load_profile("untimed")
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Tests that are named by file run in this process, which starts faster; others run in several processes."""
     named = config.args_source is pytest.Config.ArgsSource.ARGS
-    return 0 if named and all(".py" in arg for arg in config.args) else max(WORKERS, os.cpu_count() or 1)
+    if named and all(".py" in arg for arg in config.args):
+        return 0
+    return max(WORKERS if "not bed" in config.option.markexpr else WITH_BEDS, os.cpu_count() or 1)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
