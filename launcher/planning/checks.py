@@ -66,8 +66,8 @@ def master_port(job: Job, master: NodeFacts) -> Check:
         return Check(master.name, "port", Level.OK, f"{job.port} is free for the rendezvous")
     what, held = f"rendezvous port {job.port} is in use", master.port_claim
     if held is None:
-        fix = f"stop that program, wait for its end: --wait, or {another_port(job.port)}"
-        return Check(master.name, "port", Level.FAIL, f"{what} by a program that is not a run", fix)
+        fix = f"stop the program that uses it, wait for its end: --wait, or {another_port(job.port)}"
+        return Check(master.name, "port", Level.FAIL, f"{what}, and no run that is visible here claims it", fix)
     fix = wait_or_stop(held.run, held.hosts, another_port(job.port))
     return Check(master.name, "port", Level.FAIL, f"{what} by run {held.run} of {held.owner}", fix)
 
