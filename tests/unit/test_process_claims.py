@@ -56,11 +56,11 @@ def test_a_claim_is_released_only_by_its_own_id(home: Path) -> None:
     assert process_claims.claim("gpu-0", {RUN: "d"}) is not None
     process_claims.claim("gpu-1", {RUN: "c"})
     process_claims.release(lambda claim: claim.labels[RUN] == "c")
-    assert not (home / ".launcher" / ".claims").exists()
+    assert not list((home / ".launcher").iterdir())
 
 
 def test_machines_with_the_same_home_have_their_own_claims(home: Path) -> None:
-    theirs = home / ".launcher" / ".claims" / "another-machine" / "port-29500"
+    theirs = home / ".launcher" / ".claims-another-machine" / "port-29500"
     theirs.parent.mkdir(parents=True)
     theirs.write_text(json.dumps({RUN: "a"}))
     assert process_claims.claims() == []
@@ -69,11 +69,17 @@ def test_machines_with_the_same_home_have_their_own_claims(home: Path) -> None:
     assert theirs.exists()
 
 
+def test_earlier_launchers_find_no_folder_among_their_claims(home: Path) -> None:
+    """They read everything in .claims as a file."""
+    process_claims.claim("gpu-0", {RUN: "a"})
+    assert not (home / ".launcher" / ".claims").exists()
+
+
 @pytest.mark.parametrize("text", ["", '{"launcher.run": "a', "[]", "null", "\xff"])
 def test_a_claim_of_which_a_full_disk_kept_a_part_is_not_held(text: str) -> None:
     process_claims.claim("gpu-0", {RUN: "a"})
     process_claims.claim("gpu-1", {RUN: "b"})
-    (process_claims.root() / ".claims" / process_claims.machine_id() / "gpu-0").write_text(text)
+    (process_claims.root() / f".claims-{process_claims.machine_id()}" / "gpu-0").write_text(text)
     assert [claim.name for claim in process_claims.claims()] == ["gpu-1"]
     assert process_claims.claim("gpu-0", {RUN: "c"}) is None
     process_claims.release(lambda claim: claim.labels[RUN] == "b")

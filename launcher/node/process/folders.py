@@ -1,7 +1,7 @@
 """Containers of plain processes on disk, and their states: `~/.launcher/<run>/.node/<node>/`.
 
 Such a folder has `spec.json` (which marks a container), the kit, and the files of its supervisor.
-Locks between the runs of this machine (claims) are files in `~/.launcher/.claims/<machine>/`.
+Locks between the runs of this machine (claims) are files in `~/.launcher/.claims-<machine>/`.
 A full disk and the programs of runs can leave anything in these files: what has another form is not there.
 """
 
@@ -147,7 +147,7 @@ def claim(name: str, labels: Mapping[str, str]) -> ContainerState | None:
 
 def claims() -> list[ContainerState]:
     """Return the locks of this machine, for any of its nodes."""
-    if not (root() / ".claims").exists():
+    if not _claims_folder().exists():
         return []
     with _claims() as folder:
         return [state for file in sorted(folder.iterdir()) if (state := _claim_state(file)) is not None]
@@ -160,23 +160,26 @@ def release(chosen: Callable[[ContainerState], bool]) -> None:
                 file.unlink()
 
 
+def _claims_folder() -> Path:
+    """A home may be shared by several machines, and each has its own GPUs and ports.
+
+    Not below `.claims`, in which earlier launchers expect nothing but files.
+    """
+    return root() / f".claims-{machine_id()}"
+
+
 @contextlib.contextmanager
 def _claims() -> Iterator[Path]:
-    """The folder of this machine's locks, for one process at a time; removed if it is left empty.
-
-    A home may be shared by several machines, and each has its own GPUs and ports.
-    """
-    folder = root() / ".claims" / machine_id()
+    """The folder of this machine's locks, for one process at a time; removed if it is left empty."""
+    folder = _claims_folder()
     root().mkdir(mode=0o700, exist_ok=True)
     lock = os.open(root(), os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        folder.parent.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         yield folder
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
-            folder.parent.rmdir()
     finally:
         os.close(lock)
 
