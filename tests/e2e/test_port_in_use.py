@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 
 from tests.e2e.cli import Cli
@@ -49,4 +48,4 @@ def test_a_program_that_is_no_run(home_cli: Cli) -> None:
         port = other.getsockname()[1]
         job = home_cli.job("job", runtime="process", nodes=["local"], run={"command": ["true"]}, port=port)
         refused = home_cli("up", job, code=3).stderr
-    assert re.search(rf"port {port} is in use, and no run that is visible here claims it\n  -> stop the program", refused)
+    assert f"port {port} is in use, and no run that is visible here claims it\n  -> stop" in refused
