@@ -161,6 +161,16 @@ class NodeFacts:
     data: tuple[Mount, ...] = ()  # the job's data on this node
 
 
+def login_of(node: NodeFacts) -> tuple[str, tuple[int, ...]]:
+    """Return who the ssh user is in a container: "uid:gid", and the other groups.
+
+    A rootless engine runs as the ssh user, who is root in its containers.
+    """
+    if node.engine is not None and node.engine.rootless:
+        return "0:0", ()
+    return f"{node.uid}:{node.gid}", tuple(group for group in node.groups if group != node.gid)
+
+
 class Launch(str, Enum):
     """The module that starts one process per GPU (torch.distributed.run exists since torch 1.9)."""
 

@@ -12,7 +12,7 @@ from launcher.job.parts import NodeEntry
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE, KIT, WORKDIR, ContainerSpec, Layout, Mount
-from launcher.model.facts import NodeFacts
+from launcher.model.facts import NodeFacts, login_of
 from launcher.model.plan import RunId
 from launcher.planning import command, gpus
 from launcher.planning.command import Context
@@ -51,7 +51,7 @@ def container(
     """Return the container of the node with this rank. uuids: its GPUs. ranks: global ranks of its workers."""
     job, docker = context.job, context.job.runtime == "docker"
     paths = layout(job, node, context.run)
-    rootless = node.engine is not None and node.engine.rootless
+    user, groups = login_of(node) if docker else ("", ())
     gpu_driver = gpus.driver(node, uuids) if uuids and docker else ""
     devices = ((INFINIBAND,) if node.infiniband and docker else ()) + job.docker.devices
     if gpu_driver == "nvidia":
@@ -65,8 +65,8 @@ def container(
         layout=paths,
         output_dir=output_dir(node.home, context.run),
         workdir=workdir(output_dir(node.home, context.run), node.name),
-        user=("0:0" if rootless else f"{node.uid}:{node.gid}") if docker else "",
-        groups=() if rootless or not docker else tuple(g for g in node.groups if g != node.gid),
+        user=user,
+        groups=groups,
         mounts=(*job.mounts, *node.data) if docker else (),
         gpus=uuids,
         gpu_driver=gpu_driver,

@@ -16,7 +16,7 @@ from launcher.image.image_locations import ImageLocations, image_store
 from launcher.image.probe import image_facts
 from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec
-from launcher.model.facts import ImageFacts, ImageInfo, NodeFacts
+from launcher.model.facts import ImageFacts, ImageInfo, NodeFacts, login_of
 from launcher.model.plan import Plan, Rendezvous, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.connect import Fleet, caller_engine
@@ -129,8 +129,7 @@ def _check_cuda(job: Job, facts: Sequence[NodeFacts], version: str, image: str) 
 
 def _container_like(job: Job, master: NodeFacts) -> ContainerSpec:
     """Return the settings of the first node's container, without image and command."""
-    rootless = master.engine is not None and master.engine.rootless
-    user, groups = ("0:0", ()) if rootless else (f"{master.uid}:{master.gid}", master.groups)
+    user, groups = login_of(master)
     return ContainerSpec("", "", (), env=job.env_of(job.nodes[0]), user=user, groups=groups, mounts=job.mounts)
 
 

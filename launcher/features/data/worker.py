@@ -16,7 +16,7 @@ from launcher.errors import DataFailed, LauncherError
 from launcher.faults import disk
 from launcher.model import checked
 from launcher.model.container import Mount
-from launcher.model.facts import NodeFacts
+from launcher.model.facts import NodeFacts, login_of
 from launcher.node.docker.tool import bind, tool
 from launcher.node.machine import CommandStream, Machine
 
@@ -77,8 +77,7 @@ def local_argv() -> list[str]:
 
 def container_argv(image: str, node: NodeFacts, mounts: Sequence[Mount]) -> list[str]:
     """Return the command of a worker in a container, as the ssh user; it exits at the end of its stdin."""
-    rootless = node.engine is not None and node.engine.rootless
-    user, groups = ("0:0", ()) if rootless else (f"{node.uid}:{node.gid}", node.groups)
+    user, groups = login_of(node)
     return tool(
         image,
         (_FIND, _BOOT),

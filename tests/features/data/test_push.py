@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from launcher.features.data import push as push_
 from launcher.features.data.locations import Source
 from launcher.features.data.push import Delivered, Endpoint, Origin, push, verify
 from launcher.model.container import Mount
-from launcher.model.facts import NodeFacts
+from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.model.progress import no_progress
 from launcher.node.machine import LocalMachine
 
@@ -209,3 +211,12 @@ def test_an_engine_that_was_restarted_is_named(script: str, says: str) -> None:
     ended = worker.Worker(LocalMachine("a", "me"), ["sh", "-c", script], {})
     with closing(ended), pytest.raises(DataFailed, match=f"^a: .*{says}"):
         ended.until("port", 10)
+
+
+def test_a_container_has_the_users_other_groups_only_or_is_root_in_a_rootless_engine() -> None:
+    facts = NodeFacts("a", "a", "a", "x86_64", "me", 1001, 1002, (1002, 27), "/home/me", 1)
+    rootless = EngineFacts("e", "27.0", rootless=True, runtimes=(), cdi_devices=(), root_dir="/")
+    for node, user, groups in ((facts, "1001:1002", ["27"]), (replace(facts, engine=rootless), "0:0", [])):
+        argv = worker.container_argv("image", node, [])
+        assert argv[argv.index("--user") + 1] == user
+        assert [value for option, value in itertools.pairwise(argv) if option == "--group-add"] == groups
