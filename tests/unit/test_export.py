@@ -137,9 +137,6 @@ def test_unsupported_keys_are_refused_with_their_line(
     assert expected in message
 
 
-# --- schemas of Kubernetes and JobSet
-
-
 def test_ten_thousand_nodes_take_at_most_a_second_and_200_mb() -> None:
     code = """
 import time

@@ -220,8 +220,3 @@ def test_pitfall_7_a_pods_shared_memory_is_not_64_mb() -> None:
     pod = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
-
-
-def test_pitfall_8_no_variable_of_torchruns_own_options_is_set() -> None:
-    for text in (manifests(GPU, jobset=True), manifests(COMMAND, jobset=False)):
-        assert "PET_" not in text
