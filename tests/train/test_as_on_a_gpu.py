@@ -287,6 +287,7 @@ def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.ci
 def test_a_run_equals_that_on_a_cpu(tmp_path: Path) -> None:
     """One process: layout, bf16, late copies in a separate stream, fused updates, values that are read late.
 

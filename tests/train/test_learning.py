@@ -12,6 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.train.runs import DIGITS, Rank, digit_tree, run
 
+pytestmark = pytest.mark.ci
+
 OPTIONS = (
     "--arch smallcnn --image-size 32 --val-resize 32 --augment shift --flip 0 --batch-size 16 --lr 0.16"
     " --published-tags"
