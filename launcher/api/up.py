@@ -32,7 +32,7 @@ from launcher.records.paths import RUNS, RunPaths
 from launcher.records.snapshot import Snapshot, list_code, pack
 from launcher.records.store import Record, find
 from launcher.records.trainer import check_options
-from launcher.run.cluster import plan_on
+from launcher.run.cluster import kind_of
 from launcher.run.earlier import files_of
 from launcher.run.gpus import Waiting, counts, wait_for_gpus
 from launcher.run.locate import attach
@@ -248,6 +248,7 @@ def _submit(jobs: Sequence[tuple[Job, Membership | None]], on: str, options: Sta
     ids = tuple(new_run_id(job.name) for job, _ in jobs)
     array, made, plans = ids if len(ids) > 1 else (), list[Record](), list[Plan]()
     cluster, host = read_settings(os.environ).cluster(on), cluster_host(on)
+    kind = kind_of(cluster)
     with ExitStack() as on_error:
         # ssh may ask for a password: before anything is printed, such as what is sent as code
         fleet = on_error.enter_context(connect([(host, host)], None, options.ssh_config, ping=False))
@@ -255,7 +256,7 @@ def _submit(jobs: Sequence[tuple[Job, Membership | None]], on: str, options: Sta
         code = inputs.packed(options.log)
         try:
             for (job, group), run in zip(jobs, ids, strict=True):
-                plan = plan_on(job, cluster, fleet.engines[0], code.digest, run, array)
+                plan = kind.plan(job, cluster, fleet.engines[0], code.digest, run, array)
                 plans.append(plan)
                 made.append(Record.of(plan, list(inputs.secrets.values()), options.here / RUNS))
                 _start(job, plan, made[-1], fleet, inputs, group, options, Waiting(options.log, wait=False))

@@ -26,7 +26,7 @@ from launcher.model.plan import plain
 from launcher.model.sizes import counted
 from launcher.node.connect import Fleet, connect
 from launcher.planning.checks import Check, Level
-from launcher.run.cluster import check_cluster
+from launcher.run.cluster import kind_of
 from launcher.run.doctor import check_nodes
 
 _SIGNS = {Level.OK: "[green]ok  [/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]FAIL[/]"}
@@ -81,7 +81,8 @@ def doctor(
             if job is None or on is None:
                 yield from check_nodes(job, fleet)
             else:
-                yield from check_cluster(job, read_settings(os.environ).cluster(on), fleet)
+                cluster = read_settings(os.environ).cluster(on)
+                yield from kind_of(cluster).check(job, cluster, fleet)
 
         for check in checks():
             if isinstance(check, NodeFacts):

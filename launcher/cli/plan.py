@@ -18,20 +18,17 @@ import launcher
 from launcher import features
 from launcher.cli import options, terminal
 from launcher.errors import NodeUnfit, UsageError
-from launcher.export import slurm
 from launcher.export.target import Target
 from launcher.job.dump import json_schema
-from launcher.job.files import check_code, code_folder
-from launcher.job.models import Job
+from launcher.job.files import check_code
 from launcher.job.settings import read_settings
 from launcher.local_files import write_atomic
 from launcher.model.plan import NodePlan, Plan
 from launcher.model.sizes import counted
 from launcher.node.docker.values import docker_run
-from launcher.planning.cluster import build
-from launcher.records.code_files import code_files, readable
 from launcher.records.snapshot import list_code, pack
-from launcher.records.trainer import check_options, needed_trainer
+from launcher.records.trainer import check_options
+from launcher.run.cluster import kind_of
 
 
 def plan(
@@ -56,13 +53,15 @@ def plan(
     if on is not None:
         if docker or json:
             raise UsageError(f"--on {on}", "on a cluster the plan is an sbatch script", "omit --docker and --json")
-        script = _sbatch(loaded, on)
-        check_code(loaded, Path.cwd())
         log, cluster = terminal.Reporter().log, read_settings(os.environ).cluster(on)
+        text, warnings = kind_of(cluster).text(loaded, cluster)
+        for warning in warnings:
+            terminal.Reporter().warn(warning)
+        check_code(loaded, Path.cwd())
         listing = list_code(loaded, Path.cwd(), log, bare=cluster.container == "none")
         check_options(loaded, listing.folder, listing.trainer, log)
         pack(listing, log)
-        typer.echo(script, nl=False)
+        typer.echo(text, nl=False)
         return
     if docker and loaded.runtime != "docker":
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "run: launcher plan JOB")
@@ -125,10 +124,7 @@ def show(plan: Plan, console: Console) -> None:
 
 
 _EXPORTS = {name: each for feature in features.FEATURES.values() for name, each in feature.exports.items()}
-TARGETS = {
-    "slurm": "an sbatch script",
-    **{name: each.help for name, each in _EXPORTS.items()},
-}  # name -> what it prints
+TARGETS = {name: each.help for name, each in _EXPORTS.items()}  # name -> what it prints
 
 
 def _known(name: str) -> str:
@@ -171,37 +167,9 @@ def export(
 
 
 def target(name: str) -> Target:
-    """Return a target of the core, or of a feature, which is imported."""
-    return Target(slurm.KEYS, _slurm) if name == "slurm" else features.load(_EXPORTS[name])
-
-
-def _slurm(job: Job, cluster: str | None, image: str | None) -> str:  # noqa: ARG001 - the image is the job's
-    _note_trainer(job)
-    return _sbatch(job, cluster)
-
-
-def _sbatch(job: Job, on: str | None) -> str:
-    """Return the sbatch script. Raises JobInvalid, UsageError."""
-    cluster = slurm.ANY if on is None else read_settings(os.environ).cluster(on)
-    slurm.check(job, cluster.container)
-    planned = build(job, cluster.python, cluster.gpus)
-    for warning in planned.warnings:
-        terminal.Reporter().warn(warning)
-    return slurm.render(planned, cluster)
-
-
-def _note_trainer(job: Job) -> None:
-    """If `up` would add the launcher's trainer to the code, print how to do so manually. Raises JobInvalid."""
-    code = code_folder(job, Path.cwd())
-    if not code.is_dir():  # the code may be on another machine
-        return
-    with readable(code):
-        trainer = needed_trainer(job, code, code_files(code))
-    if trainer is not None:
-        copy = shlex.join(["cp", "-R", str(trainer), f"{code}/"])
-        terminal.Reporter().log(
-            f"`up --on` adds the launcher's module {trainer.name} to the code; to do so manually: {copy}"
-        )
+    """Import a target from its feature."""
+    found: Target = features.load(_EXPORTS[name])
+    return found
 
 
 def init(

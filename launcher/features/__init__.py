@@ -23,6 +23,22 @@ class Command:
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """A kind of cluster of the settings file: a value of type launcher.run.cluster.Kind."""
+
+    module: str
+    attribute: str
+
+
+@dataclass(frozen=True)
+class ClusterEngine:
+    """How a kind of cluster is reached: a function of type launcher.node.connect.ReachCluster."""
+
+    module: str
+    attribute: str
+
+
+@dataclass(frozen=True)
 class Export:
     """A target of `launcher export`: a value of type launcher.export.target.Target."""
 
@@ -59,7 +75,7 @@ class JobCheck:
     attribute: str
 
 
-def load(entry: Command | Export | JobCheck | Option | Step) -> Any:
+def load(entry: Cluster | ClusterEngine | Command | Export | JobCheck | Option | Step) -> Any:
     """Import what an entry names."""
     return getattr(importlib.import_module(entry.module), entry.attribute)
 
@@ -68,7 +84,9 @@ def load(entry: Command | Export | JobCheck | Option | Step) -> Any:
 class Feature:
     """What a feature adds to the core, by name."""
 
+    clusters: Mapping[str, Cluster] = field(default_factory=dict)  # by `kind` in the settings file
     commands: Mapping[str, Command] = field(default_factory=dict)
+    engines: Mapping[str, ClusterEngine] = field(default_factory=dict)  # by `kind` in the settings file
     exports: Mapping[str, Export] = field(default_factory=dict)
     options: Mapping[str, Option] = field(default_factory=dict)  # by command
     steps: Mapping[str, Step] = field(default_factory=dict)  # by key of the job file
@@ -98,6 +116,11 @@ FEATURES: Mapping[str, Feature] = {
         },
         steps={"data": Step("launcher.features.data.job", "bring_data")},
         checks={"data": JobCheck("launcher.features.data.job", "check_data")},
+    ),
+    "slurm": Feature(  # before kubernetes: so are the targets of `export` listed
+        clusters={"slurm": Cluster("launcher.features.slurm.cluster", "SLURM")},
+        engines={"slurm": ClusterEngine("launcher.features.slurm.engine", "reach")},
+        exports={"slurm": Export("launcher.features.slurm.targets", "SLURM", "an sbatch script")},
     ),
     "kubernetes": Feature(
         exports={

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.errors import UsageError
+from launcher.features import FEATURES
 from launcher.job.fields import Duration, SbatchOption, SbatchWord, Size
 from launcher.job.problems import nearest
 from launcher.model.limits import DEFAULT_LIMITS, settings_file
@@ -167,6 +168,8 @@ class Settings(_Section):
             raise UsageError(
                 f"--on {name}", "is a Kubernetes cluster, for which the launcher only writes manifests", fix
             )
+        if not any(found.kind in feature.clusters for feature in FEATURES.values()):
+            raise UsageError(f"--on {name}", f"this launcher has no clusters of kind {found.kind}", "install all of it")
         return found
 
     def kubernetes(self, name: str) -> Kubernetes:

@@ -5,28 +5,26 @@ Modules that a runtime does not need are not imported: plain processes need neit
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from launcher import features
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit
 from launcher.job.settings import Cluster, read_settings
 from launcher.model.facts import NodeFacts
 from launcher.model.host import cluster_name
 from launcher.model.limits import AnswerLimits
 from launcher.node.engine import Engine
-from launcher.node.machine import LocalMachine, Machine
 from launcher.node.parallel import run_all, run_all_settled
 from launcher.node.process.engine import ProcessEngine
-from launcher.node.slurm.engine import SlurmEngine
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
-from launcher.node.ssh.login import LoginMachine, log_in
 
 if TYPE_CHECKING:
     from launcher.node.docker.engine import DockerEngine
@@ -35,6 +33,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOCAL = "local"
 _LOADING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a cluster is reached. timeout: seconds to connect. ask: its login machine may prompt for a password."""
+
+    ssh_config: str | None
+    limits: AnswerLimits
+    timeout: float
+    ask: bool
+
+
+# Called with host (`slurm:CLUSTER`), settings and access, one cluster after another. What it returns connects the
+# engine, beside those of other hosts. Both raise LauncherError.
+ReachCluster: TypeAlias = Callable[[str, Cluster, Access], Callable[[], Engine]]
 
 
 class Fleet:
@@ -106,12 +119,13 @@ def connect(
     names = {host: name for _, host in hosts if (name := cluster_name(host)) is not None}
     clusters = {host: read_settings(os.environ).cluster(name) for host, name in names.items()}
     config = str(ssh_config) if ssh_config else None
+    access = Access(config, limits, timeout, ask)
     # Sequentially and before anything else: ssh may prompt for passwords.
-    logins = {host: _log_in(host, cluster.login, config, limits, timeout, ask) for host, cluster in clusters.items()}
+    reached = {host: _reach(host, cluster, access) for host, cluster in clusters.items()}
     remote = [host for _, host in hosts if host != LOCAL and host not in clusters]
     pool = _make_pool(remote, config, timeout) if remote else None
     opened = [
-        partial(_open_cluster, host, clusters[host], logins[host])
+        partial(_open_cluster, reached[host])
         if host in clusters
         else partial(_open, node, host, runtime, pool, limits, ping)
         for node, host in hosts
@@ -196,23 +210,19 @@ def _open(
     return [engine]
 
 
-def _log_in(
-    node: str, login: str, ssh_config: str | None, limits: AnswerLimits, timeout: float, ask: bool
-) -> Machine | LauncherError:
-    if login == LOCAL:
-        return LocalMachine(node, getpass.getuser(), limits)
+def _reach(host: str, cluster: Cluster, access: Access) -> Callable[[], Engine] | LauncherError:
+    kinds = {kind: entry for feature in features.FEATURES.values() for kind, entry in feature.engines.items()}
+    reach: ReachCluster = features.load(kinds[cluster.kind])
     try:
-        return LoginMachine(node, log_in(login, ssh_config, timeout, ask=ask), limits)
+        return reach(host, cluster, access)
     except LauncherError as error:
         return error
 
 
-def _open_cluster(host: str, cluster: Cluster, machine: Machine | LauncherError) -> list[Engine]:
-    if isinstance(machine, LauncherError):
-        raise machine
-    engine = SlurmEngine(host, cluster, machine)
-    engine.open()
-    return [engine]
+def _open_cluster(opener: Callable[[], Engine] | LauncherError) -> list[Engine]:
+    if isinstance(opener, LauncherError):
+        raise opener
+    return [opener()]
 
 
 def _answers(engine: DockerEngine) -> bool:

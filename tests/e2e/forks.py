@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MESSAGE = 1 << 18  # bytes; above what the arguments and variables of a call take
 INTERPRETER = ("PYTHON", "LANG", "LC_")  # variables that Python reads when it starts begin like this
 HANDLERS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL}
-NOT_IMPORTED = ("launcher.__main__", "launcher.export.oci_bundle")  # programs, as those of container_scripts/
+NOT_IMPORTED = ("launcher.__main__", "launcher.features.slurm.oci_bundle")  # programs, as those of container_scripts/
 
 
 def interpreter(env: Mapping[str, str]) -> dict[str, str]:

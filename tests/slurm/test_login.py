@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher.features.slurm.login import LoginMachine, log_in
 from launcher.node.parallel import run_all
-from launcher.node.ssh.login import LoginMachine, log_in
 from tests.bed.shell import run
 from tests.e2e.cli import Cli
 from tests.e2e.terminal import Person

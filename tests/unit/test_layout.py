@@ -35,11 +35,11 @@ def sources(package: str) -> Iterator[Path]:
 
 
 def test_the_launcher_makes_one_unix_socket() -> None:
-    """Its path must be below 104 bytes on macOS; that of ssh/login.py has a test of its longest path."""
+    """Its path must be below 104 bytes on macOS; that of slurm/login.py has a test of its longest path."""
     makers = ("AF_UNIX", "ControlPath", '"-M"', "start_unix_server", "UnixStreamServer")
     found = {str(path.relative_to(ROOT)) for path in sources("launcher") if any(m in path.read_text() for m in makers)}
     connecting = {"launcher/node/docker/channel.py", "launcher/node/ssh/identities.py"}
-    assert found == connecting | {"launcher/node/ssh/login.py"}
+    assert found == connecting | {"launcher/features/slurm/login.py"}
     for path in connecting:
         assert ".bind(" not in (ROOT / path).read_text()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import socket
 import subprocess
@@ -16,7 +15,6 @@ from launcher.errors import NodeUnreachable, UsageError
 from launcher.model.forward import Forward
 from launcher.node.ssh.config import SESSION_OPTIONS, open_ssh_argv, resolve
 from launcher.node.ssh.connection import SshPool
-from launcher.node.ssh.login import Login, LoginMachine
 from launcher.node.ssh.machine import SshMachine
 from tests.ports import free_port
 from tests.unit.ssh_server import SshServer, ssh_server
@@ -158,12 +156,6 @@ def test_a_command_of_the_ssh_program_is_ours_alone(
     assert server.requests == ["id -u"]
     assert capfd.readouterr() == ("", "")
     assert not list(sockets.iterdir())
-
-
-def test_a_login_machine_is_reached_alike(server: SshServer, machine: SshMachine) -> None:
-    with contextlib.closing(Login("node", machine.ssh_config, 30, ask=False)) as login:
-        assert LoginMachine("login", login).run(["id", "-u"]).code == 0
-    assert sorted(server.requests) == ["cat", "id -u"]
 
 
 def test_a_port_is_forwarded_beside_a_local_forward_of_the_config(server: SshServer, machine: SshMachine) -> None:

@@ -24,9 +24,9 @@ from launcher.job.settings import Settings
 from launcher.planning.cluster import ClusterPlan, build
 from tests.bed.fixtures import unavailable
 from tests.bed.settings import BedUnavailable
+from tests.exported import COMMAND, GPU
 from tests.features.kubernetes.test_text import CLOUD, JOBSET, TARGET, manifests
 from tests.slurm.bed import install
-from tests.unit.test_export import COMMAND, GPU
 from tests.unit.test_job_properties import jobs
 
 ORDINARY = [

@@ -18,7 +18,7 @@ from launcher.errors import JobInvalid, UsageError
 from launcher.features.kubernetes import manifests as kubernetes
 from launcher.job.settings import Kubernetes
 from launcher.planning.cluster import build
-from tests.unit.test_export import COMMAND, CPU, GPU, job
+from tests.exported import COMMAND, CPU, GPU, job
 
 GOLDEN = Path(__file__).parent / "golden"
 TARGET = kubernetes.Target("registry.example/train:1", "job-20260101-000000-abcd", kubernetes.ANY)

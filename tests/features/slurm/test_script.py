@@ -1,4 +1,4 @@
-"""Exports, compared with golden files: sbatch scripts, and the jobs that they refuse."""
+"""sbatch scripts, compared with golden files, and the jobs that they refuse."""
 
 from __future__ import annotations
 
@@ -10,46 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from launcher.errors import JobInvalid
-from launcher.export import slurm
+from launcher.features.slurm import script as slurm
 from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
-from launcher.job.models import Job
 from launcher.job.settings import Cluster
 from launcher.planning.cluster import build
+from tests.exported import CPU, DIGEST, GPU, job
 
-GOLDEN = Path(__file__).parent / "golden" / "export"
-DIGEST = "sha256:" + "ab" * 32
-CPU: dict[str, Any] = {
-    "name": "digits",
-    "runtime": "process",
-    "nodes": ["local", "local"],
-    "gpus": "none",
-    "run": {"module": "train", "args": {"data": "it's here", "epochs": 12}},
-    "env": {"OMP_NUM_THREADS": 1},
-    "timeout": "15m",
-}
-GPU: dict[str, Any] = {
-    "name": "imagenet",
-    "image": {"ref": f"nvcr.io/nvidia/pytorch:26.09-py3@{DIGEST}"},
-    "nodes": ["a", "b", "c", "d"],
-    "gpus": 8,
-    "run": {"script": "main.py", "args": ["--cost", "$5 $(x)"]},
-    "mounts": {"/data/imagenet": "/data:ro", "/scratch": "/scratch"},
-    "secrets": ["WANDB_API_KEY"],
-    "restarts": 3,
-    "resources": {"memory": "64g", "cpus": 16},
-}
-COMMAND: dict[str, Any] = {
-    "name": "any",
-    "image": {"ref": f"example.org/tool@{DIGEST}"},
-    "nodes": ["a", "b"],
-    "gpus": "none",
-    "run": {"command": ["sh", "-c", "echo $RANK\nEND\n"]},
-    "docker": {"ipc": "private"},
-}
+GOLDEN = Path(__file__).parent / "golden"
 HPC = Cluster(
     kind="slurm",
     login="hpc",
@@ -63,10 +33,6 @@ HPC = Cluster(
 )
 APPTAINER = HPC.model_copy(update={"container": "apptainer", "options": ()})
 OCI = HPC.model_copy(update={"container": "oci", "options": ()})
-
-
-def job(data: dict[str, Any]) -> Job:
-    return parse_job(yaml.safe_dump(data, sort_keys=False), "job.yaml")
 
 
 def sbatch(data: dict[str, Any], cluster: Cluster = slurm.ANY) -> str:
@@ -141,7 +107,7 @@ def test_ten_thousand_nodes_take_at_most_a_second_and_200_mb() -> None:
     code = """
 import time
 from pathlib import Path
-from launcher.export import slurm
+from launcher.features.slurm import script as slurm
 from launcher.job.models import Job
 from launcher.planning.cluster import build
 hosts = [f"gpu-{i}" for i in range(10_000)]

@@ -6,27 +6,21 @@ to all; any launcher of the same user finds them by the run's files and the job'
 
 from __future__ import annotations
 
+import getpass
 import json
 import posixpath
 import secrets
 import shlex
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 
 from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnfit
-from launcher.job.settings import Cluster
-from launcher.model.checked import OUTPUT_ROOT
-from launcher.model.container import BatchSpec, ContainerSpec, ContainerState, Phase
-from launcher.model.facts import NodeFacts
-from launcher.model.forward import Forward
-from launcher.model.labels import RUN
-from launcher.node.engine import Engine
-from launcher.node.files import Files
-from launcher.node.machine import Done, Machine, run_script, shell
-from launcher.node.slurm.queue import (
+from launcher.features.slurm.login import LoginMachine, log_in
+from launcher.features.slurm.queue import (
     ARRAY,
     ASK,
     COMMENT,
@@ -41,6 +35,16 @@ from launcher.node.slurm.queue import (
     options_of,
     parse,
 )
+from launcher.job.settings import Cluster
+from launcher.model.checked import OUTPUT_ROOT
+from launcher.model.container import BatchSpec, ContainerSpec, ContainerState, Phase
+from launcher.model.facts import NodeFacts
+from launcher.model.forward import Forward
+from launcher.model.labels import RUN
+from launcher.node.connect import LOCAL, Access
+from launcher.node.engine import Engine
+from launcher.node.files import Files
+from launcher.node.machine import Done, LocalMachine, Machine, run_script, shell
 
 _POLL = 1.0  # seconds between two queries of the queue
 _LATE = 60.0  # seconds after which NFS shows a new file to other machines (acdirmax)
@@ -117,6 +121,21 @@ squeue -h -a -u "$(id -u)" -o '%i %o|%k' | while read -r id job; do
   case $job in "$1/{NODES}/{SCRIPT}"[\ \|]* | *"|{COMMENT} $2") scancel "$id" ;; esac
 done
 """
+
+
+def reach(host: str, cluster: Cluster, access: Access) -> Callable[[], Engine]:
+    """Log in; return a function that opens the cluster's engine. Raises what log_in raises."""
+    if cluster.login == LOCAL:
+        machine = LocalMachine(host, getpass.getuser(), access.limits)
+    else:
+        login = log_in(cluster.login, access.ssh_config, access.timeout, ask=access.ask)
+        machine = LoginMachine(host, login, access.limits)
+    return partial(_opened, SlurmEngine(host, cluster, machine))
+
+
+def _opened(engine: SlurmEngine) -> Engine:
+    engine.open()
+    return engine
 
 
 class SlurmEngine(Engine):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import Cli
-from tests.unit.test_slurm import program
+from tests.features.slurm.test_engine import program
 
 MOST = 5  # seconds of a command's processor time
 

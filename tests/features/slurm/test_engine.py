@@ -17,26 +17,27 @@ from rich.console import Console
 
 from launcher.cli.console import print_outcome
 from launcher.errors import JobInvalid, NodeUnfit, UsageError
+from launcher.features.slurm import cluster as slurm_cluster
+from launcher.features.slurm import engine as slurm_engine
+from launcher.features.slurm.engine import SlurmEngine
+from launcher.features.slurm.queue import ASK, RunInQueue, parse
 from launcher.job.loader import parse_job
 from launcher.job.settings import read_settings
 from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.node.connect import Fleet
 from launcher.node.machine import LocalMachine
-from launcher.node.slurm import engine as slurm_engine
-from launcher.node.slurm.engine import SlurmEngine
-from launcher.node.slurm.queue import ASK, RunInQueue, parse
 from launcher.planning.checks import Level
 from launcher.planning.cluster import build
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.cluster import check_cluster
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from launcher.run.exec_shell import execute
 from launcher.run.locate import Attached
 from launcher.run.outcome import conclude
 from launcher.run.state import RunState, state_of
-from tests.unit.test_export import CPU, DIGEST, GPU, HPC, import_step, sbatch
+from tests.exported import CPU, DIGEST, GPU
+from tests.features.slurm.test_script import HPC, import_step, sbatch
 
 RUN = "job-20260101-000000-abcd"
 NOT_STARTED = -1  # instead of a node's exit code
@@ -547,7 +548,7 @@ def test_doctor_asks_a_node_for_its_enroot(
     here = HPC.model_copy(update={"workdir": str(tmp_path)})
     engine = SlurmEngine("slurm:hpc", here, LocalMachine("slurm:hpc", "me"))
     job = parse_job(yaml.safe_dump({**GPU, "secrets": []}), "job.yaml")
-    *_, last = check_cluster(job, here, Fleet([engine], {}, None))
+    *_, last = slurm_cluster.check(job, here, Fleet([engine], {}, None))
     assert (last.name, last.level) == ("enroot", level)
     assert expected in last.what
 

@@ -1,0 +1,41 @@
+"""The target `slurm` of `launcher export`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from launcher.cli import terminal
+from launcher.export.target import Target
+from launcher.features.slurm import cluster, script
+from launcher.job.files import code_folder
+from launcher.job.models import Job
+from launcher.job.settings import read_settings
+from launcher.records.code_files import code_files, readable
+from launcher.records.trainer import needed_trainer
+
+
+def _text(job: Job, on: str | None, image: str | None) -> str:  # noqa: ARG001 - the image is the job's
+    _note_trainer(job)
+    text, warnings = cluster.text(job, script.ANY if on is None else read_settings(os.environ).cluster(on))
+    for warning in warnings:
+        terminal.Reporter().warn(warning)
+    return text
+
+
+def _note_trainer(job: Job) -> None:
+    """If `up` would add the launcher's trainer to the code, print how to do so manually. Raises JobInvalid."""
+    code = code_folder(job, Path.cwd())
+    if not code.is_dir():  # the code may be on another machine
+        return
+    with readable(code):
+        trainer = needed_trainer(job, code, code_files(code))
+    if trainer is not None:
+        copy = shlex.join(["cp", "-R", str(trainer), f"{code}/"])
+        terminal.Reporter().log(
+            f"`up --on` adds the launcher's module {trainer.name} to the code; to do so manually: {copy}"
+        )
+
+
+SLURM = Target(script.KEYS, _text)

@@ -1,1 +1,0 @@
-"""Slurm clusters as an Engine: one for all nodes of a run, on the login machine."""
