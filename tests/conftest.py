@@ -10,6 +10,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ sys.dont_write_bytecode = False
 
 gc.disable()  # until all tests are collected: a second in each worker
 
+TESTS = Path(__file__).parent
 WORKERS, WITH_BEDS = 6, 4  # at least: many tests wait most of the time; those with a bed each use more of the machine
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 if WORKER not in ("", "gw0"):  # each worker has a separate bed
@@ -68,7 +70,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
     Here, and not when all tests have been collected: by then pytest-xdist has read the groups.
     """
-    folder, file = item.path.parent.name, item.path.stem
+    folder, file = str(item.path.parent.relative_to(TESTS)), item.path.stem
     if "bed" in getattr(item, "fixturenames", ()) or folder == "slurm":
         item.add_marker("bed")
     if folder == "train":  # expensive fixtures, one per file, and in each worker a process that has imported torch
@@ -95,7 +97,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kinds["train"], kinds[""] = [], [item for item in items if item in {*kinds["train"], *kinds[""]}]
     placed = []
     for kind in (kinds["bed"], kinds[""]):
-        ends = list(itertools.accumulate(SECONDS.get(item.path.parent.name, 1.0) for item in kind))
+        ends = list(itertools.accumulate(SECONDS.get(str(item.path.parent.relative_to(TESTS)), 1.0) for item in kind))
         placed += [(end / ends[-1], item) for end, item in zip(ends, kind, strict=True)]
     spread = [item for _, item in sorted(placed, key=lambda each: each[0])]
     items[:] = [*kinds["slurm"], *kinds["images"], *kinds["train"], *spread]

@@ -51,7 +51,8 @@ class Export:
 class Option:
     """Options of a command of the core: the keyword-only parameters of a function, as typer reads them.
 
-    The command defines what it calls the function with, and what it gets: for doctor, launcher.cli.doctor.Option.
+    The command defines what it calls the function with, and what it gets: launcher.cli.doctor.Option,
+    launcher.cli.up.Option.
     """
 
     module: str
@@ -122,6 +123,7 @@ FEATURES: Mapping[str, Feature] = {
         engines={"slurm": ClusterEngine("launcher.features.slurm.engine", "reach")},
         exports={"slurm": Export("launcher.features.slurm.targets", "SLURM", "an sbatch script")},
     ),
+    "sweeps": Feature(options={"up": Option("launcher.features.sweeps.option", "options", after="raw")}),
     "kubernetes": Feature(
         exports={
             "jobset": Export("launcher.features.kubernetes.targets", "JOBSET", "Kubernetes manifests"),

@@ -16,17 +16,17 @@ from os import PathLike
 from typing import Any
 
 from launcher.api.jobs import chosen_config
-from launcher.api.pool import Machines
 from launcher.api.run import Run, find
 from launcher.api.up import StartOptions, inputs_of, start_run
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
+from launcher.features.sweeps.machines import Machines
+from launcher.features.sweeps.pool import Placement
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, on_nodes, variant_name
 from launcher.job.scalars import duration
 from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.parallel import in_background, run_all, run_all_settled, uninterrupted
-from launcher.planning.pool import Placement
 from launcher.records.groups import latest_of
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS

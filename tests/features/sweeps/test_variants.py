@@ -11,7 +11,7 @@ import pytest
 
 from launcher.api.jobs import load
 from launcher.api.run import Run
-from launcher.api.sweep import State, Sweep, _LostError
+from launcher.features.sweeps.sweep import State, Sweep, _LostError
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from launcher.run import messages

@@ -12,13 +12,13 @@ from functools import partial
 from launcher.api.machines import machines
 from launcher.api.up import StartOptions
 from launcher.errors import InUse, LauncherError, NodesFailed, NodeUnreachable
+from launcher.features.sweeps.pool import Placement, Pool, no_room, room
 from launcher.image.lock import lock_path
 from launcher.job.models import Job
 from launcher.job.overrides import on_nodes
 from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
 from launcher.node.parallel import in_background, run_all_settled
-from launcher.planning.pool import Placement, Pool, no_room, room
 from launcher.run.gpus import counts, with_claims
 from launcher.run.prepare import make_image
 

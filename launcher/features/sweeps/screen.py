@@ -13,13 +13,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from launcher.api.sweep import State, Sweep, Variant
 from launcher.api.up import until_started
 from launcher.cli.foreground import SECOND_CTRL_C, without_ctrl_c
 from launcher.cli.long_work import LongWork
 from launcher.cli.status import STYLES
 from launcher.cli.terminal import Reporter, interactive
 from launcher.errors import StoppedByUser
+from launcher.features.sweeps.sweep import State, Sweep, Variant
 from launcher.job.models import Job
 from launcher.job.scalars import duration
 from launcher.node.parallel import uninterrupted

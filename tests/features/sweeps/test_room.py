@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from launcher.api.jobs import load, plan
 from launcher.errors import JobInvalid
+from launcher.features.sweeps.pool import Placement, Pool, no_room, room
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, on_nodes
 from launcher.model.facts import Gpu
 from launcher.node.facts import parse
 from launcher.planning.offline import _node
-from launcher.planning.pool import Placement, Pool, no_room, room
 from tests.nvidia import MISMATCH, Machine, cards
 
 HEAD = "name: job\nimage: {ref: img}\nrun: {module: train}\n"

@@ -1,0 +1,79 @@
+"""What `launcher up` does with a job that is a sweep, and its option."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from launcher import Run
+from launcher.api.up import up_array, variants
+from launcher.cli.console import Screen
+from launcher.cli.foreground import follow, stop_now
+from launcher.cli.terminal import Reporter
+from launcher.cli.up import Asked, run_one
+from launcher.errors import StoppedByUser, UsageError
+from launcher.features.sweeps.screen import run_sweep
+from launcher.features.sweeps.sweep import is_sweep
+from launcher.job.models import Job
+
+
+def options(
+    job: Job,
+    asked: Asked,
+    *,
+    most: Annotated[
+        int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Run at most N variants in parallel.")
+    ] = None,
+) -> int | None:
+    """The variants of a sweep run one after another, or in parallel on a pool of
+    machines; --resume GROUP runs those without a result.
+    """
+    if not job.sweep:
+        return None
+    if asked.on is not None:
+        return _run_array(job, asked, asked.on)
+    if asked.detach:
+        what = "its variants run one after another, and with -d no process would start the next one"
+        raise UsageError(f"{asked.file}: sweep", what, "omit -d; to run without a terminal: nohup launcher up JOB &")
+    if job.each or is_sweep(asked.resume):
+        return run_sweep(job, resume=asked.resume, most=most, ssh_config=asked.ssh_config)
+    code = 0
+    for variant, group in variants(job):
+        ended = run_one(variant, asked, group)
+        code = max(code, ended or 0)
+        if ended in (None, StoppedByUser.exit_code):  # the user has detached or stopped the sweep
+            break
+    return code
+
+
+def _run_array(job: Job, asked: Asked, on: str) -> int:
+    with ExitStack() as held:
+        made = up_array(job, on, resume=asked.resume, log=Reporter().log, ssh_config=asked.ssh_config)
+        runs = [*map(held.enter_context, made)]
+        return _follow_array(runs, detach=asked.detach, raw=asked.raw)
+
+
+def _follow_array(runs: list[Run], *, detach: bool, raw: bool) -> int:
+    """Follow the runs in turn and return the worst exit code.
+
+    Detaching from one run detaches from all; stopping one stops the rest.
+    """
+    group = runs[0].group
+    name = group.group if group else runs[0].id
+    Reporter().log(
+        f"{len(runs)} variants were submitted as one job array. To compare the results: launcher compare {name}"
+    )
+    code = 0
+    for run in [] if detach else runs:
+        with Screen(run.mask, raw=raw) as screen:
+            if code == StoppedByUser.exit_code:
+                stop_now(run, screen)
+                continue
+            ended = follow(run, screen)
+        if ended is None:
+            Reporter().log("the other variants continue too. To list them: launcher runs")
+            return 0
+        code = max(code, ended)
+    return code
