@@ -28,8 +28,8 @@ from torch import Tensor
 from bench import report
 from train.__main__ import leave
 from train.config import parse
+from train.distributed.world import start
 from train.host_copy import map_tensors
-from train.parallel.world import start
 from train.run import Run
 from train.saving import save
 from train.setup import prepare

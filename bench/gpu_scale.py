@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from train.config import Config, parse
-from train.parallel.world import World, start
+from train.distributed.world import World, start
 
 Figures = dict[str, Any]
 T = TypeVar("T")

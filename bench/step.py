@@ -25,11 +25,11 @@ from bench import report
 from train.clock import Clock
 from train.config import Config, parse
 from train.data.sampler import fold
+from train.distributed.world import StopSignal, World, start
 from train.metrics import Meter
 from train.models import make_model
 from train.optim import has_fused_kernel
 from train.own_work import OwnWork
-from train.parallel.world import StopSignal, World, start
 from train.precision import choose_precision
 from train.run import Run
 from train.setup import prepare

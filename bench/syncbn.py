@@ -5,8 +5,9 @@
 
 Inputs are (B, C), as published, or images with --side. Forward and `outputs.sum().backward()` of one warmed-up layer;
 starting processes is not included. Variants alternate.
-custom: train/syncbn.py over all ranks. On GPUs it is compared with library (torch's); on CPU, where that does not work,
-with whole: torch's plain batch norm of all ranks' batches in one process, the same result without communication.
+custom: train/experiments/syncbn.py over all ranks. On GPUs it is compared with library (torch's); on CPU, where that
+does not work, with whole: torch's plain batch norm of all ranks' batches in one process, the same result without
+communication.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from torch import Tensor, nn
 from bench.report import machine, table
 from train.__main__ import leave
 from train.config import Config
-from train.parallel.world import World, start
-from train.syncbn import SyncBatchNorm
+from train.distributed.world import World, start
+from train.experiments.syncbn import SyncBatchNorm
 
 CHANNELS, BATCHES = (128, 256, 512, 1024), (32, 64)
 Layer = Callable[[Tensor], Tensor]

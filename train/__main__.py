@@ -12,7 +12,6 @@ import sys
 from typing import NoReturn
 
 from train.config import Config, declared, parse
-from train.dual_batch import guard
 from train.errors import Stopped, TrainError, alike_on_a_machine, tell
 
 EXIT_USAGE, EXIT_STOPPED = 2, 143
@@ -20,7 +19,7 @@ OF_THE_USER = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPER
 CHECK = "--check"  # as `launcher plan` and `up` call it, where torch may not be installed
 
 # first argument -> module whose main(argv) handles it; any other first argument means training
-COMMANDS = {"dual-batch": "train.dual_batch.cli", "export": "train.export", "pack": "train.data.pack"}
+COMMANDS = {"dual-batch": "train.experiments.dual_batch.cli", "export": "train.export", "pack": "train.data.pack"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,8 +38,11 @@ def main(argv: list[str] | None = None) -> int:
                 declared([word for word in argv if word != CHECK])
                 return 0
             config = parse(argv)
-        if guard.needed(config.parallel):
-            return guard.guard(argv)
+        if config.parallel == "dual_batch":
+            from train.experiments.dual_batch import guard
+
+            if guard.needed():
+                return guard.guard(argv)
         # imported after parsing: --help and option errors must not wait for torch
         gc.disable()  # garbage collection takes a seventh of torch's import time and finds nothing
         from torch.distributed.elastic.multiprocessing.errors import record
@@ -79,7 +81,7 @@ def run(config: Config) -> None:
         TrainError, Stopped: see `train.loop.train`.
     """
     if config.parallel == "dual_batch":
-        from train.dual_batch.run import run as run_dual_batch
+        from train.experiments.dual_batch.run import run as run_dual_batch
 
         run_dual_batch(config)
         return
@@ -87,8 +89,8 @@ def run(config: Config) -> None:
     import torch.distributed as dist
 
     from train.deadline import exit_after_sigterm
-    from train.parallel.peers import report_lost_peers
-    from train.parallel.world import StopSignal, start
+    from train.distributed.peers import report_lost_peers
+    from train.distributed.world import StopSignal, start
 
     world = start(config)
     stop = StopSignal(world)
@@ -131,7 +133,7 @@ def leave(code: int) -> NoReturn:
 
     All files are written and closed by now. If a thread of a communication library is still running when the
     interpreter shuts down, the process aborts with "terminate called without an active exception". The process
-    group's threads have exited (see `train.parallel.world`), but those of torch RPC may still be running, and a
+    group's threads have exited (see `train.distributed.world`), but those of torch RPC may still be running, and a
     successful training must not end with SIGABRT.
     """
     sys.stdout.flush()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from train.config import Config
+from train.distributed.methods import abilities
 from train.errors import TrainError
-from train.parallel.methods import abilities
 
 ADAM = ("adamw", "muon")
 SCALED_OR_HALF = ("fp16", "O2", "O3")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from train.data.batch import Batch, Request
 from train.data.loader import Loader
 from train.data.source import Pixels
+from train.distributed.world import World, broadcast_together
 from train.errors import Stopped
 from train.metrics import Meter, Scores, validation_indices
-from train.parallel.world import World, broadcast_together
 from train.step import Objective
 
 SHOWN = 32  # maximum number of misclassified images to return

@@ -14,12 +14,12 @@ from train.clock import Clock
 from train.config import Config
 from train.data import sampler
 from train.data.batch import Request, micro_batches
+from train.distributed.world import StopSignal, World
 from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
 from train.every import Every
 from train.metrics import NO_SCORES, Meter, Scores
 from train.own_work import OwnWork
-from train.parallel.world import StopSignal, World
 from train.profile import tracing
 from train.reporting import (
     announce,

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from train.data import sampler
+from train.distributed.world import World
 from train.errors import TrainError
-from train.parallel.world import World
 
 
 def counts(logits: Tensor, labels: Tensor, losses: Tensor, weights: Tensor) -> Tensor:

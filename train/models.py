@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from train import drop_path, foreign
 from train.blurpool import with_blurred_strides
-from train.cifar_models import (
-    cifar_convnet,
-    cifar_mobilenet_v2,
-    cifar_mobilenet_v2_nobn,
-    cifar_resnet18_keras,
-    cifar_vgg16,
-)
 from train.config import Config
 from train.errors import TrainError
-from train.syncbn import BATCH_NORMS
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class SmallCNN(nn.Module):
@@ -50,57 +44,16 @@ class SmallCNN(nn.Module):
         return logits
 
 
-class BasicBlock(nn.Module):
-    """Basic residual block: He et al., arXiv 1512.03385, figure 5 left."""
-
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels != width:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, channels, H, W) -> (N, width, H/stride, W/stride)."""
-        out = functional.relu(self.bn1(self.conv1(x)))
-        return functional.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
-
-
-def _cifar_resnet(num_classes: int, widths: tuple[int, ...], blocks: int) -> nn.Module:
-    """ResNet with stem stride 1, no max-pool, `blocks` blocks per width; all stages except the first halve the side."""
-    stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
-    layers: list[nn.Module] = [stem, nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)]
-    channels = widths[0]
-    for stage, width in enumerate(widths):
-        for block in range(blocks):
-            layers.append(BasicBlock(channels, width, 2 if stage and not block else 1))
-            channels = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
-
-
-def cifar_resnet18(num_classes: int) -> nn.Module:
-    """ResNet-18 for 32x32 images, 11.2 million parameters."""
-    return _cifar_resnet(num_classes, (64, 128, 256, 512), 2)
-
-
-def cifar_resnet20(num_classes: int) -> nn.Module:
-    """ResNet-20 for 32x32 images (He et al., section 4.2, with projection shortcuts), 0.27 million parameters."""
-    return _cifar_resnet(num_classes, (16, 32, 64), 3)
-
-
-OWN: dict[str, Callable[[int], nn.Module]] = {
-    "cifar_mobilenet_v2": cifar_mobilenet_v2,
-    "cifar_mobilenet_v2_nobn": cifar_mobilenet_v2_nobn,
-    "cifar_vgg16": cifar_vgg16,
-    "smallcnn": SmallCNN,
-    "cifar_convnet": cifar_convnet,
-    "cifar_resnet18": cifar_resnet18,
-    "cifar_resnet18_keras": cifar_resnet18_keras,
-    "cifar_resnet20": cifar_resnet20,
-}
+OF_EXPERIMENTS = (
+    "cifar_convnet",
+    "cifar_mobilenet_v2",
+    "cifar_mobilenet_v2_nobn",
+    "cifar_resnet18",
+    "cifar_resnet18_keras",
+    "cifar_resnet20",
+    "cifar_vgg16",
+)  # functions of train.experiments.cifar_models
+OWN = ("smallcnn", *OF_EXPERIMENTS)
 
 
 def make_model(
@@ -127,7 +80,7 @@ def make_model(
             raise TrainError(f"--drop-path {depth_rate}: --arch {arch} has no stochastic depth")
         if options:
             raise TrainError(f"--model-kwargs {' '.join(options)}: --arch {arch} has no options")
-        return OWN[arch](num_classes)
+        return _own(arch, num_classes)
     from torchvision import models  # imported here: it takes two seconds, and the architectures in OWN do not need it
 
     names: list[str] = models.list_models(module=models)
@@ -144,6 +97,13 @@ def make_model(
     if depth_rate != drop_path.OWN and name is None:
         drop_path.set_rate(model, arch, depth_rate)
     return model
+
+
+def _own(arch: str, num_classes: int) -> nn.Module:
+    if arch not in OF_EXPERIMENTS:
+        return SmallCNN(num_classes)
+    built: nn.Module = getattr(importlib.import_module("train.experiments.cifar_models"), arch)(num_classes)
+    return built
 
 
 def _built(
@@ -224,6 +184,11 @@ def last_layer(model: nn.Module) -> list[str]:
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether the model has batch norm layers, so that outputs depend on batch statistics."""
     return any(isinstance(module, BATCH_NORMS) for module in model.modules())
+
+
+def has_own_sync_batch_norm(model: nn.Module) -> bool:
+    """Whether the model has layers of `train.experiments.syncbn`, which is not imported if it has none."""
+    return any(getattr(module, "over_ranks", False) for module in model.modules())
 
 
 def parameter_count(model: nn.Module) -> int:

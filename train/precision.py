@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from train.config import Config
 from train.foreach import add_, all_finite, copy_, multiply_, zero_
-from train.syncbn import BATCH_NORMS
+from train.models import BATCH_NORMS
 
 
 class TensorCores(TorchFunctionMode):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from train.config import Config
-from train.parallel.world import World
+from train.distributed.world import World
 
 SKIPPED, RECORDED = 5, 5  # steps: the first ones allocate, compile and choose algorithms
 

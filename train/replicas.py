@@ -20,9 +20,9 @@ from torch import Tensor
 
 from train.checkpoint import LAST, PREVIOUS, Loaded, select
 from train.config import Config
+from train.distributed.world import World
 from train.errors import TrainError
 from train.host_copy import map_tensors
-from train.parallel.world import World
 
 
 def reads(config: Config, world: World) -> bool:

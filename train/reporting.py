@@ -16,11 +16,11 @@ from train import infiniband
 from train.checkpoint import weights_digest
 from train.clock import Clock
 from train.config import Config
+from train.distributed.methods import device_count, method
+from train.distributed.world import World
 from train.hardware import device_name, peak_memory
 from train.metrics import NO_SCORES, Meter, Scores, check_finite
 from train.models import parameter_count
-from train.parallel.methods import device_count, method
-from train.parallel.world import World
 from train.run import Run
 from train.stragglers import KINDS, WINDOW
 from train.watch import Interval, Silent, Validated, Writer

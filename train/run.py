@@ -14,15 +14,14 @@ from train.data.contents import Digest
 from train.data.loader import Loader
 from train.data.repeat import Repeated
 from train.data.source import Dataset
+from train.distributed.world import World
 from train.infiniband import Ports
-from train.models import has_batch_norm
-from train.parallel.world import World
+from train.models import has_batch_norm, has_own_sync_batch_norm
 from train.precision import Precision
 from train.schedule import Schedule
 from train.step import Step
 from train.store import Store
 from train.stragglers import Stragglers
-from train.syncbn import SyncBatchNorm
 
 
 @dataclass
@@ -83,10 +82,10 @@ class Run:
     def min_samples(self) -> int:
         """The size to which a rank's batch is padded with samples of weight 0.
 
-        Batch norm rejects a single value per channel. `SyncBatchNorm` accepts an empty batch and must not see fillers;
-        torch's accepts a single value, but no empty batch with autocast.
+        Batch norm rejects a single value per channel. Our synchronised layers accept an empty batch and must not see
+        fillers; torch's accept a single value, but no empty batch with autocast.
         """
-        if any(isinstance(module, SyncBatchNorm) for module in self.model.modules()):
+        if has_own_sync_batch_norm(self.model):
             return 0
         return 2 if has_batch_norm(self.model) and self.config.syncbn == "none" else 1
 

@@ -20,22 +20,21 @@ from train.data.loader import Loader
 from train.data.open import is_synthetic, open_dataset
 from train.data.repeat import Repeated
 from train.data.source import Dataset
+from train.distributed.agreement import agree, start_alike
+from train.distributed.methods import abilities, make_step, method
+from train.distributed.world import World
 from train.errors import TrainError
 from train.hardware import device_name, ideal_seconds
 from train.infiniband import Ports
 from train.memory import keep_freed_memory
 from train.models import check_sides, configured_model, without_gradient
 from train.own_work import node_name
-from train.parallel.agreement import agree, start_alike
-from train.parallel.methods import abilities, make_step, method
-from train.parallel.world import World
 from train.precision import choose_precision
 from train.restore import check_same_model, restore, short
 from train.run import Progress, Run, global_batch
 from train.schedule import make_schedule
 from train.store import Store, make_store
 from train.stragglers import Stragglers
-from train.syncbn import convert
 from train.weights import read_weights
 
 
@@ -160,6 +159,8 @@ def _silent(_text: str) -> None:
 
 def _with_syncbn(model: nn.Module, config: Config) -> nn.Module:
     if config.syncbn == "custom":
+        from train.experiments.syncbn import convert
+
         return convert(model)
     if config.syncbn == "library":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch's

@@ -29,9 +29,9 @@ from torch.distributed.tensor import DTensor
 
 from train.checkpoint import Background, Loaded, State, read, select, write
 from train.config import Config
+from train.distributed.world import World
 from train.errors import TrainError
 from train.host_copy import HostCopy, map_tensors
-from train.parallel.world import World
 
 T = TypeVar("T")
 LAST, PREVIOUS, RUN = "last.sharded", "previous.sharded", "run.pt"

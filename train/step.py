@@ -18,11 +18,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from train.config import Config
 from train.data.batch import Batch
+from train.distributed.world import World, broadcast_together
 from train.errors import TrainError
 from train.foreach import copy_
 from train.metrics import counts
 from train.optim import load_state, make_optimizer, set_rate
-from train.parallel.world import World, broadcast_together
 from train.precision import LossScale, Masters, Precision
 
 

@@ -11,8 +11,8 @@ from typing import Protocol
 from train import replicas
 from train.checkpoint import Loaded, Saver, State, check_replaceable
 from train.config import Config
+from train.distributed.world import World
 from train.errors import TrainError
-from train.parallel.world import World
 
 
 class Store(Protocol):

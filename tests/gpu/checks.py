@@ -36,10 +36,10 @@ from train.data.decode import choose_decoder
 from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Pixels
+from train.distributed.world import StopSignal, start
 from train.hardware import device_name, ideal_seconds, peak_memory
 from train.loop import train
 from train.models import make_model
-from train.parallel.world import StopSignal, start
 from train.run import Run
 from train.setup import prepare
 from train.step import Plan

@@ -11,14 +11,14 @@ from torch import nn
 from bench.gpu_scale import Figures, Scale, group, relative
 from train.config import Config
 from train.data.batch import Batch
+from train.distributed.ddp import distributed
+from train.distributed.fsdp import ShardedStep
+from train.distributed.methods import make_step
+from train.distributed.world import World
+from train.experiments.syncbn import SyncBatchNorm
 from train.models import make_model
-from train.parallel.ddp import distributed
-from train.parallel.fsdp import ShardedStep
-from train.parallel.methods import make_step
-from train.parallel.world import World
 from train.precision import choose_precision
 from train.step import Plan, Step
-from train.syncbn import SyncBatchNorm
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # largest error of synchronised batch norm
 SIDE = 16

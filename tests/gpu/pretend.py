@@ -191,8 +191,8 @@ def _patches() -> dict[str, Any]:
         "torch.autocast": Autocast,
         "torch.compile": partial(compiled, backend="eager"),  # the CPU's backend needs a C++ compiler and half a minute
         "torch.distributed.init_process_group": lambda backend, **named: join("gloo", **named),
-        "train.parallel.ddp.DistributedDataParallel": OnCpu,
-        "train.parallel.fsdp.init_device_mesh": lambda device, shape: mesh("cpu", shape),
+        "train.distributed.ddp.DistributedDataParallel": OnCpu,
+        "train.distributed.fsdp.init_device_mesh": lambda device, shape: mesh("cpu", shape),
     }
 
 

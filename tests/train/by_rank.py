@@ -12,7 +12,7 @@ import torch.distributed as dist
 from train import deadline
 from train.__main__ import exit_code, leave
 from train.data.folder import FileSource
-from train.dual_batch.guard import GUARDED
+from train.experiments.dual_batch.guard import GUARDED
 
 
 def hang(source: FileSource, index: int) -> bytes:

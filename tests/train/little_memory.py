@@ -10,8 +10,8 @@ if __name__ == "__main__":
     from train.__main__ import leave, main
 
     if os.environ["RANK"] == rank:
-        from train.dual_batch import worker
-        from train.dual_batch.guard import GUARDED
+        from train.experiments.dual_batch import worker
+        from train.experiments.dual_batch.guard import GUARDED
 
         os.environ[GUARDED] = str(os.getppid())  # no guard: a child process would not have the limit
         train_epoch = worker.train_epoch

@@ -12,12 +12,12 @@ for name in (
     "torch.utils.tensorboard.summary",
     "torchvision.models",
     "torchvision.transforms.v2",
-    "train.dual_batch.run",
+    "train.experiments.dual_batch.run",
     "train.loop",
-    "train.parallel.fsdp",
-    "train.parallel.model",
-    "train.parallel.peers",
-    "train.parallel.pipeline",
+    "train.distributed.fsdp",
+    "train.experiments.model",
+    "train.distributed.peers",
+    "train.experiments.pipeline",
     "train.sharded",
 ):
     importlib.import_module(name)

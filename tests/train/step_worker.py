@@ -16,13 +16,13 @@ from train.config import Config
 from train.data.batch import Batch, Transfer
 from train.data.loader import Loader
 from train.data.repeat import synthetic
+from train.distributed.ddp import wrap
+from train.distributed.world import World, start
 from train.evaluate import evaluate
+from train.experiments.syncbn import SyncBatchNorm
 from train.models import SmallCNN, make_model
-from train.parallel.ddp import wrap
-from train.parallel.world import World, start
 from train.precision import choose_precision
 from train.step import Objective, Plan, Step
-from train.syncbn import SyncBatchNorm
 
 
 def norm_error(

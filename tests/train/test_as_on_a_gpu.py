@@ -18,11 +18,13 @@ from torch import nn
 from tests.gpu import pretend
 from tests.train.runs import digit_tree, finish, run, start
 from tests.train.test_combinations import problem
-from train import syncbn
 from train.checkpoint import Saver, read
 from train.config import Config, parse
-from train.dual_batch import cli
+from train.distributed.world import StopSignal, World, choose_device
+from train.distributed.world import start as join
 from train.errors import TrainError
+from train.experiments import dp, syncbn
+from train.experiments.dual_batch import cli
 from train.hardware import device_name, near_cores, peak_memory
 from train.host_copy import HostCopy, map_tensors
 from train.loop import train
@@ -30,9 +32,6 @@ from train.metrics import Meter, read_late
 from train.models import SmallCNN
 from train.optim import has_fused_kernel, load_state, make_optimizer
 from train.own_work import OwnWork
-from train.parallel import dp
-from train.parallel.world import StopSignal, World, choose_device
-from train.parallel.world import start as join
 from train.precision import choose_precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -147,7 +146,7 @@ def test_costs_are_measured_on_a_gpu(capsys: pytest.CaptureFixture[str], monkeyp
     options = ["fit", "--arch", "smallcnn", "--image-size", "8", "--batches", "2", "256", "--repeats", "2", "--json"]
     # Steps of 2 and of 256 samples in turn, timed at their start and end: each takes 1 s and 1 s per 256 samples.
     times = itertools.accumulate(itertools.cycle([1, 1 + 2 / 256, 1, 2]))
-    monkeypatch.setattr("train.dual_batch.fit.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr("train.experiments.dual_batch.fit.time", SimpleNamespace(perf_counter=lambda: next(times)))
     with pretend.gpu():
         cli.main(options)
     found = json.loads(capsys.readouterr().out)

@@ -17,9 +17,9 @@ from train.__main__ import main
 from train.checkpoint import Saver, digest, read
 from train.data.contents import Contents, Listed
 from train.data.open import open_dataset
+from train.distributed.agreement import agree_on_weights, mixed_software
+from train.distributed.world import World
 from train.errors import TrainError
-from train.parallel.agreement import agree_on_weights, mixed_software
-from train.parallel.world import World
 from train.restore import _changes
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.dual_batch.fit import Timing, fit
-from train.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
 from train.errors import TrainError
+from train.experiments.dual_batch.fit import Timing, fit
+from train.experiments.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
 
 PUBLISHED = Cost(0.00022595, 0.006233854698278141)
 

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
-from train.dual_batch.merge import merge_all, merge_one
-from train.dual_batch.plan import Share
-from train.dual_batch.server import Grant, ParameterServer, Rates
+from train.experiments.dual_batch.merge import merge_all, merge_one
+from train.experiments.dual_batch.plan import Share
+from train.experiments.dual_batch.server import Grant, ParameterServer, Rates
 
 NO_SUMS = torch.zeros(4, dtype=torch.float64)
 LARGE, SMALL = Share(100, 13750, 1.0, small=False), Share(10, 8750, 8750 / 13750, small=True)

@@ -13,10 +13,10 @@ from tests.train.runs import digit_tree
 from train.__main__ import main
 from train.blurpool import BlurredConv
 from train.config import Config
+from train.distributed.ddp import _needed_in_training
 from train.errors import TrainError
 from train.evaluate import Mirrored
 from train.models import configured_model
-from train.parallel.ddp import _needed_in_training
 from train.weights import read_weights
 
 

@@ -10,10 +10,10 @@ import torch
 from tests.train.runs import ROOT, Rank, digit_tree, finish, run, start
 from tests.train.test_parallel_methods import distance
 from train.config import Config
+from train.distributed.fsdp import ShardedStep, blocks, only_products, unrounded
+from train.distributed.world import World
 from train.errors import TrainError
 from train.models import make_model
-from train.parallel.fsdp import ShardedStep, blocks, only_products, unrounded
-from train.parallel.world import World
 from train.precision import choose_precision
 
 WORKER = (str(ROOT / "tests" / "train" / "fsdp_worker.py"),)

@@ -10,9 +10,9 @@ import torch
 
 from tests.train.runs import ROOT
 from train.config import Config
+from train.distributed.world import choose_device
 from train.hardware import cores_of, forward_flops, ideal_seconds, peak_flops, peak_memory
 from train.models import make_model
-from train.parallel.world import choose_device
 
 
 @pytest.mark.parametrize(("arch", "published"), [("resnet50", 4.09e9), ("mobilenet_v2", 0.30e9)])

@@ -10,9 +10,9 @@ import torch
 from tests.train.runs import digit_tree
 from train import infiniband
 from train.config import parse
+from train.distributed.world import StopSignal, World
 from train.infiniband import LITTLE, Ports, idle_ports, read, warning
 from train.loop import train_prepared
-from train.parallel.world import StopSignal, World
 from train.setup import prepare
 
 

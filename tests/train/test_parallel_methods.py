@@ -14,12 +14,12 @@ from torch import nn
 from tests.train.runs import Rank, digit_tree, finish, run, start
 from train.config import Config
 from train.data.batch import Batch
+from train.distributed.methods import make_step
+from train.distributed.world import World
 from train.errors import TrainError
+from train.experiments.cut import stages
+from train.experiments.dp import Replicas
 from train.models import make_model, parameter_count
-from train.parallel.cut import stages
-from train.parallel.dp import Replicas
-from train.parallel.methods import make_step
-from train.parallel.world import World
 from train.precision import choose_precision
 from train.step import Plan
 

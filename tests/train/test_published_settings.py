@@ -19,10 +19,10 @@ from tests.train.test_jobs_train import JOBS, REPOSITORY
 from train.combinations import check
 from train.config import Config, parse
 from train.data.sampler import steps_per_epoch, validation_share
-from train.dual_batch.options import device_index, plan_of
+from train.experiments.dual_batch.options import device_index, plan_of
+from train.experiments.syncbn import SyncBatchNorm, convert
 from train.models import make_model, parameter_count
 from train.schedule import make_schedule, momentum_at, peak_rate
-from train.syncbn import SyncBatchNorm, convert
 
 IMAGENET, CIFAR = 1_281_167, 50_000
 

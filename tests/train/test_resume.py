@@ -12,10 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.train.runs import DIGITS, SECONDS, Rank, digit_tree, finish, run, start
 from train.__main__ import main
 from train.config import Config, parse
+from train.distributed.methods import make_step
+from train.distributed.world import World
 from train.errors import TrainError
 from train.models import make_model
-from train.parallel.methods import make_step
-from train.parallel.world import World
 from train.precision import LossScale, choose_precision
 
 # batch norm, random crops and flips: everything with state or randomness

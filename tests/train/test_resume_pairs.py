@@ -10,9 +10,9 @@ import torch
 
 from tests.train.runs import digit_tree
 from train.config import parse
+from train.distributed.world import Agreed, StopSignal, World
 from train.errors import Stopped
 from train.loop import train
-from train.parallel.world import Agreed, StopSignal, World
 
 BASE = "--image-size 8 --epochs 2 --batch-size 8 --workers 1 --device cpu --log-every 9 --threads 1"
 OPTIONS: dict[str, tuple[str, ...]] = {

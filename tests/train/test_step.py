@@ -17,13 +17,13 @@ from tests.train.runs import finish, start
 from train import foreach
 from train.config import Config
 from train.data.batch import Batch
+from train.distributed.methods import make_step
+from train.distributed.world import World
+from train.experiments.syncbn import SyncBatchNorm, convert
 from train.models import SmallCNN, configured_model, make_model, parameter_count
 from train.optim import LARS, make_optimizer
-from train.parallel.methods import make_step
-from train.parallel.world import World
 from train.precision import LossScale, Masters, choose_precision
 from train.step import EMA, Mix, Plan, apply_mix, draw_mix, losses
-from train.syncbn import SyncBatchNorm, convert
 
 CPU = torch.device("cpu")
 

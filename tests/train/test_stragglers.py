@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.utils import spectral_norm
 
 from train.config import Config
-from train.parallel import ddp
-from train.parallel.world import World
+from train.distributed import ddp
+from train.distributed.world import World
+from train.experiments.syncbn import SyncBatchNorm
 from train.precision import choose_precision
 from train.stragglers import KINDS, RATIO, SLOWEST, WINDOW, Own, Stragglers, persistent, slowest
-from train.syncbn import SyncBatchNorm
 
 SECONDS = 10.0
 parts = st.tuples(*[st.floats(0.05, 5.0)] * len(KINDS))

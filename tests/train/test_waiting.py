@@ -11,11 +11,11 @@ from train.config import Config
 from train.data.batch import Batch
 from train.data.changes import JITTER, OPERATIONS, Changes, Operation
 from train.data.on_device import make_device_policy
+from train.distributed.methods import make_step
+from train.distributed.world import World
 from train.evaluate import Mistaken
 from train.models import make_model
 from train.optim import make_optimizer
-from train.parallel.methods import make_step
-from train.parallel.world import World
 from train.precision import Masters, choose_precision
 from train.step import EMA, Plan
 

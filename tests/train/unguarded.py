@@ -5,7 +5,7 @@ import sys
 
 if __name__ == "__main__":
     from train.__main__ import exit_code, leave
-    from train.dual_batch.guard import GUARDED
+    from train.experiments.dual_batch.guard import GUARDED
 
     os.environ[GUARDED] = str(os.getppid())
     leave(exit_code(sys.argv[1:]))

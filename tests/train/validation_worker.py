@@ -6,9 +6,9 @@ from pathlib import Path
 
 from train.__main__ import leave
 from train.config import parse
+from train.distributed.world import StopSignal, start
 from train.evaluate import evaluate
 from train.metrics import Scores
-from train.parallel.world import StopSignal, start
 from train.setup import prepare
 
 folder, way, *names = sys.argv[1:]

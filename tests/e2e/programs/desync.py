@@ -12,9 +12,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from train.distributed.peers import report_lost_peers
+from train.distributed.world import World
 from train.errors import TrainError
-from train.parallel.peers import report_lost_peers
-from train.parallel.world import World
 
 
 def waits_forever() -> None:

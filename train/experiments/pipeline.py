@@ -10,10 +10,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from train.config import Config
 from train.data.batch import Batch
+from train.distributed.abilities import Abilities
+from train.distributed.world import World
+from train.experiments import model
 from train.metrics import counts
-from train.parallel import model
-from train.parallel.abilities import Abilities
-from train.parallel.world import World
 from train.precision import InContext, Precision
 from train.step import Plan, Step, losses
 

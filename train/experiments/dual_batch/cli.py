@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict
 
 from train.arguments import Parser
-from train.dual_batch.options import WHOLE, costs_of
-from train.dual_batch.plan import plan_dual_batch
 from train.errors import TrainError
+from train.experiments.dual_batch.options import WHOLE, costs_of
+from train.experiments.dual_batch.plan import plan_dual_batch
 
 
 def main(argv: list[str]) -> None:
@@ -85,7 +85,7 @@ def _plan(options: argparse.Namespace) -> dict[str, object]:
 def _fit(options: argparse.Namespace) -> dict[str, object]:
     import torch  # imported here because planning does not need it
 
-    from train.dual_batch.fit import fit, measure
+    from train.experiments.dual_batch.fit import fit, measure
 
     if min(options.batches) < 2 or options.repeats < 1:
         raise TrainError("--batches: must be at least 2, because of batch norm; --repeats: must be at least 1")

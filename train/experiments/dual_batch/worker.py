@@ -15,12 +15,12 @@ from train.data.batch import Request, Transfer
 from train.data.decode import choose_decoder
 from train.data.loader import Loader
 from train.data.open import open_dataset
-from train.dual_batch.network import Remote
-from train.dual_batch.plan import Share
-from train.dual_batch.server import Grant
+from train.distributed.world import World
 from train.errors import Stopped, TrainError
+from train.experiments.dual_batch.network import Remote
+from train.experiments.dual_batch.plan import Share
+from train.experiments.dual_batch.server import Grant
 from train.models import configured_model, has_batch_norm
-from train.parallel.world import World
 from train.precision import choose_precision
 from train.step import Plan, Step
 

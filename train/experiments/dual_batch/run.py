@@ -20,17 +20,17 @@ from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
 from train.deadline import exit_after_sigterm
-from train.dual_batch.guard import die_with_guard
-from train.dual_batch.network import Remote, disconnect, join, reported_lost, store
-from train.dual_batch.options import device_index, plan_of
-from train.dual_batch.plan import DualBatchPlan
-from train.dual_batch.server import ParameterServer, Rates
-from train.dual_batch.worker import work
+from train.distributed.world import World, choose_device
 from train.errors import Stopped, TrainError
 from train.evaluate import evaluate
+from train.experiments.dual_batch.guard import die_with_guard
+from train.experiments.dual_batch.network import Remote, disconnect, join, reported_lost, store
+from train.experiments.dual_batch.options import device_index, plan_of
+from train.experiments.dual_batch.plan import DualBatchPlan
+from train.experiments.dual_batch.server import ParameterServer, Rates
+from train.experiments.dual_batch.worker import work
 from train.metrics import Scores, check_finite
 from train.models import check_sides, configured_model, parameter_count
-from train.parallel.world import World, choose_device
 from train.precision import Precision, choose_precision
 from train.reporting import common_facts, conclude, validated
 from train.restore import check_same_model

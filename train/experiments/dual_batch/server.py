@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.dual_batch.merge import Weights, merge_all, merge_one
-from train.dual_batch.plan import Share
+from train.experiments.dual_batch.merge import Weights, merge_all, merge_one
+from train.experiments.dual_batch.plan import Share
 
 MAX_WAIT = 2.0  # maximum seconds that a call waits; the caller then retries
 

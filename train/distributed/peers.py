@@ -8,8 +8,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from train.distributed.world import World
 from train.errors import TrainError
-from train.parallel.world import World
 
 # errors of gloo, the store and NCCL
 _LOST = re.compile(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from train.config import Config
-from train.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
+from train.distributed.abilities import Abilities
 from train.errors import TrainError
-from train.parallel.abilities import Abilities
+from train.experiments.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.distributed import TCPStore, rpc  # type: ignore[attr-defined]  # torch's stub lacks the first
 
 from train.data.contents import Contents, Digest
-from train.dual_batch.merge import Weights
-from train.dual_batch.server import Grant, ParameterServer
 from train.errors import TrainError
+from train.experiments.dual_batch.merge import Weights
+from train.experiments.dual_batch.server import Grant, ParameterServer
 
 T = TypeVar("T")
 HEARTBEAT_INTERVAL = 1.0  # seconds

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+from train.models import BATCH_NORMS
 
 
 class _Normalise(torch.autograd.Function):
@@ -129,6 +129,8 @@ class SyncBatchNorm(nn.BatchNorm1d):
 
     Evaluation uses the running statistics and does not communicate.
     """
+
+    over_ranks = True  # read by train.models.has_own_sync_batch_norm
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """Normalise, scale and shift, in the input's type."""

@@ -1,4 +1,4 @@
-"""Models for 32x32 images: MobileNetV2 with and without batch norm, VGG16, and the models of experiments 2 and 3."""
+"""Models for 32x32 images: ResNets, MobileNetV2 with and without batch norm, VGG16, those of experiments 2 and 3."""
 
 from __future__ import annotations
 
@@ -125,3 +125,44 @@ def cifar_resnet18_keras(num_classes: int) -> nn.Module:
     nn.init.xavier_uniform_(head.weight)
     nn.init.zeros_(head.bias)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+
+
+class BasicBlock(nn.Module):
+    """Basic residual block: He et al., arXiv 1512.03385, figure 5 left."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, channels, H, W) -> (N, width, H/stride, W/stride)."""
+        out = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+def _cifar_resnet(num_classes: int, widths: tuple[int, ...], blocks: int) -> nn.Module:
+    """ResNet with stem stride 1, no max-pool, `blocks` blocks per width; all stages except the first halve the side."""
+    stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
+    layers: list[nn.Module] = [stem, nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)]
+    channels = widths[0]
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            layers.append(BasicBlock(channels, width, 2 if stage and not block else 1))
+            channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+
+
+def cifar_resnet18(num_classes: int) -> nn.Module:
+    """ResNet-18 for 32x32 images, 11.2 million parameters."""
+    return _cifar_resnet(num_classes, (64, 128, 256, 512), 2)
+
+
+def cifar_resnet20(num_classes: int) -> nn.Module:
+    """ResNet-20 for 32x32 images (He et al., section 4.2, with projection shortcuts), 0.27 million parameters."""
+    return _cifar_resnet(num_classes, (16, 32, 64), 3)

@@ -21,9 +21,9 @@ GUARDED = "TRAIN_GUARDED_BY"  # PID of the guard, in the worker's environment
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def needed(parallel: str) -> bool:
+def needed() -> bool:
     """Whether this process should guard a worker instead of being one."""
-    return parallel == "dual_batch" and int(os.environ.get("RANK", "0")) > 0 and GUARDED not in os.environ
+    return int(os.environ.get("RANK", "0")) > 0 and GUARDED not in os.environ
 
 
 def guard(argv: Sequence[str]) -> int:
@@ -45,7 +45,7 @@ def guard(argv: Sequence[str]) -> int:
         why += "; possibly out of memory; check the kernel log (dmesg)"
     rank = int(os.environ["RANK"])
     print(f"train: worker {rank - 1} (rank {rank}) was {why}", file=sys.stderr, flush=True)
-    from train.dual_batch.network import report_lost
+    from train.experiments.dual_batch.network import report_lost
 
     try:
         return 0 if report_lost(rank, why) else 128 - code

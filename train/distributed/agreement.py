@@ -12,8 +12,8 @@ from torch import nn
 
 from train.checkpoint import digest
 from train.data.contents import Contents
+from train.distributed.world import World
 from train.errors import TrainError
-from train.parallel.world import World
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from train.checkpoint import snapshot
 from train.config import Config
+from train.distributed.abilities import Abilities
+from train.distributed.world import World
 from train.errors import TrainError
+from train.experiments.cut import stages
 from train.optim import load_state, set_rate
-from train.parallel.abilities import Abilities
-from train.parallel.cut import stages
-from train.parallel.world import World
 from train.precision import Precision
 from train.step import Plan, Step
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from train.dual_batch.plan import Cost
 from train.errors import TrainError
+from train.experiments.dual_batch.plan import Cost
 from train.models import make_model
 
 

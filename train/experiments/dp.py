@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from train.config import Config
+from train.distributed.abilities import Abilities
+from train.distributed.world import World
 from train.errors import TrainError
-from train.parallel.abilities import Abilities
-from train.parallel.world import World
 from train.precision import InContext, Precision
 from train.step import Step
 

@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.blurpool import BlurredConv
 from train.config import Config
-from train.parallel.abilities import Abilities
-from train.parallel.world import World
+from train.distributed.abilities import Abilities
+from train.distributed.world import World
+from train.models import BATCH_NORMS, has_own_sync_batch_norm
 from train.precision import Precision
 from train.step import Step
-from train.syncbn import BATCH_NORMS, SyncBatchNorm
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:
@@ -32,8 +32,8 @@ ABILITIES = Abilities(problems=problems)
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
     """Return the step of a single process, or of several that average their gradients."""
     step = Step(config, world, precision, model, wrap(compiled(model, config), world, config))
-    synchronised = any(isinstance(part, SyncBatchNorm | nn.SyncBatchNorm) for part in model.modules())
-    step.forward_waits = synchronised or _needed_in_training(model)
+    library = any(isinstance(part, nn.SyncBatchNorm) for part in model.modules())
+    step.forward_waits = library or has_own_sync_batch_norm(model) or _needed_in_training(model)
     return step
 
 

@@ -8,21 +8,20 @@ from typing import Any
 from torch import nn
 
 from train.config import Config
-from train.parallel import dp
-from train.parallel.abilities import Abilities
-from train.parallel.world import World
+from train.distributed.abilities import Abilities
+from train.distributed.world import World
 from train.precision import Precision
 from train.step import Step
 
 # imported when selected: some import parts of torch that take a second
 MODULES = {
-    "single": "train.parallel.ddp",
-    "ddp": "train.parallel.ddp",
-    "dp": "train.parallel.dp",
-    "fsdp": "train.parallel.fsdp",
-    "model": "train.parallel.model",
-    "pipeline": "train.parallel.pipeline",
-    "dual_batch": "train.dual_batch.options",  # only ABILITIES: its workers create their own steps
+    "single": "train.distributed.ddp",
+    "ddp": "train.distributed.ddp",
+    "dp": "train.experiments.dp",
+    "fsdp": "train.distributed.fsdp",
+    "model": "train.experiments.model",
+    "pipeline": "train.experiments.pipeline",
+    "dual_batch": "train.experiments.dual_batch.options",  # only ABILITIES: its workers create their own steps
 }
 
 
@@ -41,7 +40,8 @@ def abilities(kind: str) -> Abilities:
 
 def device_count(config: Config, world: World) -> int:
     """Return the number of devices in use, which may differ from the number of processes."""
-    return dp.devices(config, world) if method(config, world) == "dp" else world.size
+    kind = method(config, world)
+    return int(_module(kind).devices(config, world)) if kind == "dp" else world.size
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:

@@ -1,0 +1,1 @@
+"""What only the published experiments need; imported when an option asks for it."""
