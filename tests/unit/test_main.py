@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -53,14 +52,16 @@ def test_a_bug_is_one_message_with_instructions_to_report_it(
 
 
 MESSAGE_AT_EXIT = """
-import fcntl, sys, termios, threading
+import fcntl, os, sys, termios, threading, time
 from launcher import __main__ as program
 from launcher.cli import main, terminal
 
 def end_while_a_message_is_written() -> None:
-    threading.Thread(target=terminal.Reporter().log, args=("x" * 1_000_000,), daemon=True).start()
-    while int.from_bytes(fcntl.ioctl(2, termios.FIONREAD, bytes(4)), sys.byteorder) < 65536:
-        pass
+    threading.Thread(target=terminal.Reporter().log, args=("x" * 200_000,), daemon=True).start()
+    capacity = fcntl.fcntl(2, 1032)  # F_GETPIPE_SZ
+    while int.from_bytes(fcntl.ioctl(2, termios.FIONREAD, bytes(4)), sys.byteorder) < capacity:
+        time.sleep(0.001)
+    os.write(1, b"full")
     sys.exit(5)
 
 main.app = end_while_a_message_is_written
@@ -71,11 +72,13 @@ program.main()
 def test_a_background_message_at_exit_is_complete_and_the_exit_code_stays() -> None:
     argv, pipe = [sys.executable, "-c", MESSAGE_AT_EXIT], subprocess.PIPE
     # Several at once: one that has both cores seldom ends between two writes.
-    every = [subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) for _ in range(6)]
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        every[-1].wait(2)  # imports, then the pipe is full; nobody reads it
+    every = [subprocess.Popen(argv, stdout=pipe, stderr=pipe, cwd=ROOT) for _ in range(6)]
     for process in every:
-        assert process.communicate(timeout=60) == ("", f"launcher: {'x' * 1_000_000}\n")
+        assert process.stdout
+        assert process.stdout.read(4) == b"full"
+    time.sleep(0.5)  # in which those that can end do
+    for process in every:
+        assert process.communicate(timeout=60) == (b"", b"launcher: " + 200_000 * b"x" + b"\n")
         assert process.returncode == 5
 
 
