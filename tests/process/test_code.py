@@ -6,7 +6,7 @@ import os
 import shutil
 from contextlib import suppress
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from launcher.node import output_folder
@@ -39,7 +39,9 @@ def test_every_file_arrives_under_its_path(machine: Machine, files: dict[str, by
             with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # below a file, or where a folder is
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(files[name]) if name in files else path.symlink_to(links[name])
-        output_folder.unpack(Files(LocalMachine("here", "me")), str(workdir), snapshot(source).archive)
+        packed = snapshot(source)
+        assume(not packed.left_out.why)  # a private key's first line, or a cache's name: hypothesis reads our sources
+        output_folder.unpack(Files(LocalMachine("here", "me")), str(workdir), packed.archive)
         assert tree(workdir) == tree(source)
     finally:
         shutil.rmtree(source)
