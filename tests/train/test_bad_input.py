@@ -39,8 +39,11 @@ QUICK = [
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return digit_tree(tmp_path / "data", 24, 12)
+def data(tmp_path: Path) -> Iterator[Path]:
+    made = digit_tree(tmp_path / "data", 24, 12)
+    yield made
+    for folder in (made / "train").glob("0"):  # unreadable_folder; pytest removes it later
+        folder.chmod(0o700)
 
 
 def empty(data: Path) -> Path:
