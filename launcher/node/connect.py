@@ -46,7 +46,7 @@ class Access:
 
 
 # Called with host (`slurm:CLUSTER`), settings and access, one cluster after another. What it returns connects the
-# engine, beside those of other hosts. Both raise LauncherError.
+# engine, together with those of other hosts. Both raise LauncherError.
 ReachCluster: TypeAlias = Callable[[str, Cluster, Access], Callable[[], Engine]]
 
 
