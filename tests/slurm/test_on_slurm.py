@@ -387,6 +387,18 @@ def test_a_job_has_all_processors_of_its_nodes(cli: Cli) -> None:
     assert cli("up", part, "--on", "hpc").stdout.split() == ["1"]
 
 
+def test_a_job_has_all_the_memory_of_its_nodes(slurm: SlurmBed, cli: Cli) -> None:
+    """Not only the cluster's default."""
+    slurm("scontrol", "update", "partitionname=all", "DefMemPerNode=500")
+    shows = "scontrol show job $SLURM_JOB_ID | grep -o ',mem=[0-9.]*[MG]'"
+    try:
+        assert cli("up", job(cli, shows), "--on", "hpc").stdout.split() == [",mem=4000M"]
+        part = ("--on", "hpc", "--set", "nodes=2", "--set", "resources.memory=300m")
+        assert cli("up", job(cli, shows), *part).stdout.split() == [",mem=600M"]
+    finally:
+        slurm("scontrol", "update", "partitionname=all", "DefMemPerNode=0")
+
+
 def test_secrets_of_the_callers_environment_do_not_reach_slurm(slurm: SlurmBed, cli: Cli) -> None:
     """Slurm stores the environment of a job; the program gets the secret anyway."""
     here = Cli(cli.cwd, {**cli.env, "TOKEN": "sesame"})

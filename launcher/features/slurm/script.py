@@ -65,6 +65,7 @@ _OF_A_STEP = (  # of another job's step, or the caller's defaults for srun
     *("SLURM_TIMELIMIT", "SLURM_WORKING_DIR", "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE"),
 )
 _PROCESSORS = ("--exclusive", "--cpus-per-", "--cores-per-", "--ntasks-per-core", "--threads-per-core")
+_MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 _MIB = 1 << 20
 _TIMEOUT, _STOPPED = 124, 143  # exit codes: of the entry script at its time limit; of a program ended by SIGTERM
 _UNLESS_STOPPED = f'[ -z "$stopped" ] || exit {_STOPPED} # scancel has ended the previous command, not this script'
@@ -123,7 +124,7 @@ def chosen(plan: ClusterPlan, cluster: Cluster) -> Cluster:
 
 
 def _options(plan: ClusterPlan, cluster: Cluster) -> list[str]:
-    job, resources = plan.job, plan.job.resources
+    job = plan.job
     limit = cluster.time or (job.timeout + _MARGIN if job.timeout else 0)
     cpus, _ = _processors(plan, cluster)
     options: dict[str, object] = {
@@ -134,7 +135,7 @@ def _options(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         "requeue" if job.restarts else "no-requeue": True,
         "gpus-per-node": plan.gpus,
         "exclusive" if cpus is None else "cpus-per-task": True if cpus is None else cpus,
-        "mem": f"{math.ceil(resources.memory / _MIB)}M" if resources.memory else "",
+        "mem": _memory(plan, cluster, every_cpu=cpus is None),
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
@@ -171,9 +172,22 @@ def _processors(plan: ClusterPlan, cluster: Cluster) -> tuple[int | None, str]:
     return None, "all; to use fewer, set resources.cpus, --cpus-per-task, or cpus_per_gpu of the cluster"
 
 
+def _memory(plan: ClusterPlan, cluster: Cluster, *, every_cpu: bool) -> str:
+    """Return the value of --mem: a job that has its nodes alone gets all of their memory (0), not DefMemPerNode."""
+    if plan.job.resources.memory:
+        return f"{math.ceil(plan.job.resources.memory / _MIB)}M"
+    alone = every_cpu or "--exclusive" in cluster.options
+    return "0" if alone and not {_name(option) for option in cluster.options} & {*_MEMORY} else ""
+
+
+def _name(option: str) -> str:
+    return re.split("[= ]", option)[0]
+
+
 def _inherited(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     """Return the removal of variables of the run or job whose program has submitted this one."""
-    own = {re.split("[= ]", option)[0] for option in _options(plan, cluster)}
+    # Slurm passes nothing on for --mem=0
+    own = {_name(option) for option in _options(plan, cluster) if option not in ("--mem=0", "--mem 0")}
     others = [name for option, name in _PASSED_ON.items() if option not in own]
     return [
         "# --- a run or a job that has submitted this one has passed on its own variables",

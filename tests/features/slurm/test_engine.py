@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -336,8 +337,8 @@ def full(tmp_path: Path) -> Iterator[Path]:
 
 
 STEP = (  # in a separate session, to which scancel sends signals
-    "setsid bash -c 'trap \"sleep 0.3; echo saved; exit 0\" TERM; : >{0}/runs; while :; do sleep 0.05; done' & "
-    "echo $! >{0}/step; wait $!"
+    'setsid bash -c \'trap "sleep 0.3; echo saved; exit 0" TERM; echo $$ >{0}/step; : >{0}/runs; '
+    "while :; do sleep 0.05; done' & wait $!"
 )
 
 
@@ -477,6 +478,29 @@ def test_a_job_has_all_processors_of_its_nodes_or_the_share_of_its_gpus() -> Non
     assert processors(GPU, cpus_per_gpu=12)[0] == "#SBATCH --cpus-per-task=16"
     (own,) = [line for line in processors(free, options=("--cpus-per-gpu=4",)) if "SBATCH" not in line]
     assert "by the options above" in own
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "expected"),
+    [
+        ({}, (), ["--mem=0"]),
+        ({}, ("--exclusive",), ["--mem=0"]),
+        ({}, ("--exclusive", "--mem 4G"), ["--mem 4G"]),
+        ({}, ("--exclusive=user",), []),  # shares its nodes
+        ({}, ("--mem-per-cpu=2G",), ["--mem-per-cpu=2G"]),
+        ({}, ("--cpus-per-task=2", "--mem-bind=local"), ["--mem-bind=local"]),
+        ({"resources": {"memory": "6g"}}, (), ["--mem=6144M"]),
+        ({"resources": {"cpus": 1}}, (), []),
+    ],
+)
+def test_a_job_that_has_its_nodes_alone_has_all_of_their_memory(
+    data: dict[str, Any], options: tuple[str, ...], expected: list[str]
+) -> None:
+    """Without --mem it would get the cluster's DefMemPerNode. Slurm passes on a variable for any other value of it."""
+    script = sbatch({**CPU, "nodes": 2, **data}, HPC.model_copy(update={"options": options}))
+    assert re.findall(r"^#SBATCH (--mem.*)", script, re.MULTILINE) == expected
+    kept = "SLURM_MEM_PER_NODE" not in script
+    assert kept == any(re.match("--mem[= ][^0]", option) for option in expected)
 
 
 def test_a_job_without_containers_gets_the_requested_processors_on_a_cluster() -> None:
