@@ -134,6 +134,9 @@ class Kubernetes(_Section):
     pull_secrets: tuple[Annotated[str, Field(pattern=_DNS)], ...] = Field(
         default=(), strict=False, description="Secrets with which images are pulled.", examples=[["registry"]]
     )
+    gpus: int | None = Field(
+        default=None, ge=0, description="GPUs per node, the meaning of `gpus: all` in a job.", examples=[8]
+    )
     pod: Mapping[str, Any] = Field(
         default={},
         description="Merged into the pod specification: tolerations, nodeSelector and others; lists by `name`.",

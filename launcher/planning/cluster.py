@@ -77,16 +77,12 @@ def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
             "the nodes of a cluster share a file system: put the data there, and use mounts: {/shared/data: /data:ro}"
         )
         yield ("data", data.name), what
-    image = job.image
-    if image is not None and image.base is not None and job.runtime == "docker":
-        what = "images are not built or checked on a cluster: build it first (launcher image build), and set it"
-        if image.packages:
-            yield ("image", "packages"), f"{what} as image.ref"
-        if image.torchvision != "keep":
-            yield ("image", "torchvision"), f"{what} as image.ref; or use torchvision: keep"
     for index, _ in enumerate(job.docker.devices):
         yield ("docker", "devices", index), "additional devices are not supported on a cluster: remove it"
     if job.run.script is not None and command.script_in_code(job).startswith(".."):
         yield ("run", "script"), f"is outside the code folder {job.code}, and the nodes see only that folder"
     if job.sweep:
-        yield ("sweep",), "a script or manifest is a single run: export a variant with --set run.args.KEY=VALUE"
+        yield (
+            ("sweep",),
+            "a script or manifest is a single run: export a variant with --set sweep=null --set run.args.KEY=VALUE",
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,8 +123,6 @@ def _refused(job: Job, *, jobset: bool) -> Refused:
         yield ("name",), f"{what} {longest} characters: pods are named {job.name}-..., which must be a DNS name"
     if job.cluster != ClusterOptions():
         yield ("cluster",), "contains options for Slurm: remove it"
-    if job.hang_timeout is not None:
-        yield ("hang_timeout",), "Kubernetes does not detect a hang: remove it"
     if job.restarts and not jobset and job.min_nodes is None:  # min_nodes has restarts, and is refused itself
         yield ("restarts",), "a Job restarts single pods, not the run: use --to jobset"
     if job.docker.ipc not in ("host", "private"):
@@ -140,6 +138,12 @@ def _refused(job: Job, *, jobset: bool) -> Refused:
     for mount in job.mounts:
         if mount.target == SHM:
             yield ("mounts", mount.source), f"each pod has its own {SHM}: remove it"
+
+
+def unheeded(job: Job) -> Iterator[str]:
+    """Yield a warning about each key that the job has, and that the manifest does without."""
+    if job.hang_timeout is not None:
+        yield "hang_timeout has no effect: Kubernetes does not detect a hang; timeout ends a job that hangs"
 
 
 def _pod_name(job: str, index: int, *, jobset: bool) -> str:

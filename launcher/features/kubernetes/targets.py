@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from functools import partial
 
+from launcher.cli.terminal import Reporter
 from launcher.export.target import Keys, Target
 from launcher.features.kubernetes import manifests
 from launcher.job.models import Job
@@ -17,23 +18,27 @@ from launcher.planning.cluster import build
 def _text(job: Job, cluster: str | None, image: str | None, *, jobset: bool) -> str:
     settings = manifests.ANY if cluster is None else read_settings(os.environ).kubernetes(cluster)
     manifests.check(job, jobset=jobset, image=image)
-    planned, target = build(job, "python3"), manifests.Target(image or "", new_run_id(job.name), settings)
+    planned = build(job, "python3", settings.gpus)
+    for warning in (*planned.warnings, *manifests.unheeded(job)):
+        Reporter().warn(warning)
+    target = manifests.Target(image or "", new_run_id(job.name), settings)
     made = (manifests.jobset if jobset else manifests.indexed_job)(planned, target)
     return manifests.text(planned, target, made)
 
 
+_OF_THE_IMAGE = ("image.base", "image.ref", "image.torchvision", "image.packages")
 _BOTH = Keys(
     handled="name nodes gpus processes run.module run.script run.command run.args mounts env secrets secrets.name "
     "output port timeout resources.memory resources.cpus resources.shm docker.ipc docker.extra_hosts docker.cap_add",
-    refused="runtime image.torchvision image.packages nodes.gpus nodes.address nodes.env data min_nodes spares "
-    "lost_after hang_timeout docker.devices cluster.partition cluster.account cluster.qos cluster.time "
+    refused="runtime nodes.gpus nodes.address nodes.env data min_nodes spares "
+    "lost_after docker.devices cluster.partition cluster.account cluster.qos cluster.time "
     "cluster.options sweep each",
     unused={
-        "image.base": "the image of the pods is that of --image",
-        "image.ref": "the image of the pods is that of --image",
+        **dict.fromkeys(_OF_THE_IMAGE, "the image of the pods is that of --image, and is not checked"),
         "code": "the image of the pods contains it",
         "nodes.name": "Kubernetes chooses the machines",
         "nodes.host": "Kubernetes chooses the machines",
+        "hang_timeout": "Kubernetes does not detect a hang, which a warning says",
         "secrets.file": "the value is in a Secret, which the user creates",
     },
 )

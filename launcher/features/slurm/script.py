@@ -100,6 +100,12 @@ def _refused(job: Job, container: str) -> Refused:
     if image is not None and "@sha256:" not in (image.ref or image.base or ""):
         key = "ref" if image.ref else "base"
         yield ("image", key), "is imported only once, and a tag may move: add the digest, NAME@sha256:..."
+    if image is not None and image.base is not None:
+        what = "images are not built or checked on a cluster: build it first (launcher image build), and set it"
+        if image.packages:
+            yield ("image", "packages"), f"{what} as image.ref"
+        if image.torchvision != "keep":
+            yield ("image", "torchvision"), f"{what} as image.ref; or use torchvision: keep"
 
 
 def render(plan: ClusterPlan, cluster: Cluster) -> str:

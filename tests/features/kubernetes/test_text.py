@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from dataclasses import replace
@@ -18,6 +19,7 @@ from launcher.errors import JobInvalid, UsageError
 from launcher.features.kubernetes import manifests as kubernetes
 from launcher.job.settings import Kubernetes
 from launcher.planning.cluster import build
+from tests.e2e.cli import ROOT, Cli
 from tests.exported import COMMAND, CPU, GPU, job
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -76,7 +78,6 @@ def refused(data: dict[str, Any], *, jobset: bool, **keys: Any) -> str:
         (True, GPU, {"name": "a" * 49}, "at most 48 characters"),
         (True, GPU, {"nodes": 10_000, "name": "a" * 46}, "at most 45 characters"),
         (True, GPU, {"cluster": {"partition": "gpu"}}, "cluster: contains options for Slurm"),
-        (True, GPU, {"hang_timeout": "15m"}, "hang_timeout: Kubernetes does not detect"),
         (True, GPU, {"docker": {"ipc": "shareable"}}, "docker.ipc: each pod has its own /dev/shm"),
         (True, GPU, {"mounts": {"/a": "/dev/shm"}}, "mounts./a: each pod has"),
         (
@@ -96,6 +97,45 @@ def test_unsupported_keys_are_refused_with_their_line(
     assert message.startswith("job.yaml:"), message
     assert int(message.split(":")[1]) > 0
     assert expected in message
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Cli:
+    """The launcher of a user with a cluster `k8s`."""
+    (tmp_path / "launcher").mkdir()
+    settings = tmp_path / "launcher" / "settings.yaml"
+    settings.write_text("clusters: {k8s: {kind: kubernetes, gpus: 7}}")
+    settings.chmod(0o600)
+    return Cli(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path)})
+
+
+def test_the_documented_commands_export_a_job_whose_image_is_built(cloud: Cli) -> None:
+    page, file = (ROOT / "docs" / "kubernetes.md").read_text(), ROOT / "jobs" / "imagenet_2node.yaml"
+    found = re.findall("^launcher export job.yaml (.*?)(?: +#.*)?$", page, re.MULTILINE)
+    assert len(found) == 2
+    for arguments in found:
+        done = cloud("export", file, *arguments.split())
+        *_, made = yaml.safe_load_all(done.stdout)
+        assert made["metadata"]["name"] == "imagenet-2node"
+        assert "warning: hang_timeout has no effect" in done.stderr
+
+
+def test_every_job_of_this_repository_that_has_an_image_is_exported(cloud: Cli) -> None:
+    """Those that use all GPUs too: the settings say how many these are."""
+    files = [file for file in (ROOT / "jobs").rglob("*.yaml") if "\nimage:" in file.read_text()]
+    assert len(files) > 30
+    shown = [re.search("^gpus: all", file.read_text(), re.MULTILINE) is not None for file in files]
+    for file, every in zip(files, shown, strict=True):
+        done = cloud("export", file, "--to", "jobset", "--image", "r/x", "--on", "k8s", "--set", "sweep=null")
+        assert ('nvidia.com/gpu: "7"' in done.stdout) == every, file
+    assert any(shown)
+
+
+def test_gpus_all_without_a_number_has_an_advice_that_is_possible(cloud: Cli) -> None:
+    file = cloud.job(image={"base": "a"}, nodes=2, gpus="all", run={"command": ["true"]})
+    export = ("export", file, "--to", "jobset", "--image", "r/x")
+    assert "set `gpus` of the cluster in the settings file and name the cluster" in cloud(*export, code=2).stderr
+    assert 'nvidia.com/gpu: "7"' in cloud(*export, "--on", "k8s").stdout
 
 
 def test_for_min_nodes_only_that_key_is_refused() -> None:
