@@ -67,6 +67,10 @@ class Limits(_Section):
 
 Folder = Annotated[str, Field(pattern="^(/[^\x00-\x1f]*)?$")]
 _DNS = "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"
+_NAME = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_KEY = f"^([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_NAME}$"
+LabelKey = Annotated[str, Field(pattern=_KEY)]
+LabelValue = Annotated[str, Field(pattern=f"^({_NAME})?$")]
 ClusterName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
@@ -136,6 +140,21 @@ class Kubernetes(_Section):
     )
     gpus: int | None = Field(
         default=None, ge=0, description="GPUs per node, the meaning of `gpus: all` in a job.", examples=[8]
+    )
+    labels: Mapping[LabelKey, LabelValue] = Field(
+        default={},
+        description="Labels of the JobSet or Job and of its pods, as for Kueue's priority class, or a team's costs.",
+        examples=[{"team": "vision", "kueue.x-k8s.io/priority-class": "high"}],
+    )
+    annotations: Mapping[LabelKey, str] = Field(
+        default={},
+        description="Annotations of the same, as for Kueue's topology.",
+        examples=[{"kueue.x-k8s.io/podset-required-topology": "cloud.provider.com/topology-block"}],
+    )
+    ttl: Duration | None = Field(
+        default=None,
+        description="Time after its end at which Kubernetes removes the JobSet or Job with its pods. Default: never.",
+        examples=["1d"],
     )
     pod: Mapping[str, Any] = Field(
         default={},

@@ -79,6 +79,7 @@ case $code$terminated in
 esac
 exit "$code"
 """
+_OF_THE_JOB = {"cpu": "cpus", "memory": "memory"}  # the key in `resources`
 _PLAIN = re.compile("[A-Za-z]{3}[A-Za-z0-9./-]*")  # a key that no parser reads as a number
 _KEYWORDS = ("yes", "off", "true", "false", "null", "nan", "inf")  # ... or as one of these
 
@@ -173,6 +174,7 @@ def jobset(plan: ClusterPlan, target: Target) -> list[Manifest]:
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": failure,
+        **_kept(target.settings),
         "replicatedJobs": [{"name": "node", "replicas": 1, "template": pods}],
     }
     metadata = _named(name, target.settings, queued=True)
@@ -183,6 +185,7 @@ def indexed_job(plan: ClusterPlan, target: Target) -> list[Manifest]:
     """Return the manifests of the Service that provides the DNS names of the pods, and of the Job."""
     name, settings = plan.job.name, target.settings
     spec = _job_spec(plan, target, f"{_pod_name(name, 0, jobset=False)}.{name}", drained="Ignore")
+    spec |= _kept(settings)
     spec["template"]["spec"]["subdomain"] = name
     port = {"name": "rendezvous", "port": plan.job.port}
     selector = {"batch.kubernetes.io/job-name": name}
@@ -196,7 +199,19 @@ def indexed_job(plan: ClusterPlan, target: Target) -> list[Manifest]:
 def _named(job: str, settings: Kubernetes, *, queued: bool = False) -> dict[str, Any]:
     queue = {"kueue.x-k8s.io/queue-name": settings.queue} if settings.queue and queued else {}
     namespace = {"namespace": settings.namespace} if settings.namespace else {}
-    return {"name": job, **namespace, "labels": {"app.kubernetes.io/managed-by": "launcher", **queue}}
+    own = {"app.kubernetes.io/managed-by": "launcher", **queue}
+    return {"name": job, **namespace, **_marked(settings, own)}
+
+
+def _marked(settings: Kubernetes, own: Mapping[str, str]) -> dict[str, Any]:
+    """Return labels and annotations, those of the settings last."""
+    marks = {"labels": {**own, **settings.labels}, "annotations": {**settings.annotations}}
+    return {key: value for key, value in marks.items() if value}
+
+
+def _kept(settings: Kubernetes) -> dict[str, int]:
+    """Return how long Kubernetes keeps what has ended."""
+    return {} if settings.ttl is None else {"ttlSecondsAfterFinished": settings.ttl}
 
 
 def _job_spec(plan: ClusterPlan, target: Target, master: str, *, drained: str) -> dict[str, Any]:
@@ -210,13 +225,17 @@ def _job_spec(plan: ClusterPlan, target: Target, master: str, *, drained: str) -
         codes = {"containerName": "node", "operator": "In", "values": [_TIMEOUT]}
         rules.append({"action": "FailJob", "onExitCodes": codes})
     rules.append({"action": drained, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]})
+    marked = _marked(target.settings, {})  # schedulers read those of the pods
     return {
         "completionMode": "Indexed",
         "completions": plan.nodes,
         "parallelism": plan.nodes,
         "backoffLimit": 0,
         "podFailurePolicy": {"rules": rules},
-        "template": {"spec": _merged(_pod(plan, target, master), target.settings.pod)},
+        "template": {
+            **({"metadata": marked} if marked else {}),
+            "spec": _merged(_pod(plan, target, master), target.settings.pod),
+        },
     }
 
 
@@ -334,7 +353,7 @@ def _volumes(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", **size}})
         mounts.append({"name": "shm", "mountPath": SHM})
     for index, mount in enumerate(job.mounts):
-        volumes.append({"name": f"mount-{index}", "hostPath": {"path": mount.source}})
+        volumes.append({"name": f"mount-{index}", "hostPath": {"path": mount.source, "type": "Directory"}})
         mounts.append({"name": f"mount-{index}", "mountPath": mount.target, "readOnly": mount.read_only})
     return volumes, mounts
 
@@ -352,11 +371,20 @@ def _claim(job: Job) -> str:
     return f"{job.name}-output"
 
 
+def _unrequested(manifest: Manifest) -> list[str]:
+    """Return which of CPU and memory the pods do not request. A limit is a request, too."""
+    spec = manifest["spec"]
+    job = spec["replicatedJobs"][0]["template"]["spec"] if manifest["kind"] == "JobSet" else spec
+    (resources,) = [c.get("resources", {}) for c in job["template"]["spec"]["containers"] if c["name"] == "node"]
+    return [name for name in _OF_THE_JOB if not any(name in resources.get(kind, {}) for kind in ("limits", "requests"))]
+
+
 def text(plan: ClusterPlan, target: Target, manifests: Sequence[Manifest]) -> str:
     """Return the manifests as YAML, with a comment on prerequisites."""
+    claim = _claim(plan.job) + (" (ReadWriteMany)" if plan.nodes > 1 else "")
     head = [
         f"# Job {plan.job.name}. Create these before `kubectl apply -f`:",
-        f"#   the persistent volume claim {_claim(plan.job)}, writable by all pods: checkpoints and logs are written",
+        f"#   the persistent volume claim {claim}, writable by all pods: checkpoints and logs are written",
         f"#   to its folder {target.run}, which is specific to this export and kept across restarts",
     ]
     if plan.job.secrets:
@@ -364,5 +392,11 @@ def text(plan: ClusterPlan, target: Target, manifests: Sequence[Manifest]) -> st
         head.append(f"#   the secret {_secret(plan.job)} with the keys {keys}")
     if why := not_restricted(plan.job):
         head.append(f"# A namespace with the Pod Security level restricted rejects the pods: {why}")
+    if missing := _unrequested(manifests[-1]):
+        head.append(
+            f"# The pods request no {' and no '.join(missing)}, so Kubernetes may start them on a busy machine and"
+        )
+        keys = " and ".join(f"resources.{_OF_THE_JOB[name]}" for name in missing)
+        head.append(f"# evicts them first: set {keys} of the job")
     texts = [yaml.dump(made, Dumper=_Dumper, sort_keys=False, width=math.inf) for made in manifests]
     return "\n".join(head) + "\n" + "---\n".join(texts)

@@ -16,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
+from pydantic import ValidationError
 
 from launcher.errors import UsageError
 from launcher.features.kubernetes import manifests as kubernetes
@@ -323,6 +324,67 @@ def test_the_clusters_settings_are_merged_into_the_manifest() -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert container["resources"]["requests"]["memory"] == str(64 << 30)
     assert found["terminationGracePeriodSeconds"] == 45
+
+
+@pytest.mark.parametrize("jobset", [True, False])
+def test_labels_and_annotations_are_those_of_the_objects_and_of_their_pods(jobset: bool) -> None:
+    """Kueue reads the priority class of the set or Job and the topology of the pods, other schedulers those of pods."""
+    made = [*yaml.safe_load_all(manifests(COMMAND, jobset=jobset, settings=CLOUD))]
+    job = made[-1]["spec"]["replicatedJobs"][0]["template"] if jobset else made[-1]
+    for metadata in (*(one["metadata"] for one in made), job["spec"]["template"]["metadata"]):
+        assert metadata["labels"].items() >= CLOUD.labels.items()
+        assert metadata["annotations"] == CLOUD.annotations
+    assert "kueue.x-k8s.io/queue-name" not in job["spec"]["template"]["metadata"]["labels"]  # pods of a Job are its own
+    assert made[-1]["spec"]["ttlSecondsAfterFinished"] == 86400
+    if jobset:
+        jsonschema.validate(made[-1], JOBSET)
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": made[-1]["metadata"], "spec": job["spec"]}
+    kubernetes_validate.validate(job, "1.37", strict=True)
+    for other in made[:-1]:
+        kubernetes_validate.validate(other, "1.37", strict=True)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"labels": {"a b": "c"}}, {"labels": {"team": "a b"}}, {"labels": {"n": 7}}, {"annotations": {"/x": ""}}]
+)
+def test_a_label_that_kubernetes_would_reject_is_an_error_of_the_settings(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Settings.model_validate({"clusters": {"k8s": {"kind": "kubernetes", **wrong}}})
+
+
+@pytest.mark.parametrize(
+    ("resources", "pod", "said"),
+    [
+        ({}, {}, "no cpu and no memory"),
+        ({"cpus": 4}, {}, "no memory"),
+        ({"cpus": 4, "memory": "8g"}, {}, ""),
+        ({}, {"containers": [{"name": "node", "resources": {"requests": {"cpu": "1", "memory": "1G"}}}]}, ""),
+        ({}, {"containers": [{"name": "other", "resources": {"limits": {"cpu": "1", "memory": "1G"}}}]}, "no cpu and"),
+    ],
+)
+@pytest.mark.parametrize("jobset", [True, False])
+def test_the_first_lines_say_which_requests_are_not_made(
+    resources: dict[str, Any], pod: dict[str, Any], said: str, jobset: bool
+) -> None:
+    text = manifests({**COMMAND, "resources": resources}, jobset=jobset, settings=CLOUD.model_copy(update={"pod": pod}))
+    head = text.partition("apiVersion")[0]
+    assert ("request no" in head) == bool(said)
+    assert said in head
+
+
+def test_a_folder_that_a_machine_lacks_is_not_created_there() -> None:
+    made = made_of(GPU)
+    kinds = [volume["hostPath"]["type"] for volume in pod(made)["volumes"] if "hostPath" in volume]
+    assert kinds == ["Directory", "Directory"]
+    file = CLOUD.model_copy(update={"pod": {"volumes": [{"name": "mount-0", "hostPath": {"type": "File"}}]}})
+    volumes = {volume["name"]: volume for volume in pod(made_of(GPU, settings=file))["volumes"]}
+    assert volumes["mount-0"]["hostPath"] == {"path": "/data/imagenet", "type": "File"}
+
+
+@pytest.mark.parametrize(("nodes", "named"), [(1, False), (2, True)])
+def test_the_access_mode_of_the_claim_is_named(nodes: int, named: bool) -> None:
+    text = manifests({**COMMAND, "nodes": nodes}, jobset=True)
+    assert ("claim any-output (ReadWriteMany)" in text) == named
 
 
 def test_a_kubernetes_cluster_is_only_for_export() -> None:

@@ -33,6 +33,9 @@ CLOUD = Kubernetes(
     queue="gpus",
     service_account="trainer",
     pull_secrets=("registry",),
+    labels={"team": "vision", "kueue.x-k8s.io/priority-class": "high"},
+    annotations={"kueue.x-k8s.io/podset-required-topology": "cloud.provider.com/topology-block"},
+    ttl=86400,
     pod={
         "nodeSelector": {"zone": "1"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -151,6 +154,7 @@ def test_kubernetes_needs_an_image_with_the_code() -> None:
 
 
 STRING, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
+STRINGS = {"type": "object", "additionalProperties": STRING}
 
 
 def closed(required: list[str], **properties: Any) -> dict[str, Any]:
@@ -186,7 +190,7 @@ JOBSET = closed(
     ["apiVersion", "kind", "metadata", "spec"],
     apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
     kind={"const": "JobSet"},
-    metadata=closed(["name"], name=DNS, namespace=DNS, labels={"type": "object", "additionalProperties": STRING}),
+    metadata=closed(["name"], name=DNS, namespace=DNS, labels=STRINGS, annotations=STRINGS),
     spec=closed(
         ["replicatedJobs"],
         network=closed(
