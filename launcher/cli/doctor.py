@@ -107,7 +107,7 @@ def _conclude(
         typer.echo(json_.dumps(report | {each.key: each.report for each in examined}, indent=2))
     else:
         if with_gpus:
-            terminal.console(soft_wrap=False).print(gpus.table(with_gpus))
+            terminal.table_console().print(gpus.table(with_gpus))
         warnings, failures = counted(count[Level.WARN], "warning"), counted(count[Level.FAIL], "failure")
         console.print(f"{count[Level.OK]} ok, {warnings}, {failures}")
         for each in examined:

@@ -133,7 +133,7 @@ def verify_(
     if json:
         typer.echo(json_.dumps({"image": name, "rows": verdict.rows(), "faults": verdict.faults()}, indent=2))
     else:
-        terminal.console(soft_wrap=False).print(table_of(verdict))
+        terminal.table_console().print(table_of(verdict))
     verdict.check()
 
 
@@ -159,7 +159,7 @@ def list_(
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(row.tag, row.torch, row.torchvision, row.cuda, row.python, row.driver, row.mismatch)
-    console = terminal.console(soft_wrap=False)
+    console = terminal.table_console()
     console.print(table)
     if tag is not None:
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from launcher.cli import options, terminal
@@ -62,7 +62,8 @@ def runs(
 
 
 def _print(rows: Sequence[RunRow], last: str) -> None:
-    table = Table("run", "state", "exit", "nodes", last, box=None, pad_edge=False, header_style="bold")
+    run = Column("run", no_wrap=True)  # the others wrap first
+    table = Table(run, "state", "exit", "nodes", last, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(
             row.run,
@@ -71,7 +72,7 @@ def _print(rows: Sequence[RunRow], last: str) -> None:
             Text(", ".join(row.nodes)),
             Text(row.started_by) if row.top1 is None else f"{row.top1:.2f}",
         )
-    terminal.console(soft_wrap=False).print(table if rows else "no runs yet: launcher up JOB")
+    terminal.table_console().print(table if rows else "no runs yet: launcher up JOB")
 
 
 def _on_record(ssh_config: Path | None) -> list[RunRow]:

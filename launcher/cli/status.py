@@ -71,7 +71,7 @@ def status(
         report = reports if named != [run] else dict(*reports) | ({"gpus": gpus.rows(machines)} if machines else {})
         typer.echo(json_.dumps(report, indent=2))
     elif machines:
-        console.print(gpus.table(machines))
+        terminal.table_console().print(gpus.table(machines))
     reasons += [node.reason for seen in every for node in seen.nodes if node.reason is not None]
     for reason in dict.fromkeys(reasons):
         terminal.note(reason)
@@ -106,7 +106,8 @@ def render(seen: RunStatus, width: int) -> RenderableType:
 
     If the terminal is too narrow, the last line of the log is cut first, then columns are dropped from the right.
     """
-    shown, left_out = _some(seen.nodes)
+    failure = (seen.result or {}).get("failure")
+    shown, left_out = _some(seen.nodes, failure.get("node") if isinstance(failure, dict) else None)
     rows = [_cells(node, ended=seen.ended) for node in shown]
     needed = {
         name: max(cell_len(name), *(cell_len(row[name]) for row in rows))
@@ -142,13 +143,19 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     return Group(head, *progress, table, *rest, *why)
 
 
-def _some(nodes: Sequence[NodeStatus]) -> tuple[Sequence[NodeStatus], str]:
-    """Return up to MOST nodes, those in rare states first, and a summary of the rest."""
+def _some(nodes: Sequence[NodeStatus], failed: str | None) -> tuple[Sequence[NodeStatus], str]:
+    """Return up to MOST nodes, those in rare states first, and a summary of the rest. failed: one to be shown."""
     if len(nodes) <= MOST:
         return nodes, ""
-    kinds = [(node.state, node.exit_code, node.restarts) for node in nodes]
+    kinds = [(node.state, node.exit_code, node.oom_killed, node.restarts) for node in nodes]
     often = Counter(kinds)
-    chosen = {*sorted(range(len(nodes)), key=lambda index: (often[kinds[index]], index))[:MOST]}
+
+    def order(index: int) -> tuple[bool, int, float, int]:
+        node = nodes[index]
+        lasted = (node.age or 0.0) if node.exit_code else 0.0  # the first that ended may be the reason
+        return node.node != failed, often[kinds[index]], lasted, index
+
+    chosen = {*sorted(range(len(nodes)), key=order)[:MOST]}
     rest = Counter(node.state for index, node in enumerate(nodes) if index not in chosen)
     summary = ", ".join(f"{count} {state}" for state, count in rest.items())
     return [nodes[index] for index in sorted(chosen)], f"and {summary}; to show all: launcher status --json"

@@ -31,6 +31,7 @@ _ESCAPED = re.compile(f"{_CONTROL}+")
 # Runs of controls at once, but none that may begin a sequence: a program may print megabytes of them
 _RUN = f"(?P<run>(?:(?![\x1b\x90\x98\x9b\x9d-\x9f]){_CONTROL})+|[\x1b\x9b]+(?=[\x1b\x9b]))"
 _FILTERED = re.compile(f"{_SEQUENCE}|{_RUN}|{_CONTROL}")
+_WIDEST = 10_000  # columns
 _COLOUR = re.compile("\x1b\\[[0-9;:]*m")
 
 
@@ -81,6 +82,14 @@ class SafeConsole(Console):
 
 def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
     return SafeConsole(stderr=stderr, highlight=False, emoji=False, soft_wrap=soft_wrap)  # a file may be named :fire:
+
+
+def table_console() -> Console:
+    """For a table. In a pipe its lines are as long as they need to be: what was cut there would be lost."""
+    made = console(soft_wrap=False)
+    if not made.is_terminal:
+        made.width = _WIDEST
+    return made
 
 
 def note(text: str) -> None:

@@ -95,6 +95,23 @@ def test_exited_and_unreachable_nodes_show_the_reason(width: int) -> None:
     assert "gpu-0: restart 1 after exit code 1 after 8 s" in text
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["recorded", "not recorded"])
+def test_of_a_thousand_nodes_the_failed_one_is_shown(known: bool) -> None:
+    """All have failed, as each has lost a peer, and most of them in their own way."""
+    nodes = [
+        node(rank, state="exited", exit_code=1 + rank % 250, age=100.0 + rank % 7, last="") for rank in range(1000)
+    ]
+    nodes[777] = node(777, state="exited", exit_code=1, age=99.0, last="")
+    nodes[:500] = [node(rank, state="exited", exit_code=1, age=100.0, last="") for rank in range(500)]
+    result = {"failure": {"node": "gpu-777"}} if known else None
+    if not known:
+        nodes[500:] = [replace(each, exit_code=1) for each in nodes[500:]]
+    seen = RunStatus(CPU.run, "failed", None, tuple(nodes), result)
+    rows = shown(seen, 80)
+    assert len(rows) < 210
+    assert any(" gpu-777 " in row for row in rows)
+
+
 def test_the_time_of_an_ended_run_is_no_age() -> None:
     head = shown(replace(CPU, state="done", progress=None), 80)[1]
     assert head.split()[:5] == ["state", "node", "ranks", "restarts", "time"]

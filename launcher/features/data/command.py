@@ -103,7 +103,7 @@ def list_(nodes: Nodes, json: options.Json = False, ssh_config: options.SshConfi
             every = [{**vars(copy), "whole": copy.whole} for each in found.values() for copy in each]
             typer.echo(json_.dumps(every, indent=2))
         else:
-            terminal.console(soft_wrap=False).print(_table(found))
+            terminal.table_console().print(_table(found))
         if fleet.failed:
             raise NodesFailed(list(fleet.failed.values()), of=len(fleet.failed) + len(fleet.engines))
 

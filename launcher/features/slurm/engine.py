@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import json
 import posixpath
+import re
 import secrets
 import shlex
 import threading
@@ -53,6 +54,7 @@ _KILL_TIMEOUT = 60.0  # seconds for Slurm to end a job after SIGKILL
 _UNPACK = "tar -xf - --no-same-owner -C /"
 _KILL_WAIT = r"scontrol show config | sed -n 's/^KillWait *= \([0-9]*\).*/\1/p'"
 _TAKEN, _NOT_STORED = 44, 73  # exit codes
+_OVERLAP = (20, 11)  # the first Slurm with srun --overlap
 # $1: the run's folder. stdin: its description, as one line of JSON, and the script: each may be over 128 KiB, the limit
 # for an argument.
 _CREATE = f"""
@@ -283,7 +285,11 @@ class SlurmEngine(Engine):
         if known.runtime != "process":
             what, fix = "cannot run a command in a container on a cluster", f"use: srun --jobid={run.job.id}"
             raise NodeUnfit(self.node, what, fix)
-        number = self._slurm('squeue -h -o %A -j "$1"', run.job.id).out.decode().strip()  # not 12_3
+        asked = self._slurm('squeue -h -o %A -j "$1"; srun --version', run.job.id).out.decode(errors="replace")
+        number, _, version = asked.partition("\n")  # not 12_3
+        if (release := re.search(r"(\d+)\.(\d+)", version)) and (int(release[1]), int(release[2])) < _OVERLAP:
+            what = f"{version.strip()} cannot run a command beside a job's program: srun --overlap needs 20.11 or newer"
+            raise NodeUnfit(self.node, what, f"if the site allows it, log in to the machine: squeue -j {number} -o %N")
         step = ["srun", f"--jobid={number}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
         step += [f"--relative={rank}", *(["--pty"] if terminal else [])]
         variables = [f"LAUNCHER_NODE_RANK={rank}", f"LAUNCHER_OUTPUT={known.output}", f"LAUNCHER_RUN={known.run}"]

@@ -65,6 +65,7 @@ _OF_A_STEP = (  # of another job's step, or the caller's defaults for srun
     *("SLURM_TIMELIMIT", "SLURM_WORKING_DIR", "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE"),
 )
 _PROCESSORS = ("--exclusive", "--cpus-per-", "--cores-per-", "--ntasks-per-core", "--threads-per-core")
+_TRIES = 15
 _MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 _MIB = 1 << 20
 _TIMEOUT, _STOPPED = 124, 143  # exit codes: of the entry script at its time limit; of a program ended by SIGTERM
@@ -75,7 +76,10 @@ _ENROOT = (
     "        exit 69 ;;",
     "    esac",
 )
-_UNPACK = 'umoci unpack $([ "$(id -u)" -eq 0 ] || echo --rootless) --image "$image.part.oci:it" "$image.part"'
+_UNPACK = (
+    'umoci unpack "--rootless=$([ "$(id -u)" -eq 0 ] && echo false || echo true)" '
+    '--image "$image.part.oci:it" "$image.part"'
+)
 _WRITE_BUNDLE = Path(__file__).with_name("oci_bundle.py")
 
 
@@ -99,7 +103,12 @@ def _refused(job: Job, container: str) -> Refused:
     image = job.image if job.runtime == "docker" and container != "none" else None
     if image is not None and "@sha256:" not in (image.ref or image.base or ""):
         key = "ref" if image.ref else "base"
-        yield ("image", key), "is imported only once, and a tag may move: add the digest, NAME@sha256:..."
+        name = shlex.quote(f"docker://{image.ref or image.base}")
+        prints = f"skopeo inspect --format '{{{{.Name}}}}@{{{{.Digest}}}}' {name}"
+        yield (
+            ("image", key),
+            f"is imported only once, and a tag may move: name it with its digest, which this prints: {prints}",
+        )
     if image is not None and image.base is not None:
         what = "images are not built or checked on a cluster: build it first (launcher image build), and set it"
         if image.packages:
@@ -265,8 +274,20 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         "",
         *(("# --- site-specific lines, from `setup` of the cluster", *setup, "") if setup else ()),
         "# --- rendezvous: Slurm's address of the first node; a port per job, as jobs may share machines",
-        'master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        "MASTER_ADDR=$(scontrol show node \"$master\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')",
+        "address() {",
+        '    master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "    scontrol show node \"$master\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p'",
+        "}",
+        "tries=1 # Slurm's controller may be busy",
+        'until MASTER_ADDR=$(address) && [ -n "$MASTER_ADDR" ]; do',
+        f"    {_UNLESS_STOPPED}",
+        f'    if [ "$tries" -eq {_TRIES} ]; then',
+        '        echo "launcher: scontrol did not give the address of the first of $SLURM_JOB_NODELIST (see above)"',
+        "        exit 69",
+        "    fi",
+        "    tries=$((tries + 1))",
+        "    sleep 2",
+        "done",
         f"export MASTER_ADDR MASTER_PORT=$(({first} + SLURM_JOB_ID % {PORTS}))",
     ]
 
@@ -359,7 +380,9 @@ def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         f"image={shlex.quote(image)}",
         'mkdir -p "${image%/*}" || exit 73',
         'exec 9>"$image.lock" || exit 73',
-        "flock 9 # another job may be importing it",
+        "# another job may be importing it",
+        'flock 9 || [ -n "$stopped" ] ||',
+        '    echo "launcher: could not lock $image.lock (see above): another job may import the image too"',
         _UNLESS_STOPPED,
         'if [ ! -e "$image" ]; then',
         *(_ENROOT if cluster.container == "pyxis" else ()),

@@ -18,7 +18,18 @@ from launcher.records.trainer import needed_trainer
 
 def _text(job: Job, on: str | None, image: str | None) -> str:  # noqa: ARG001 - the image is the job's
     _note_trainer(job)
-    text, warnings = cluster.text(job, script.ANY if on is None else read_settings(os.environ).cluster(on))
+    settings = read_settings(os.environ)
+    if on is None:
+        names = [name for name, each in settings.clusters.items() if each.kind == "slurm"]
+        yours = (
+            f"to use those of a cluster: --on {' or '.join(names)}"
+            if names
+            else "clusters are described in docs/slurm.md"
+        )
+        terminal.Reporter().log(
+            f"the script is for no particular cluster: it has no partition or other settings; {yours}"
+        )
+    text, warnings = cluster.text(job, script.ANY if on is None else settings.cluster(on))
     for warning in warnings:
         terminal.Reporter().warn(warning)
     return text

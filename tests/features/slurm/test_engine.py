@@ -461,6 +461,46 @@ def test_a_missing_secret_stops_a_script_that_is_submitted_manually(tmp_path: Pa
     assert not (tmp_path / "step").exists()
 
 
+def test_a_lock_that_the_file_system_refuses_is_reported(tmp_path: Path) -> None:
+    """The image is imported anyway."""
+    here = HPC.model_copy(update={"workdir": str(tmp_path)})
+    program(tmp_path / "bin", "flock", "echo 'flock: 9: No locks available' >&2; exit 1")
+    program(tmp_path / "bin", "enroot", '[ "$1" = version ] && echo 4.0.1 || : >"$3"')
+    said, _ = (done := run_script(tmp_path, sbatch({**GPU, "secrets": []}, here), srun="true")).communicate(timeout=20)
+    assert done.returncode == 0, said
+    assert re.search(r"No locks available\nlauncher: could not lock \S+sqsh.lock .*another job may import", said), said
+
+
+def test_an_address_that_slurm_does_not_say_ends_the_job(tmp_path: Path) -> None:
+    script = sbatch(CPU)
+    assert script.count("sleep 2") == 1
+    program(tmp_path / "bin", "busy", f"echo x >>{tmp_path}/asked; echo 'scontrol: error: slurm_load_node: busy' >&2")
+    running = run_script(tmp_path, script.replace("sleep 2", "sleep 0").replace("scontrol show node", "busy"))
+    said, _ = running.communicate(timeout=20)
+    assert running.returncode == 69, said
+    assert "error: slurm_load_node: busy\nlauncher: scontrol did not give the address of the first of n1" in said
+    assert len((tmp_path / "asked").read_text().split()) > 10
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("version", "possible"), [("slurm 20.02.7", False), ("slurm 20.11.0", True), ("", True)])
+def test_a_slurm_without_overlapping_steps_is_named(
+    version: str, possible: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older versions of srun reject the option with the list of all their options."""
+    root = tmp_path / ".launcher"
+    ended(tmp_path, listed(root, "RUNNING"), codes=(None, None))
+    program(tmp_path / "bin", "srun", f'[ "$*" = --version ] || exit 7; echo "{version}"')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    here = HPC.model_copy(update={"workdir": str(tmp_path)})
+    engine = SlurmEngine("slurm:hpc", here, LocalMachine("slurm:hpc", "me"))
+    if possible:
+        assert engine.interact(f"launcher-{RUN}-1", ["true"], terminal=False) == 7
+        return
+    with pytest.raises(NodeUnfit, match=r"slurm 20.02.7 cannot run a command beside a job's program: .*20.11 or newer"):
+        engine.interact(f"launcher-{RUN}-1", ["true"], terminal=False)
+
+
 def processors(data: dict[str, Any], **settings: Any) -> list[str]:
     lines = sbatch(data, HPC.model_copy(update={"options": (), **settings})).splitlines()
     return [line for line in lines if "exclusive" in line or "SBATCH --cpus" in line or "# CPUs" in line]

@@ -17,7 +17,10 @@ from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
 from launcher.job.settings import Cluster
 from launcher.planning.cluster import build
+from tests.bed.fixtures import unavailable
+from tests.bed.settings import BedUnavailable
 from tests.exported import CPU, DIGEST, GPU, job
+from tests.slurm.bed import install
 
 GOLDEN = Path(__file__).parent / "golden"
 HPC = Cluster(
@@ -41,6 +44,14 @@ def sbatch(data: dict[str, Any], cluster: Cluster = slurm.ANY) -> str:
     return slurm.render(build(loaded, cluster.python, cluster.gpus), cluster)
 
 
+def need_program(name: str) -> None:
+    """Skip the test if the program of Debian's package of that name cannot be installed."""
+    try:
+        install((name,), (name,), allowed=bool(os.environ.get("LAUNCHER_BED_REQUIRED")))
+    except BedUnavailable as error:
+        unavailable(str(error))
+
+
 TEXTS = {
     "digits.sbatch": lambda: sbatch(CPU),
     "imagenet.pyxis.sbatch": lambda: sbatch(GPU, HPC),
@@ -62,6 +73,38 @@ def test_a_script_is_valid_bash(name: str) -> None:
     subprocess.run(["bash", "-n"], input=TEXTS[name](), text=True, check=True)
 
 
+@pytest.fixture(scope="module")
+def shellcheck() -> None:
+    need_program("shellcheck")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_shellcheck_has_no_warnings(name: str, shellcheck: None, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(TEXTS[name]())
+    done = subprocess.run(
+        ["shellcheck", "--severity=warning", str(tmp_path / name)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_image_is_unpacked_by_umoci(tmp_path: Path) -> None:
+    """As root and as a user who is not."""
+    need_program("umoci")
+    for argv in (["init", "--layout", "image.part.oci"], ["new", "--image", "image.part.oci:it"]):
+        subprocess.run(["umoci", *argv], cwd=tmp_path, check=True)
+    (command,) = [line.strip(" &") for line in sbatch(GPU, OCI).splitlines() if "umoci unpack" in line]
+    assert command.endswith('"$image.part"')
+    (tmp_path / "id").write_text("#!/bin/sh\necho ${MY_UID-0}\n")
+    (tmp_path / "id").chmod(0o755)
+    for uid, mapped in (("0", False), ("1000", True)):
+        if os.geteuid() and uid == "0":
+            continue
+        env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "MY_UID": uid, "image": f"{tmp_path}/image"}
+        subprocess.run(["bash", "-euc", f"rm -rf $image.part; {command}"], env=env, check=True)
+        made = json.loads((tmp_path / "image.part" / "config.json").read_text())
+        assert ("uidMappings" in made["linux"]) == mapped
+
+
 def refused(data: dict[str, Any], cluster: Cluster, **keys: Any) -> str:
     with pytest.raises(JobInvalid) as caught:
         sbatch({**data, **keys}, cluster)
@@ -78,6 +121,7 @@ def refused(data: dict[str, Any], cluster: Cluster, **keys: Any) -> str:
         (HPC, GPU, {"nodes": [{"host": "a", "gpus": 1}]}, "nodes.0.gpus: a cluster chooses"),
         (HPC, GPU, {"nodes": [{"host": "a", "env": {"A": "1"}}]}, "nodes.0.env: a cluster chooses"),
         (HPC, GPU, {"image": {"ref": "a:1"}}, "image.ref: is imported only once, and a tag may move"),
+        (HPC, GPU, {"image": {"ref": "a:1"}}, "skopeo inspect --format '{{.Name}}@{{.Digest}}' docker://a:1"),
         (
             HPC,
             GPU,

@@ -121,3 +121,27 @@ def test_a_sweep_runs_no_more_variants_concurrently_than_the_settings_allow(clus
     file = cluster.job(runtime="process", nodes=1, gpus="none", run=run, sweep=[["1"], ["2"], ["3"]])
     cluster("up", file, "-d", "--on", "hpc")
     assert "--array=0-2%2 " in (tmp_path / "submitted").read_text()
+
+
+def test_an_export_for_no_cluster_says_so_and_names_those_of_the_settings(cluster: Cli) -> None:
+    file = cluster.job(runtime="process", nodes=2, gpus="none", run={"command": ["true"]})
+    done = cluster("export", file, "--to", "slurm")
+    assert "the script is for no particular cluster" in done.stderr
+    assert "--on hpc" in done.stderr
+    assert "cluster" not in cluster("export", file, "--to", "slurm", "--on", "hpc").stderr
+    without = Cli(cluster.cwd, {**cluster.env, "XDG_CONFIG_HOME": str(cluster.cwd)})
+    assert "docs/slurm.md" in without("export", file, "--to", "slurm").stderr
+
+
+def test_the_list_of_runs_in_a_pipe_has_whole_ids(cluster: Cli) -> None:
+    """Each on one line, with all its nodes; in a narrow terminal too, the ID is whole."""
+    name = "a-name-of-a-job-that-is-as-long-as-a-name-may-be-0123456789"
+    file = cluster.job(name, runtime="process", nodes=9, gpus="none", run={"command": ["true"]})
+    cluster("up", file, "-d", "--on", "hpc")
+    narrow = Cli(cluster.cwd, {**cluster.env, "COLUMNS": "80"})
+    (run,) = cluster.runs()
+    for arguments in ((), ("--on", "hpc")):
+        _, row = narrow("runs", *arguments).stdout.splitlines()
+        assert row.split()[0] == run.name
+        assert ", ".join(f"node-{rank}" for rank in range(9)) in row
+    cluster("down")
