@@ -81,12 +81,20 @@ class FirstOutput:
     def __init__(self) -> None:
         self._since: float | None = None  # of time.monotonic(); None: something was printed
         self._said = 0.0
+        self.queued = False  # a cluster has not started the program, which prints nothing then
 
     def begin(self, now: float) -> None:
         self._since = self._said = now
 
     def end(self) -> None:
-        self._since = None
+        self._since, self.queued = None, False
+
+    def wait(self, now: float, *, queued: bool) -> None:
+        if queued:
+            self.end()
+        elif self.queued:
+            self.begin(now)
+        self.queued = queued
 
     def message(self, now: float) -> str:
         """Return a message every IMPORTING_EVERY seconds, up to IMPORTING_LONGEST; otherwise ""."""
@@ -115,7 +123,7 @@ class Screen(Reporter):
         self._progress: TrainingProgress | None = None
         self._live: Live | None = None
         self._held = TracebackBuffer()
-        self._first = FirstOutput()
+        self.first = FirstOutput()
         self._given_up: list[str] = []  # unreachable nodes that the run ended without
         self._recent = deque[str](maxlen=HOLD_LINES)  # output that was shown
         self._complete = True  # its files could be downloaded
@@ -131,7 +139,7 @@ class Screen(Reporter):
     @contextmanager
     def live(self) -> Iterator[None]:
         """Show a progress line at the bottom of a terminal."""
-        self._first.begin(time.monotonic())
+        self.first.begin(time.monotonic())
         if interactive():
             self._live = Live(  # the job's output stays on stdout, as a pipe expects
                 console=self.err, refresh_per_second=8, transient=True, redirect_stdout=False, redirect_stderr=False
@@ -185,7 +193,7 @@ class Screen(Reporter):
 
     def _show(self, message: messages.Message) -> None:
         if isinstance(message, messages.Output):
-            self._first.end()
+            self.first.end()
             lines = self._lines.setdefault(message.node, Lines())
             self._print(message.node, lines.feed(message.data))
             self._show_state(message.node, lines.state)
@@ -193,12 +201,12 @@ class Screen(Reporter):
         self._write(self._held.sift([], time.monotonic()))
         match message:
             case messages.Progress(fields):
-                self._first.end()
+                self.first.end()
                 before = () if self._progress is None else (self._progress.first, self._progress.last)
                 self._progress = training_progress([*before, {"time": time.time(), **fields}])
                 self._refresh()
             case messages.Tick():
-                if text := self._first.message(time.monotonic()):
+                if text := self.first.message(time.monotonic()):
                     self.log(text)
             case messages.NodeEnded(node, state) if state.exit_code != 0:
                 self._held.failing = True
@@ -228,10 +236,15 @@ class Screen(Reporter):
                 self._held.failing = True
                 lost = "output folder was removed or locked" if folder else "container was removed by another process"
                 self.log(f"{node}: its {lost}")
-            case messages.NodeWaits(_, reason):
-                self.log(reason)
+            case messages.NodeWaits():
+                self._show_wait(message)
             case messages.NodeStopped(node, by):
                 self.log(f"{node}: {by} is stopping the run from another terminal")
+
+    def _show_wait(self, message: messages.NodeWaits) -> None:
+        self.first.wait(time.monotonic(), queued=message.queued)
+        if message.reason:
+            self.log(message.reason)
 
     def _print(self, node: str, lines: list[str]) -> None:
         head = f"{node} | " if self._prefix else ""

@@ -33,7 +33,7 @@ def follow(run: Run, screen: Screen) -> int | None:
     except KeyboardInterrupt:
         return leave_or_stop(run, screen)
     except BrokenPipeError:
-        screen.log(f"stdout was closed; detached from {run.id}, which is still running. {_next_steps(run)}")
+        screen.log(f"stdout was closed; {_detached(run, screen)}. {_next_steps(run)}")
         raise_silent(screen, run)
         return None
 
@@ -50,13 +50,17 @@ def leave_or_stop(run: Run, screen: Screen) -> int | None:
     """After the first Ctrl-C: detach (None), or stop the run on a second one and return the exit code."""
     try:  # from the first line on: the user may press Ctrl-C twice in a row
         screen.finish()
-        screen.log(f"detached from {run.id}, which is still running. {_next_steps(run)}")
+        screen.log(f"{_detached(run, screen)}. {_next_steps(run)}")
         screen.log(f"To stop it now, press Ctrl-C again within {SECOND_CTRL_C:.0f} s")
         time.sleep(SECOND_CTRL_C)
         raise_silent(screen, run)
     except KeyboardInterrupt:
         return stop_now(run, screen)
     return None
+
+
+def _detached(run: Run, screen: Screen) -> str:
+    return f"detached from {run.id}, which is still {'in the queue' if screen.first.queued else 'running'}"
 
 
 def _next_steps(run: Run) -> str:

@@ -140,7 +140,8 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     if seen.world is not None:
         progress.insert(0, Text(seen.world.text))
     rest = [Text(left_out, style="dim")] if left_out else []
-    return Group(head, *progress, table, *rest, *why)
+    waits = [Text(text, style="yellow") for text in dict.fromkeys(node.waits for node in shown if node.waits)]
+    return Group(head, *waits, *progress, table, *rest, *why)
 
 
 def _some(nodes: Sequence[NodeStatus], failed: str | None) -> tuple[Sequence[NodeStatus], str]:

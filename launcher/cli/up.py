@@ -18,6 +18,7 @@ from launcher.cli.console import Screen
 from launcher.cli.foreground import follow, leave_or_stop
 from launcher.cli.long_work import LongWork
 from launcher.job.models import Job
+from launcher.model.container import Phase
 from launcher.model.plan import Membership
 
 
@@ -92,24 +93,29 @@ def _attend(run: Run, *, detach: bool, raw: bool) -> int | None:
     """Follow a run that has just been started. Return the exit code, or None if the user detached."""
     with Screen(run.mask, raw=raw) as screen:
         try:
-            screen.log(_where(run))
+            where, screen.first.queued = _where(run)
+            screen.log(where)
             if detach:
-                screen.log(f"{run.id} is running. To follow it: launcher logs {run.id}")
+                screen.log(
+                    f"{'' if screen.first.queued else f'{run.id} is running. '}To follow it: launcher logs {run.id}"
+                )
                 return None
         except KeyboardInterrupt:
             return leave_or_stop(run, screen)
         return follow(run, screen)
 
 
-def _where(run: Run) -> str:
+def _where(run: Run) -> tuple[str, bool]:
+    """Return where it runs, and whether a cluster has not started it yet."""
     plan = run.plan
     if plan is None:
-        return f"{run.id} is running"
+        return f"{run.id} is running", False
     if not plan.rendezvous.address:  # the cluster chooses
         state = next(iter(run.containers().values()))
-        return f"{run.id} was submitted to {plan.master.host}, {state.error or state.phase.value}"
+        where = f"{run.id} was submitted to {plan.master.host}, {state.error or state.phase.value}"
+        return where, state.phase is Phase.CREATED
     address = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
     names = [node.node for node in plan.nodes]
     size = len(names) - plan.spares
     spares = f" (spare: {', '.join(names[size:])})" if plan.spares else ""
-    return f"{run.id} runs on {', '.join(names[:size])}{spares}, rendezvous at {address}"
+    return f"{run.id} runs on {', '.join(names[:size])}{spares}, rendezvous at {address}", False

@@ -18,6 +18,7 @@ from functools import partial
 
 from launcher.errors import ContainerGone, LauncherError, LoginLost, NodeUnfit, NodeUnreachable, NoRoomHere
 from launcher.job.settings import read_settings
+from launcher.model.container import Phase
 from launcher.model.host import cluster_name
 from launcher.model.plan import RunId
 from launcher.node.engine import Engine
@@ -236,9 +237,10 @@ class Follow:
                 continue
             pause = RETRY
             node.mark_reachable()
-            if node.node.rank == 0 and not state.phase.ended and state.error not in ("", waiting_for):
+            if node.node.rank == 0 and not state.phase.ended and state.error != waiting_for:
                 waiting_for = state.error
-                self._put(messages.NodeWaits(node.name, waiting_for))
+                queued = bool(waiting_for) and state.phase is not Phase.RUNNING
+                self._put(messages.NodeWaits(node.name, waiting_for, queued))
             if state.phase.ended:
                 self._put(messages.NodeEnded(node.name, state))
                 break

@@ -81,10 +81,14 @@ class NodeStopped(Message):
 
 @dataclass(frozen=True)
 class NodeWaits(Message):
-    """No process has started; `reason`: the state of the cluster's job, `job 12: PENDING (Resources)`."""
+    """No process has started; `reason`: the state of the cluster's job, `job 12: PENDING (Resources)`, or "" at last.
+
+    queued: the job has not started either.
+    """
 
     node: str
     reason: str
+    queued: bool
 
 
 @dataclass(frozen=True)

@@ -161,9 +161,12 @@ def stop_by_two_ctrl_c(slurm: SlurmBed, cli: Cli) -> None:
 def read_until(up: subprocess.Popen[str], text: str) -> None:
     """Read lines of its stderr."""
     assert up.stderr
+    seen = []
     for line in up.stderr:
+        seen.append(line)
         if text in line:
             return
+    raise AssertionError(f"{text!r} is not in {''.join(seen)}")
 
 
 @pytest.mark.slow
@@ -215,7 +218,7 @@ def test_a_pending_job_shows_its_reason_and_ctrl_c_detaches(slurm: SlurmBed, cli
         _, err = waiting.communicate(timeout=30)
         assert waiting.returncode == 0, err
         assert re.search(r"job \d+: PENDING \(PartitionDown\)", err), err
-        assert "launcher logs" in err
+        assert "which is still in the queue. Reattach: launcher logs" in err
         again = cli.start("logs")
         assert again.stderr
         assert "the latest run is" in again.stderr.readline()
@@ -228,6 +231,29 @@ def test_a_pending_job_shows_its_reason_and_ctrl_c_detaches(slurm: SlurmBed, cli
         slurm("scontrol", "update", "partitionname=all", "State=UP")
     out, err = again.communicate(timeout=60)
     assert "at last" in out, err
+
+
+@pytest.mark.parametrize(
+    ("key", "reason", "advice"),
+    [
+        ("nodes=9", "PartitionConfig", "the partition has no machines, or too few"),
+        ("cluster.options=[--hold]", "JobHeldUser", "release it: scontrol release"),
+    ],
+)
+def test_a_reason_that_does_not_pass_has_an_advice(
+    key: str, reason: str, advice: str, slurm: SlurmBed, cli: Cli
+) -> None:
+    """In `up`, `logs` and `status`. Such a job does not run, and nobody says so."""
+    done = cli("up", job(cli, "echo"), "--on", "hpc", "-d", "--set", key)
+    assert "is running" not in done.stderr
+    assert re.search(r"To follow it: launcher logs job-\S+$", done.stderr)
+    until(lambda: reason in status(cli)["nodes"][0]["waits"], "no reason is shown")
+    assert f"PENDING ({reason}): {advice}" in cli("status").stdout
+    following = cli.start("logs")
+    read_until(following, f"PENDING ({reason}): {advice}")
+    following.send_signal(signal.SIGINT)
+    following.communicate(timeout=30)
+    cli("down")
 
 
 def test_down_removes_a_pending_job_from_the_queue(slurm: SlurmBed, cli: Cli) -> None:

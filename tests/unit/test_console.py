@@ -19,7 +19,17 @@ from launcher.model.container import ContainerState, Phase
 from launcher.records.measured import training_progress
 from launcher.run.attempts import World
 from launcher.run.diagnose import Failure
-from launcher.run.messages import NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, RankZeroMoved
+from launcher.run.messages import (
+    Message,
+    NodeEnded,
+    NodeGone,
+    NodeLost,
+    NodeRestarted,
+    NodeWaits,
+    Output,
+    RankZeroMoved,
+    Tick,
+)
 from launcher.run.outcome import Outcome, lost_node
 from launcher.run.state import RunState
 
@@ -39,6 +49,33 @@ def test_a_program_without_output_is_reported_every_30_s_for_5_minutes() -> None
     assert first.message(30).startswith("no output for 30 s")
     first.end()
     assert not any(first.message(second) for second in range(1000))
+
+
+def test_a_job_in_the_queue_of_a_cluster_is_not_expected_to_print(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    screen = Screen()
+
+    def reported(*shown: Message) -> bool:
+        """Whether the lack of output is reported a minute after these messages."""
+        nonlocal now
+        for message in shown:
+            screen.show(message)
+        now += 60
+        screen.show(Tick())
+        return "no output for" in capsys.readouterr().err
+
+    with screen.live():
+        assert not reported(NodeWaits("node-0", "job 12: PENDING (Priority)", queued=True))
+        assert not reported()
+        assert reported(NodeWaits("node-0", "job 12: RUNNING", queued=False))
+        assert reported(NodeWaits("node-0", "", queued=False))
+        assert not reported(Output("node-0", b"hello\n"))
+        assert not reported(NodeWaits("node-0", "", queued=False))
+        assert not reported(NodeWaits("node-0", "job 12: PENDING (BeginTime)", queued=True))  # requeued
+        assert not reported(Output("node-0", b"hello\n"), NodeWaits("node-0", "", queued=False))
 
 
 def test_output_before_a_traceback_is_shown_immediately() -> None:

@@ -38,6 +38,26 @@ _BY_SLURM = {
     "BOOT_FAIL": "one of its machines did not boot",
     "PREEMPTED": "another job took its machines",
 }
+# Reasons to wait that do not pass by themselves, and what to do.
+_OFFERS = "`sinfo -o '%P %a %l %D %c %m %G %f'` shows what there is"
+_NOT_ALLOWED = (
+    "the QOS or the account allows no such job: `sacctmgr show qos` and `sacctmgr show assoc` show the limits"
+)
+_ADVICE = {
+    "PartitionConfig": f"the partition has no machines, or too few, that are what the job asks for: {_OFFERS}",
+    "PartitionNodeLimit": f"the partition allows fewer nodes, or some of them are down: {_OFFERS}",
+    "BadConstraints": f"no machines are what `options` ask for: {_OFFERS}",
+    "MaxMemPerLimit": "the cluster allows less memory: lower resources.memory",
+    "(Partition|QOS|Association)TimeLimit|(QOS|Assoc)MaxWallDurationPerJobLimit": "its time limit is longer than "
+    "allowed: lower `time` of the cluster, or `timeout` of the job",
+    "(QOS|Assoc)Max.*Per(Job|Node).*|QOSMin.*": _NOT_ALLOWED,
+    "(Account|QOS)NotAllowed|Invalid(Account|QOS)": "set `account` and `qos` of the cluster",
+    "DependencyNeverSatisfied": "the job that it waits for has failed",
+    "JobHeldUser": "release it: scontrol release {id}",
+    "JobHeldAdmin": "only an administrator can release it",
+    "JobHoldMaxRequeue|.*requeued (in )?held.*": "if a machine could not start it, check whether all of them see the "
+    "cluster's workdir: launcher doctor JOB --on CLUSTER; then release it: scontrol release {id}",
+}
 # Texts of slurmstepd.
 _IN_ITS_LOG = {"TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
 
@@ -120,6 +140,13 @@ class Job:
     def ended(self) -> bool:
         return self.state in _ENDED
 
+    @property
+    def advice(self) -> str:
+        """What to do if it waits for something that does not pass by itself, else ""."""
+        reason = self.reason.replace("_", " ")
+        found = [text for pattern, text in _ADVICE.items() if self.waits and re.fullmatch(pattern, reason)]
+        return found[0].format(id=self.id) if found else ""
+
     def __str__(self) -> str:
         return f"job {self.id}: {self.state}" + (f" ({self.reason})" if self.reason not in ("", "None") else "")
 
@@ -196,8 +223,13 @@ class RunInQueue:
             oom_killed=phase.ended and self.job is not None and self.job.state == "OUT_OF_MEMORY",
             started=started,
             finished=finished or (self.end[1] if self.end else 0.0),
-            error=str(self.job) if show_job and (code or not phase.ended) else "",
+            error=self._about_job() if show_job and (code or not phase.ended) else "",
         )
+
+    def _about_job(self) -> str:
+        """`job 12: PENDING (PartitionConfig): what to do`."""
+        advice = self.job.advice if self.job else ""
+        return f"{self.job}: {advice}" if advice else str(self.job)
 
     @property
     def phase(self) -> Phase:

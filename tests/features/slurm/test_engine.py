@@ -252,6 +252,30 @@ def test_the_exit_codes_of_an_ended_run_may_be_visible_later(tmp_path: Path, mon
     assert cluster.wait(first, 0).phase is Phase.EXITED
 
 
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("PartitionConfig", "too few"),
+        ("PartitionTimeLimit", "lower `time`"),
+        ("QOSMaxWallDurationPerJobLimit", "lower `time`"),
+        ("AssocMaxNodePerJobLimit", "sacctmgr show assoc"),
+        ("QOSMaxGRESPerJob", "sacctmgr show qos"),
+        ("QOSMinGRES", "sacctmgr show qos"),
+        ("InvalidQOS", "set `account` and `qos`"),
+        ("JobHeldUser", "scontrol release 12"),
+        ("launch failed requeued held", "doctor JOB --on CLUSTER; then release it: scontrol release 12"),
+        ("job requeued in held state", "scontrol release 12"),
+        *((reason, "") for reason in ("Resources", "Priority", "BeginTime", "QOSMaxJobsPerUserLimit", "PartitionDown")),
+    ],
+)
+def test_a_reason_that_does_not_pass_by_itself_has_an_advice(reason: str, advice: str, tmp_path: Path) -> None:
+    line = listed(tmp_path / ".launcher", "PENDING").replace("|None|", f"|{reason}|")
+    shown = ended(tmp_path, line, codes=()).states()[0].error
+    assert shown.startswith(f"job 12: PENDING ({reason})")
+    assert (": " in shown.removeprefix("job 12: ")) == bool(advice)
+    assert advice in shown
+
+
 def test_a_job_in_an_unknown_state_is_running(tmp_path: Path) -> None:
     assert ended(tmp_path, listed(tmp_path / ".launcher", "HIBERNATING")).phase is Phase.RUNNING
 
