@@ -27,23 +27,21 @@ from torch import Tensor
 
 from bench import report
 from train.__main__ import leave
+from train.checkpoint import map_tensors
 from train.config import parse
+from train.data.batch import micro_batches
 from train.distributed.world import start
-from train.host_copy import map_tensors
-from train.run import Run
-from train.saving import save
-from train.setup import prepare
-from train.step import Plan
-from train.watch import Silent
+from train.log import Silent
+from train.trainer import Trainer
 
 METHODS = {"plain": (1, ""), "replicate": (2, "--replicate"), "fsdp": (2, "--parallel fsdp")}
 BLOCKED, COPIES = 1.5, 1.0  # targets
 
 
-def tensors_of(run: Run) -> list[Tensor]:
+def tensors_of(trainer: Trainer) -> list[Tensor]:
     """Return the tensors of a checkpoint that are held by this process."""
     found: list[Tensor] = []
-    map_tensors(run.state(), lambda tensor: found.append(getattr(tensor, "_local_tensor", tensor)))
+    map_tensors(trainer.state(), lambda tensor: found.append(getattr(tensor, "_local_tensor", tensor)))
     return found
 
 
@@ -63,26 +61,22 @@ def measure(arch: str, method: str, rounds: int, output: str) -> dict[str, Any]:
     options = f"--data synthetic:64 --arch {arch} --batch-size 2 --headspace --workers 1 --epochs 1 --output {output}"
     config = parse(f"{options} {METHODS[method][1]} --checkpoints {output}/shared".split())
     world = start(config)
-    run = prepare(config, world)
-    from train.loop import requests  # after torch's own slow imports
-
-    run.step.accumulate(next(run.train_loader.batches(requests(run), 0)), Plan(1e-6, 0))
-    run.step.update(Plan(1e-6, 0))  # creates the state of the optimizer
-    run.store.open()
-    watch, before = Silent(), peak()
-    kept = [tensor.detach().clone() for tensor in tensors_of(run)]  # buffers for the plain copies, already paged in
+    trainer = Trainer(config, world)
+    trainer.log = Silent()
+    trainer.train_step(micro_batches(trainer.batches()))  # creates the state of the optimizer
+    trainer.store.open()
+    before = peak()
+    kept = [tensor.detach().clone() for tensor in tensors_of(trainer)]  # buffers for the plain copies, already paged in
     size = sum(tensor.nbytes for tensor in kept) / 1e6
     before = max(before, peak())
     blocked, copied = [], []
     for _ in range(rounds + 1):
-        blocked.append(timed(lambda: save(run, watch)))
-        run.store.wait()
+        blocked.append(timed(trainer.save))
+        trainer.store.wait()
         world.sum(torch.zeros(1))
-        now = [tensor.detach() for tensor in tensors_of(run)]
+        now = [tensor.detach() for tensor in tensors_of(trainer)]
         copied.append(timed(lambda now=now: [a.copy_(b) for a, b in zip(kept, now, strict=True)]))
-    run.store.close()
-    run.train_loader.close()
-    run.val_loader.close()
+    trainer.close()
     ratios = [ours / bare for ours, bare in zip(blocked[1:], copied[1:], strict=True)]
     return {
         "arch": arch,

@@ -6,7 +6,7 @@ The bare loop has no loader, schedule, metrics or checks: a fixed batch on the d
 the trainer's step on a repeated batch (as with --headspace), with normalisation, metrics, schedule and the stop flag.
 The loops alternate, with the order changing each round. The ratio is the median over rounds, of wall time and of CPU
 time (which other load on the machine affects less). The rows "ours without" compare with our loop when it does not
-measure each rank's own work (train/own_work.py). On a GPU the published ResNet-50 figures are printed too.
+measure each rank's own work (train/timing.py). On a GPU the published ResNet-50 figures are printed too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,15 @@ import torch
 from torch.nn import functional
 
 from bench import report
-from train.clock import Clock
 from train.config import Config, parse
-from train.data.sampler import fold
+from train.data.batch import micro_batches
 from train.distributed.world import StopSignal, World, start
-from train.metrics import Meter
+from train.log import Silent
 from train.models import make_model
 from train.optim import has_fused_kernel
-from train.own_work import OwnWork
 from train.precision import choose_precision
-from train.run import Run
-from train.setup import prepare
-from train.step import Plan, draw_mix
+from train.timing import Clock, OwnWork
+from train.trainer import Trainer
 
 PUBLISHED = (  # images/s of one GPU, ResNet-50 at 224 px, mixed precision
     ("V100 16 GB", 1200, "NVIDIA DeepLearningExamples, DALI, NGC 21.03"),
@@ -81,26 +77,22 @@ class Unmeasured(OwnWork):
         pass
 
 
-def our_loop(run: Run, stop: StopSignal, measuring: type[OwnWork] = OwnWork) -> Callable[[int], None]:
-    """A function that runs the given number of steps as `train.loop` does, including the line every ten steps."""
-    from train.loop import requests
-
-    run.model.train()
+def our_loop(trainer: Trainer, stop: StopSignal, measuring: type[OwnWork] = OwnWork) -> Callable[[int], None]:
+    """A function that trains the given number of steps, including the line every ten steps."""
+    trainer.model.train()
+    trainer.log = Silent()
     # one epoch for all turns: its 1.28 million images are shuffled once, as in training
-    clock = Clock(measuring(run.world.device, forward=True))
-    batches = clock.timed(run.train_loader.batches(requests(run), 0))
-    numbers = count()
+    clock = Clock(trainer.world.device, forward=True, kind=measuring)
+    trainer.clock = clock
+    batches = trainer.batches()
 
     def train(steps: int) -> None:
-        meter, run.step.computed = Meter(run.world), clock.own_work.computed
-        for step in islice(numbers, steps):
+        trainer.clock, trainer.step.computed = clock, clock.computed
+        for _ in range(steps):
             assert not stop.stopped()
-            torch.manual_seed(fold(0, step))
-            plan = Plan(run.schedule(step), step, draw_mix(run.config, step, run.config.image_size))
-            meter.add(run.step.accumulate(next(batches), plan))
-            run.step.update(plan)
-            if (step + 1) % run.config.log_every == 0:
-                meter.close_interval(figures=clock.own_work.restart())
+            rate = trainer.train_step(micro_batches(batches))
+            if trainer.progress.step % trainer.config.log_every == 0:
+                trainer.end_interval(rate)
 
     return train
 
@@ -119,12 +111,12 @@ def timed(loop: Callable[[int], None], steps: int, device: torch.device) -> tupl
 def compare(config: Config, steps: int, rounds: int) -> dict[str, Any]:
     """Both loops, alternating: images/s by wall and by CPU time, and their ratios per round."""
     world = start(config)
-    run = prepare(config, world)
+    trainer = Trainer(config, world)
     stop = StopSignal(world)
     loops = {
         "bare": bare_loop(config, world),
-        "ours": our_loop(run, stop),
-        "unmeasured": our_loop(run, stop, Unmeasured),
+        "ours": our_loop(trainer, stop),
+        "unmeasured": our_loop(trainer, stop, Unmeasured),
     }
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
     for turn in range(rounds + 1):  # the first is the warm-up
@@ -132,12 +124,11 @@ def compare(config: Config, steps: int, rounds: int) -> dict[str, Any]:
             took = timed(loops[name], steps, world.device)
             if turn:
                 seconds[name].append(took)
-    run.train_loader.close()
-    run.val_loader.close()
+    trainer.close()
     images = steps * config.batch_size
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
-        "amp": run.precision.name,
+        "amp": trainer.precision.name,
     }
     for index, kind in enumerate(("wall time", "CPU time")):
         rates = {name: [images / took[index] for took in values] for name, values in seconds.items()}

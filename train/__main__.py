@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import importlib
 import os
 import signal
@@ -44,10 +43,8 @@ def main(argv: list[str] | None = None) -> int:
             if guard.needed():
                 return guard.guard(argv)
         # imported after parsing: --help and option errors must not wait for torch
-        gc.disable()  # garbage collection takes a seventh of torch's import time and finds nothing
         from torch.distributed.elastic.multiprocessing.errors import record
 
-        gc.enable()
         if failure := record(_run)(config):
             raise failure
     except TrainError as error:
@@ -78,7 +75,7 @@ def run(config: Config) -> None:
     """Join the process group, print the first line, train and leave the group.
 
     Raises:
-        TrainError, Stopped: see `train.loop.train`.
+        TrainError, Stopped: see `train.trainer.Trainer`.
     """
     if config.parallel == "dual_batch":
         from train.experiments.dual_batch.run import run as run_dual_batch
@@ -104,9 +101,9 @@ def run(config: Config) -> None:
     together = False  # whether all ranks end here: a failed one must not wait for collectives that others never join
     try:
         with exit_after_sigterm(f"rank {world.rank} on {socket.gethostname()}", stop.reached), report_lost_peers(world):
-            from train.loop import train
+            from train.trainer import Trainer
 
-            train(config, world, stop)
+            Trainer(config, world).train(stop)
         together = True
     except Stopped:
         together = True

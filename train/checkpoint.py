@@ -1,4 +1,4 @@
-"""Checkpoint files: written atomically in the background, verified by a digest. `train.store` selects the writers.
+"""Checkpoint files: written atomically in the background, verified by a digest. `train.store` says which ranks do.
 
 A file is either complete or absent: temporary name, fsync, rename. It contains the SHA-256 of its content; if it is
 damaged, `previous.pt` is used instead. Every file is a plain `torch.load` file.
@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from train.data.batch import Event
 from train.errors import TrainError
 from train.files import check_regular
-from train.host_copy import HostCopy, map_tensors
 
 CPU = torch.device("cpu")
 State = dict[str, Any]
@@ -68,10 +68,65 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
+def map_tensors(value: Any, change: Any) -> Any:
+    """Return `value` with `change` applied to every tensor in its dictionaries, lists and tuples."""
+    if isinstance(value, Mapping):
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(item, change) for item in value)
+    return change(value) if isinstance(value, Tensor) else value
+
+
 def snapshot(state: State) -> State:
     """Return a copy on the CPU, unaffected by later steps."""
     copied: State = map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
     return copied
+
+
+class HostCopy:
+    """Host memory for one copy of a state, made while the device continues.
+
+    From a GPU it is copied to pinned memory on a separate stream. Later work on the device waits for the copy, this
+    process does not. The memory is reused for the next copy, so that there is at most one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._memory = device, list[Tensor]()
+        self._done: Event | None = None
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's stub
+
+    @torch.no_grad()
+    def take(self, state: Any) -> Any:
+        """Return the state with tensors in host memory, complete after `wait`; overwrites the previous copy."""
+        if self._stream is None:
+            return self._copied(state)
+        now = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(now)
+        with torch.cuda.stream(self._stream):
+            copied = self._copied(state)
+        self._done = self._stream.record_event()
+        self._done.wait(now)  # the next step changes the weights
+        return copied
+
+    def wait(self) -> None:
+        """Wait until the copy is complete."""
+        if self._done is not None:
+            self._done.synchronize()
+
+    def _copied(self, state: Any) -> Any:
+        before, self._memory = self._memory, []
+
+        def copy(tensor: Tensor) -> Tensor:
+            index = len(self._memory)
+            kept = before[index] if index < len(before) else None
+            if kept is None or (kept.dtype, kept.shape, kept.stride()) != (tensor.dtype, tensor.shape, tensor.stride()):
+                kept = torch.empty_like(tensor, device="cpu", pin_memory=self._stream is not None)
+            self._memory.append(kept)
+            return kept.copy_(tensor, non_blocking=self._stream is not None)
+
+        return map_tensors(state, copy)
 
 
 class Background:
@@ -218,6 +273,38 @@ class Loaded:
         steps = (position.get(name, 0) for name in ("epoch", "step", "validated"))
         own = self.state.get("run", "") == run_id()
         return (int(own), self.state.get("generation", 0), *steps)
+
+    def load_model(self, arch: str, classes: Sequence[str], model: nn.Module, position: str = "progress") -> None:
+        """Check that the checkpoint is of the same model and load its weights, unless they are sharded.
+
+        `position`: the key of the run's position, which differs in a dual-batch run.
+
+        Raises:
+            TrainError: the checkpoint is of another model, or of another kind of run.
+        """
+        state, dual = self.state, position == "dual_batch"
+        if position not in state:
+            which, method = ("not from", "another --parallel") if dual else ("from", "--parallel dual_batch")
+            raise TrainError(f"{self.path} is {which} a dual-batch run; use another --output, or {method}")
+        for what, here in (("arch", arch), ("classes", list(classes))):
+            if state[what] != here:
+                raise TrainError(
+                    f"{self.path} has {what} {short(state[what])}, this run {short(here)}; "
+                    f"use another --output, or the same model and data"
+                )
+        if not dual and "optimizer" not in state:
+            raise TrainError(f"{self.path} contains weights only; to start from them, use --pretrained")
+        try:
+            if "model" in state:  # a sharded checkpoint is read later, when the model is sharded
+                model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            why = str(error).splitlines()[-1].strip()
+            raise TrainError(f"{self.path} does not match the model: {why}") from error
+
+
+def short(value: Any) -> str:
+    """Shorten a value for a message."""
+    return f"({len(value)}) {', '.join(value[:3])}, ..." if isinstance(value, list) else str(value)
 
 
 def read(path: Path) -> State:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from train.data.loader import Loader
 from train.data.source import Pixels
 from train.distributed.world import World, broadcast_together
 from train.errors import Stopped
-from train.metrics import Meter, Scores, validation_indices
+from train.metrics import Closed, Meter, Scores, validation_indices
 from train.step import Objective
 
 SHOWN = 32  # maximum number of misclassified images to return
@@ -46,11 +45,12 @@ def evaluate(
     filler = np.zeros(1, np.int64)  # equally many batches on every rank: --parallel fsdp gathers weights in each
     requests = (Request(piece, count) if len(piece) else Request(filler, count, filler=1) for piece in pieces)
     batches = loader.batches(requests, epoch=0)
-    meter = Meter(world)
+    meter: Meter[int] = Meter(world)
     mistaken = Mistaken()
 
-    def show(done: int, now: Tensor, _figures: Tensor) -> None:
-        report(done, total, Scores.of(now), Scores.of(meter.epoch))
+    def show(closed: Closed[int] | None) -> None:
+        if closed:
+            report(closed.what, total, Scores.of(closed.sums), Scores.of(meter.epoch))
 
     model.eval()
     classify = Mirrored(model) if config.val_flip else model
@@ -64,10 +64,10 @@ def evaluate(
         if output.logits is not None and world.local_rank == 0:
             mistaken.add(batch, output.logits)
         if done % config.log_every == 0 and done < total:
-            meter.close_interval(partial(show, done))
-    meter.close_interval()
-    meter.flush()
-    return meter.epoch, mistaken.images(config.image_size)
+            show(meter.close(done))
+    show(meter.flush())
+    meter.reduce()
+    return meter.epoch + meter.interval, mistaken.images(config.image_size)
 
 
 class Mirrored(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -96,3 +97,8 @@ def bind_to_gpu(near: Sequence[frozenset[int]], local_rank: int) -> int:
         return len(near)
     os.sched_setaffinity(0, mine)
     return sum(other & allowed == mine for other in near)
+
+
+def node_name() -> str:
+    """Return the node's name in the launcher's job; the host name without the launcher."""
+    return os.environ.get("LAUNCHER_NODE") or socket.gethostname()

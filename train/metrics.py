@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 from train.data import sampler
 from train.distributed.world import World
 from train.errors import TrainError
+
+T = TypeVar("T")
 
 
 def counts(logits: Tensor, labels: Tensor, losses: Tensor, weights: Tensor) -> Tensor:
@@ -79,10 +82,6 @@ def check_finite(scores: Scores, where: str) -> None:
         )
 
 
-Report = Callable[[Tensor, Tensor], None]
-Figures = Callable[[], Sequence[float]]  # the same number on every rank
-
-
 def read_late(device: torch.device) -> bool:
     """Whether values are read one interval later, as on a GPU, because reading them would wait for the device."""
     return device.type == "cuda"
@@ -105,10 +104,35 @@ class Reading:
         return self._values
 
 
-class Meter:
-    """Sums of an interval and of the epoch so far, over all ranks.
+class HasFigures(Protocol):
+    """An interval, as its Meter sees it."""
 
-    `close_interval`, `flush` and `reduce` are collective: every rank must call them at the same steps.
+    def figures(self) -> Sequence[float]:
+        """Return this rank's figures, the same number on every rank."""
+
+
+@dataclass(frozen=True)
+class Pending(Generic[T]):
+    """An interval that has ended, whose sums may still be on their way from the device."""
+
+    what: T
+    sums: Reading
+    took: HasFigures | None
+
+
+@dataclass(frozen=True)
+class Closed(Generic[T]):
+    """An interval with its values."""
+
+    what: T
+    sums: Tensor  # (4,), over all ranks
+    figures: Tensor  # (ranks, n)
+
+
+class Meter(Generic[T]):
+    """Sums of an interval and of the epoch so far, over all ranks. `T` says what an interval is, for its report.
+
+    `close`, `flush` and `reduce` are collective: every rank must call them at the same steps.
     """
 
     def __init__(self, world: World, epoch: Tensor | None = None, interval: Tensor | None = None) -> None:
@@ -117,39 +141,38 @@ class Meter:
         self.epoch = _zeros() if epoch is None else epoch
         self.interval = _zeros() if interval is None else interval  # as of the last `reduce`
         self._mine: Tensor | None = None
-        self._pending: tuple[Reading, Figures, Report] | None = None
+        self._pending: Pending[T] | None = None
 
     def add(self, sums: Tensor) -> None:
         """Add one step's `counts` of this rank, on the device."""
         self._mine = sums if self._mine is None else self._mine + sums
 
-    def close_interval(self, report: Report = lambda *_: None, figures: Figures = tuple) -> None:
-        """End an interval; `report` gets its sums over all ranks and the (ranks, n) `figures` gathered with them.
+    def close(self, what: T, took: HasFigures | None = None) -> Closed[T] | None:
+        """End an interval; return the interval that can be reported now, with the figures of all ranks.
 
-        On a CPU both are called immediately; on a GPU at the end of the next interval or by `flush`, when the device
-        has computed the interval.
+        On a CPU that is this one; on a GPU the one before, None after the first, as the device has yet to compute this
+        one.
         """
-        self.flush()
-        self._pending = self._take(), figures, report
-        if not self._late:
-            self.flush()
+        before = self.flush()
+        self._pending = Pending(what, self._take(), took)
+        return before if self._late else self.flush()
 
-    def flush(self) -> None:
-        """Report the last interval if it has not been reported yet."""
-        if self._pending is None:
-            return
-        (reading, figures, report), self._pending = self._pending, None
-        gathered = self._add_up(reading, figures)
+    def flush(self) -> Closed[T] | None:
+        """Return the last interval if it has not been returned yet."""
+        ended, self._pending = self._pending, None
+        if ended is None:
+            return None
+        figures = self._add_up(ended.sums, ended.took)
         sums, self.interval = self.interval, _zeros()
         self.epoch = self.epoch + sums
-        report(sums, gathered)
+        return Closed(ended.what, sums, figures)
 
     def reduce(self) -> None:
         """Reduce the sums since the last interval or call into `interval`, for a checkpoint within an interval.
 
-        A resumed run then adds the same numbers in the same order.
+        A resumed run then adds the same numbers in the same order. Call after `flush`.
         """
-        self.flush()
+        assert self._pending is None
         self._add_up(self._take())
 
     def wait(self) -> None:
@@ -161,9 +184,9 @@ class Meter:
         mine, self._mine = self._mine, None
         return Reading(_zeros() if mine is None else mine, self._late)
 
-    def _add_up(self, reading: Reading, figures: Figures = tuple) -> Tensor:
+    def _add_up(self, reading: Reading, took: HasFigures | None = None) -> Tensor:
         """Reduce the sums. Figures are gathered by the same collective: each rank adds its own to zeros."""
-        sums, own = reading.value(), torch.tensor(figures(), dtype=torch.float64)
+        sums, own = reading.value(), torch.tensor(took.figures() if took else (), dtype=torch.float64)
         gathered = torch.zeros(self._world.size, len(own), dtype=torch.float64)
         gathered[self._world.rank] = own
         both = self._world.sum(torch.cat([sums, gathered.flatten()]))

@@ -2,83 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from train.config import Config
 from train.data.batch import Batch
 from train.distributed.world import World, broadcast_together
+from train.ema import EMA
 from train.errors import TrainError
-from train.foreach import copy_
+from train.loss import Mix, apply_mix, losses
 from train.metrics import counts
 from train.optim import load_state, make_optimizer, set_rate
 from train.precision import LossScale, Masters, Precision
-
-
-@dataclass(frozen=True)
-class Mix:
-    """Mix of two images: `share` of the image and the rest of its neighbour, blended or as a patch (`box`)."""
-
-    share: float
-    box: tuple[int, int, int, int] | None  # top, bottom, left, right
-
-
-def draw_mix(config: Config, seed: int, side: int) -> Mix | None:
-    """Draw the mix of one step from the step's seed: mixup or cutmix, or one of them at random if both are enabled.
-
-    Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899.
-    """
-    kinds = [kind for kind, alpha in (("mixup", config.mixup), ("cutmix", config.cutmix)) if alpha > 0]
-    if not kinds:
-        return None
-    draw = np.random.Generator(np.random.Philox(seed))
-    kind = kinds[int(draw.integers(len(kinds)))]
-    if kind == "mixup":
-        return Mix(float(draw.beta(config.mixup, config.mixup)), None)
-    share = float(draw.beta(config.cutmix, config.cutmix))
-    half = side * math.sqrt(1 - share) / 2
-    y, x = draw.integers(side, size=2)
-    top, bottom, left, right = (round(min(max(v, 0), side)) for v in (y - half, y + half, x - half, x + half))
-    return Mix(1 - (bottom - top) * (right - left) / side**2, (top, bottom, left, right))
-
-
-def apply_mix(mix: Mix, images: Tensor) -> Tensor:
-    """Mix image i with image i - 1; (n, 3, H, W)."""
-    other = images.roll(1, 0)
-    if mix.box is None:
-        return torch.lerp(other, images, mix.share)
-    top, bottom, left, right = mix.box
-    mixed = images.clone(memory_format=torch.preserve_format)
-    mixed[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
-    return mixed
-
-
-def losses(logits: Tensor, labels: Tensor, kind: str = "ce", smoothing: float = 0.0, mix: Mix | None = None) -> Tensor:
-    """Return the (n,) losses of --loss `kind`; for mixed images the mean over both labels, weighted by share.
-
-    bce: Wightman et al., arXiv 2110.00476, section 3.2.
-    """
-
-    def against(labels: Tensor) -> Tensor:
-        if kind == "ce":
-            return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-        target = functional.one_hot(labels, logits.shape[1]) * (1 - smoothing) + smoothing / logits.shape[1]
-        each = functional.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
-        return each.sum(1)
-
-    loss = against(labels)
-    return loss if mix is None else torch.lerp(against(labels.roll(1, 0)), loss, mix.share)
 
 
 class Output(NamedTuple):
@@ -252,49 +193,3 @@ class Step:
         if "stages" in state:
             raise TrainError(f"the checkpoint has {len(state['stages'])} stages; use the same --parallel")
         load_state(self.optimizer, state)
-
-
-class EMA:
-    """Exponential moving average of the weights, often more accurate than the weights late in training.
-
-    average <- d*average + (1 - d)*weights after every update, d = min(decay, (1 + t)/(10 + t)) at update t. The warm-up
-    of d is TensorFlow's (ExponentialMovingAverage, num_updates). Running statistics are averaged the same way; integers
-    are copied. Averages are in at least fp32, because small changes would be lost in 16 bits.
-    """
-
-    def __init__(self, model: nn.Module, decay: float, weights: Sequence[Tensor]) -> None:
-        """`weights`: the tensors that the optimiser updates: trainable parameters or their fp32 masters, in order."""
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        self._decay = decay
-        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        # 16-bit weights of the model are rounded copies of their averages; all others are the averages
-        self._own: dict[str, Tensor] = self.model.state_dict()
-        self.averages = {
-            name: value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-            for name, value in self._own.items()
-        }
-        # listed once: the weights and statistics are changed in place for the whole run
-        now = model.state_dict() | dict(zip(trained, weights, strict=True))
-        floats = [name for name, value in self.averages.items() if value.is_floating_point()]
-        integers = [name for name in self.averages if name not in floats]
-        self._floats = [self.averages[name] for name in floats], [now[name].detach() for name in floats]
-        self._integers = [self.averages[name] for name in integers], [now[name] for name in integers]
-        rounded = [name for name, value in self._own.items() if value is not self.averages[name]]
-        self._rounded = [self._own[name] for name in rounded], [self.averages[name] for name in rounded]
-
-    @torch.no_grad()
-    def update(self, updates: int) -> None:
-        """Update the averages after update number `updates` (counted from 0)."""
-        decay = min(self._decay, (1 + updates) / (10 + updates))
-        average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch's own
-        averages, now = self._floats
-        average(averages, [new.to(old.dtype) for old, new in zip(averages, now, strict=True)], updates)
-        copy_(*self._integers)
-        copy_(*self._rounded)
-
-    @torch.no_grad()
-    def load(self, averages: Mapping[str, Tensor]) -> None:
-        """Load some or all averages, and copy all averages to the model's weights."""
-        for name, value in averages.items():
-            self.averages[name].copy_(value)
-        copy_(*self._rounded)

@@ -1,15 +1,24 @@
-"""Storage of a run's checkpoints, as single files or sharded (`train.sharded`).
+"""Storage of a run's checkpoints: which ranks write and read them. Sharded ones are in `train.distributed.shards`.
 
-Single files are written and read by rank 0, or with --replicate by one rank of every node (`train.replicas`).
+Rank 0 writes, and all ranks get what it reads. With --replicate, the first worker of each node writes the same
+checkpoint to its local disk, so that the loss of a node loses no checkpoint, and the newest one of all nodes is loaded.
+All copies are bitwise identical: the model is replicated, and rank 0's running statistics are sent to the others first.
 """
 
 from __future__ import annotations
 
+import secrets
+import socket
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
 
-from train import replicas
-from train.checkpoint import Loaded, Saver, State, check_replaceable
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from train.checkpoint import LAST, PREVIOUS, Loaded, Saver, State, check_replaceable, map_tensors, select
 from train.config import Config
 from train.distributed.world import World
 from train.errors import TrainError
@@ -45,7 +54,7 @@ class Store(Protocol):
         """Wait for the last save and stop the thread."""
 
 
-class SingleFiles:
+class Files:
     """Checkpoints in single files."""
 
     def __init__(self, config: Config, world: World) -> None:
@@ -59,12 +68,12 @@ class SingleFiles:
                 raise TrainError(f"{sharded} was saved with --parallel fsdp; use it again, or another --output")
             check_replaceable(folder)
 
-        reads = replicas.reads(self._config, self._world)
+        reads = self._world.local_rank == 0 if self._config.replicated else self._world.first
         self._world.all_ranks_or_exit(lambda: check_folder() if reads else None)
-        return replicas.load(self._config, self._world)
+        return self._load(reads)
 
     def open(self) -> None:
-        if replicas.writes(self._config, self._world):
+        if self._writes():
             self._saver = Saver(self._config.checkpoint_folder, self._config.keep, self._world.device)
 
     def save(self, state: Callable[[], State], best: bool = False, epoch: int | None = None) -> None:
@@ -79,11 +88,78 @@ class SingleFiles:
         if self._saver:
             self._saver.close()
 
+    def _load(self, reads: bool) -> Loaded | None:
+        """Load the newest complete checkpoint of all ranks that read, on every rank; None to start from scratch.
 
-def make_store(config: Config, world: World, sharded: bool) -> Store:
-    """Return the store. `sharded`: every rank has only a shard of the state."""
-    if sharded:
-        from train.sharded import Shards  # imports torch.distributed.checkpoint, which takes a second
+        Raises:
+            TrainError: see `train.checkpoint.select`; only if no rank has a checkpoint.
+            SystemExit: another rank raised TrainError.
+        """
+        config, world, failure = self._config, self._world, ""
+        mine: Loaded | None = None
+        if reads:
+            try:
+                mine = select(config.resume, config.checkpoint_folder, (LAST, PREVIOUS))
+            except TrainError as error:
+                failure = str(error)
+        if world.size == 1:
+            return _or_raise(mine, failure)
+        offers: list[Any] = [None] * world.size
+        dist.all_gather_object(offers, (mine.age if mine else None, failure, socket.gethostname()))
+        ages = {rank: age for rank, (age, _, _) in enumerate(offers) if age is not None}
+        if not ages:
+            return world.all_ranks_or_exit(lambda: _or_raise(None, failure))
+        source = max(ages, key=lambda rank: (ages[rank], -rank))
+        found = _broadcast(mine, source, world)
+        unusable = [f"{text} (rank {rank} on {host})" for rank, (_, text, host) in enumerate(offers) if text]
+        origin = f"rank {source} on {offers[source][2]}" if source else ""
+        return replace(found, origin=origin, damaged="; ".join(filter(None, [found.damaged, *unusable])) or None)
 
-        return Shards(config, world)
-    return SingleFiles(config, world)
+    def _writes(self) -> bool:
+        """Whether this rank writes checkpoints: rank 0, or the first worker of each node, one for each shared folder.
+
+        Raises:
+            TrainError: the output folder is not writable.
+        """
+        config, world = self._config, self._world
+        if not config.replicated or world.size == 1:
+            return world.first
+        folder = config.checkpoint_folder
+        # a name that is not in the cache of a network file system
+        mark = f".{world.broadcast_object(secrets.token_hex(8))}-"
+        own = folder / f"{mark}{world.rank}"
+        world.all_ranks_or_exit(lambda: _touch(own) if world.local_rank == 0 else None)
+        shared = any((folder / f"{mark}{lower}").exists() for lower in range(world.rank))
+        world.sum(torch.zeros(1))  # every rank has checked
+        own.unlink(missing_ok=True)
+        return world.local_rank == 0 and not shared
+
+
+def _touch(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    except OSError as error:
+        raise TrainError(f"{file.parent}: cannot be written: {error.strerror}") from error
+
+
+def _or_raise(found: Loaded | None, failure: str) -> Loaded | None:
+    if failure:
+        raise TrainError(failure)
+    return found
+
+
+def _broadcast(loaded: Loaded | None, source: int, world: World) -> Loaded:
+    """Return the checkpoint of rank `source` on every rank, so that only its machine needs the file."""
+    mine = loaded if world.rank == source else None
+    outline = mine and replace(mine, state=map_tensors(mine.state, lambda tensor: tensor.to("meta")))
+    outline = world.broadcast_object(outline, source)
+    assert outline is not None  # the source has one
+    found = mine or outline
+
+    def share(tensor: Tensor) -> Tensor:
+        here = tensor.contiguous() if mine else torch.empty(tensor.shape, dtype=tensor.dtype)
+        dist.broadcast(here, source)
+        return here
+
+    return replace(found, state=map_tensors(found.state, share))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PosixPath
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from train import checkpoint
+from train.checkpoint import short
 from train.errors import TrainError
 from train.files import check_regular
 from train.models import last_layer
@@ -138,3 +139,18 @@ def _arch(content: dict[str, Any]) -> str:
         return f"timm:{arch}" if isinstance(args, argparse.Namespace) else arch
     name = getattr(args, "model", "")
     return name if isinstance(name, str) else ""
+
+
+def load_initial(
+    file: str, model: nn.Module, classes: Sequence[str], evaluating: bool, say: Callable[[str], None]
+) -> None:
+    """Load the weights of --evaluate (`evaluating`) or --pretrained.
+
+    Raises:
+        TrainError: see `read_weights` and `Weights.load`; or --evaluate has other classes than the data.
+    """
+    weights, here = read_weights(Path(file).expanduser()), list(classes)
+    if evaluating and weights.state and (saved := weights.state["classes"]) != here:
+        raise TrainError(f"--evaluate {file} has classes {short(saved)}, but the data has {short(here)}")
+    fresh = weights.load(model, other_classes=not evaluating)
+    say(f"train: loaded weights from {file}" + (f"; initialised: {', '.join(fresh)}" if fresh else ""))

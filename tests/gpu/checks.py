@@ -38,11 +38,9 @@ from train.data.open import open_dataset
 from train.data.source import Pixels
 from train.distributed.world import StopSignal, start
 from train.hardware import device_name, ideal_seconds, peak_memory
-from train.loop import train
 from train.models import make_model
-from train.run import Run
-from train.setup import prepare
 from train.step import Plan
+from train.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_WAIT = 0.02  # the largest share of a step's time
@@ -145,7 +143,7 @@ def trained(scale: Scale, options: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         config = scale.options(f"{options} --output {folder}")
         world = start(config)
-        train(config, world, StopSignal(world))
+        Trainer(config, world).train(StopSignal(world))
         return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -187,7 +185,7 @@ def rates(scale: Scale, variants: dict[str, str], data: str = "synthetic --heads
     """Return images/s of our step with each variant's options, alternating."""
     world, loops, runs, found = scale.world(), {}, {}, dict[str, list[float]]()
     for name, options in variants.items():
-        runs[name] = prepare(scale.options(f"--data {data} --epochs 1 --output /nonexistent {options}"), world)
+        runs[name] = Trainer(scale.options(f"--data {data} --epochs 1 --output /nonexistent {options}"), world)
         loops[name] = our_loop(runs[name], StopSignal(world))
         timed(loops[name], 5, world.device)
     for _ in range(3):
@@ -195,14 +193,9 @@ def rates(scale: Scale, variants: dict[str, str], data: str = "synthetic --heads
             seconds = timed(loop, 10, world.device)[0]
             found.setdefault(name, []).append(10 * runs[name].config.batch_size / seconds)
     for run in runs.values():
-        close(run)
+        run.close()
         assert all(bool(parameter.isfinite().all()) for parameter in run.model.parameters())
     return {name: round(statistics.median(values), 1) for name, values in found.items()}
-
-
-def close(run: Run) -> None:
-    run.train_loader.close()
-    run.val_loader.close()
 
 
 def channels_last(scale: Scale) -> Figures:
@@ -224,7 +217,7 @@ def compiled(scale: Scale) -> Figures:
     """torch.compile works with our step, and a short batch does not slow down later full batches."""
     found = rates(scale, {"plain": "", "compiled": "--compile"})
     world = scale.world()
-    run = prepare(scale.options("--data synthetic --headspace --epochs 1 --output /nonexistent --compile"), world)
+    run = Trainer(scale.options("--data synthetic --headspace --epochs 1 --output /nonexistent --compile"), world)
     loop, images = our_loop(run, StopSignal(world)), run.config.batch_size
     timed(loop, 5, world.device)
     before = min(timed(loop, 10, world.device)[0] for _ in range(3))
@@ -234,7 +227,7 @@ def compiled(scale: Scale) -> Figures:
         run.step.accumulate(short, Plan(0.01, 0))
         run.step.update(Plan(0.01, 0))
     after = min(timed(loop, 10, world.device)[0] for _ in range(3))
-    close(run)
+    run.close()
     ratio, kept = round(found["compiled"] / found["plain"], 3), round(before / after, 3)
     return {"ok": scale.dry or (ratio >= 0.95 and kept >= 0.95), "ratio": ratio, "after short batches": kept, **found}
 

@@ -19,12 +19,12 @@ from train.data.batch import Batch, Transfer
 from train.data.loader import Loader
 from train.data.repeat import synthetic
 from train.distributed.methods import make_step
+from train.distributed.shards import Shards, check_shared
 from train.distributed.world import World, start
 from train.errors import TrainError
 from train.evaluate import evaluate
 from train.models import make_model
 from train.precision import choose_precision
-from train.sharded import Shards, check_shared
 from train.step import Plan, Step
 
 

@@ -13,11 +13,11 @@ for name in (
     "torchvision.models",
     "torchvision.transforms.v2",
     "train.experiments.dual_batch.run",
-    "train.loop",
+    "train.trainer",
     "train.distributed.fsdp",
     "train.experiments.model",
     "train.distributed.peers",
     "train.experiments.pipeline",
-    "train.sharded",
+    "train.distributed.shards",
 ):
     importlib.import_module(name)

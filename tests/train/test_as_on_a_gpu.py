@@ -6,10 +6,9 @@ import signal
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from torch import nn
 from tests.gpu import pretend
 from tests.train.runs import digit_tree, finish, run, start
 from tests.train.test_combinations import problem
-from train.checkpoint import Saver, read
+from train.checkpoint import HostCopy, Saver, map_tensors, read
 from train.config import Config, parse
 from train.distributed.world import StopSignal, World, choose_device
 from train.distributed.world import start as join
@@ -26,13 +25,12 @@ from train.errors import TrainError
 from train.experiments import dp, syncbn
 from train.experiments.dual_batch import cli
 from train.hardware import device_name, near_cores, peak_memory
-from train.host_copy import HostCopy, map_tensors
-from train.loop import train
-from train.metrics import Meter, read_late
+from train.metrics import Closed, Meter, read_late
 from train.models import SmallCNN
 from train.optim import has_fused_kernel, load_state, make_optimizer
-from train.own_work import OwnWork
 from train.precision import choose_precision
+from train.timing import OwnWork
+from train.trainer import Trainer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 ALONE = World(0, 1, 0, 1, GPU, "none")
@@ -181,21 +179,32 @@ def test_synchronised_batch_norm_by_kernels(layout: torch.memory_format, kind: t
         assert float((ours - theirs).abs().max() / theirs.abs().max()) < (1e-5 if kind is torch.float32 else 1e-2)
 
 
+class Numbered(NamedTuple):
+    number: int
+
+    def figures(self) -> list[float]:
+        return [self.number]
+
+
+def of(closed: Closed[str] | None) -> list[tuple[list[float], float]]:
+    return [(closed.sums.tolist(), closed.figures.item())] if closed else []
+
+
 def reports(device: torch.device) -> list[Any]:
     """Return a meter's reports in order: seven steps in intervals of two, with a checkpoint after the fifth."""
     seen: list[Any] = []
     with pretend.gpu():
-        meter = Meter(replace(ALONE, device=device))
+        meter: Meter[str] = Meter(replace(ALONE, device=device))
         for step in range(1, 8):
             meter.add(torch.full((4,), 0.1 * step, dtype=torch.float64))
             if step == 5:
+                seen += of(meter.flush())
                 meter.reduce()
                 seen.append(("saved", meter.epoch.tolist(), meter.interval.tolist()))
             if step % 2 == 0:
-                report = lambda sums, own: seen.append((sums.tolist(), own.item()))  # noqa: E731
-                meter.close_interval(report, partial(list, [step]))
+                seen += of(meter.close("interval", Numbered(step)))
                 seen.append("closed")
-        meter.flush()
+        seen += of(meter.flush())
     return [*seen, meter.epoch.tolist(), meter.interval.tolist()]
 
 
@@ -229,17 +238,14 @@ def test_own_work_is_measured_without_waiting(monkeypatch: pytest.MonkeyPatch) -
         happened = pretend.Event.query
         monkeypatch.setattr(pretend.Event, "query", lambda self: False)
         batch(own, waited=0.0)
-        read = own.restart()
         monkeypatch.setattr(pretend.Event, "query", happened)
-        batch(own, waited=0.0)
-        data, transfer, forward = read()
+        data, transfer, forward = own.seconds()
         assert 0.02 <= data < 300
         assert transfer >= 0.02
         assert forward >= 0.08
-        assert own.restart()()[0] == 0
         waits = OwnWork(GPU, forward=False)  # for other ranks
         batch(waits, waited=0.5)
-        assert waits.restart()()[2] == 0
+        assert waits.seconds()[2] == 0
 
 
 def test_a_checkpoint_has_the_state_at_its_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +308,7 @@ def test_a_run_equals_that_on_a_cpu(tmp_path: Path) -> None:
         with pretend.gpu(lag=0.002) if name == "gpu" else nullcontext():
             world = join(config)
             assert world.device.type == ("cuda" if name == "gpu" else "cpu")
-            train(config, world, StopSignal(world))
+            Trainer(config, world).train(StopSignal(world))
     ours, theirs = (metrics(tmp_path / name, "step") for name in ("gpu", "cpu"))
     assert [line["step"] for line in ours] == [line["step"] for line in theirs] == [2, 4, 6, 8, 10, 12]
     assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], rel=0.02)

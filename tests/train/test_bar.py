@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.runs import ROOT, digit_tree
-from train.watch import Bar, clock
+from train.log import Bar, clock
 
 OPTIONS = "--arch smallcnn --image-size 8 --epochs 2 --batch-size 8 --workers 1 --threads 1 --device cpu --log-every 2"
 

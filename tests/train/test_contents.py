@@ -20,7 +20,7 @@ from train.data.open import open_dataset
 from train.distributed.agreement import agree_on_weights, mixed_software
 from train.distributed.world import World
 from train.errors import TrainError
-from train.restore import _changes
+from train.trainer import changes
 
 T = TypeVar("T")
 OPTIONS = "--arch smallcnn --image-size 8 --val-resize 8 --epochs 1 --batch-size 4 --workers 1 --device cpu --threads 1"
@@ -115,10 +115,10 @@ def test_other_pixels_under_the_same_names_are_a_difference(tmp_path: Path) -> N
 
 def test_a_checkpoint_of_an_older_version_lacks_some_keys() -> None:
     now = {"seed": 0, "images": 5, "data": "x", "sizes": "y"}
-    assert _changes({"seed": 0, "images": 4}, now) == ["images 4 -> 5"]
-    assert _changes(now | {"sizes": ""}, now) == []
-    assert _changes(now | {"sizes": "z"}, now) == ["images of other sizes"]
-    assert _changes(now | {"data": "z"}, now) == ["other images (names, order or classes)"]
+    assert changes({"seed": 0, "images": 4}, now) == ["images 4 -> 5"]
+    assert changes(now | {"sizes": ""}, now) == []
+    assert changes(now | {"sizes": "z"}, now) == ["images of other sizes"]
+    assert changes(now | {"data": "z"}, now) == ["other images (names, order or classes)"]
 
 
 def test_other_data_with_as_many_images_is_detected_on_resume(

@@ -85,7 +85,7 @@ def test_weights_and_losses_are_as_recorded(name: str, tmp_path: Path) -> None:
 def test_an_ordinary_run_imports_no_experiment(tmp_path: Path) -> None:
     listing = "import sys; from train.__main__ import main; main(); print(*sys.modules, sep='\\n')"
     (rank,) = run(tmp_path, 1, "--data", "synthetic:16", *BASE.split(), *SMALL.split(), program=("-c", listing))
-    assert "train.loop" in rank.lines
+    assert "train.trainer" in rank.lines
     assert not [name for name in rank.lines if name.startswith("train.experiments")]
 
 

@@ -12,8 +12,7 @@ from train import infiniband
 from train.config import parse
 from train.distributed.world import StopSignal, World
 from train.infiniband import LITTLE, Ports, idle_ports, read, warning
-from train.loop import train_prepared
-from train.setup import prepare
+from train.trainer import Trainer
 
 
 def port(root: Path, name: str, moved: int, state: str = "4: ACTIVE", layer: str = "InfiniBand") -> None:
@@ -70,7 +69,7 @@ def test_a_run_prints_the_warning_once(
     data = digit_tree(tmp_path / "data", 40, 10)
     options = f"--data {data} --arch smallcnn --image-size 8 --batch-size 10 --epochs 1 --log-every 1 --device cpu"
     world = World(0, 1, 0, 1, torch.device("cpu"), "none")
-    run = prepare(parse([*options.split(), "--workers", "1", "--output", str(tmp_path)]), world)
-    run.ports = Ports(True, root)
-    train_prepared(run, StopSignal(world))
+    trainer = Trainer(parse([*options.split(), "--workers", "1", "--output", str(tmp_path)]), world)
+    trainer.ports = Ports(True, root)
+    trainer.train(StopSignal(world))
     assert capsys.readouterr().out.count("1 of 1 active InfiniBand ports had no traffic in the first minute") == 1

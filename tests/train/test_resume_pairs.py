@@ -12,7 +12,7 @@ from tests.train.runs import digit_tree
 from train.config import parse
 from train.distributed.world import Agreed, StopSignal, World
 from train.errors import Stopped
-from train.loop import train
+from train.trainer import Trainer
 
 BASE = "--image-size 8 --epochs 2 --batch-size 8 --workers 1 --device cpu --log-every 9 --threads 1"
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -92,8 +92,8 @@ def trained(options: str, output: Path, data: Path, stop: int = 0) -> dict[str, 
     world = World(0, 1, 0, 1, torch.device("cpu"), "none")
     if stop:
         with pytest.raises(Stopped):
-            train(config, world, StopAt(world, stop))
-    train(config, world, StopSignal(world))
+            Trainer(config, world).train(StopAt(world, stop))
+    Trainer(config, world).train(StopSignal(world))
     state: dict[str, object] = torch.load(output / "checkpoints" / "last.pt", weights_only=True)
     return state
 

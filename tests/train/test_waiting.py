@@ -13,11 +13,12 @@ from train.data.changes import JITTER, OPERATIONS, Changes, Operation
 from train.data.on_device import make_device_policy
 from train.distributed.methods import make_step
 from train.distributed.world import World
+from train.ema import EMA
 from train.evaluate import Mistaken
 from train.models import make_model
 from train.optim import make_optimizer
 from train.precision import Masters, choose_precision
-from train.step import EMA, Plan
+from train.step import Plan
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, 0, 1, CPU, "none")

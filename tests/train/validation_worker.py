@@ -7,9 +7,7 @@ from pathlib import Path
 from train.__main__ import leave
 from train.config import parse
 from train.distributed.world import StopSignal, start
-from train.evaluate import evaluate
-from train.metrics import Scores
-from train.setup import prepare
+from train.trainer import Trainer
 
 folder, way, *names = sys.argv[1:]
 world = None
@@ -20,9 +18,7 @@ for name in names:
     )
     world = world or start(config)
     stop = StopSignal(world)
-    run = prepare(config, world)
-    sums, _ = evaluate(run.model, run.val_loader, run.step.objective, world, stop.stopped)
-    scores = Scores.of(sums)
+    scores = Trainer(config, world).validate(stop)
     stop.settle()
     print(json.dumps({"name": name, "images": scores.images, "loss": scores.loss, "top1": scores.top1}), flush=True)
 leave(0)

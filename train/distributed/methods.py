@@ -12,6 +12,7 @@ from train.distributed.abilities import Abilities
 from train.distributed.world import World
 from train.precision import Precision
 from train.step import Step
+from train.store import Files, Store
 
 # imported when selected: some import parts of torch that take a second
 MODULES = {
@@ -52,6 +53,15 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
     """
     step: Step = _module(method(config, world)).make_step(config, world, precision, model)
     return step
+
+
+def make_store(config: Config, world: World) -> Store:
+    """Return the store of the run's checkpoints."""
+    if abilities(method(config, world)).shards_weights:
+        from train.distributed.shards import Shards  # imports torch.distributed.checkpoint, which takes a second
+
+        return Shards(config, world)
+    return Files(config, world)
 
 
 def _module(kind: str) -> Any:

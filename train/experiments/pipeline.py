@@ -13,9 +13,10 @@ from train.data.batch import Batch
 from train.distributed.abilities import Abilities
 from train.distributed.world import World
 from train.experiments import model
+from train.loss import losses
 from train.metrics import counts
 from train.precision import InContext, Precision
-from train.step import Plan, Step, losses
+from train.step import Plan, Step
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:

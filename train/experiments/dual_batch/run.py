@@ -29,15 +29,14 @@ from train.experiments.dual_batch.options import device_index, plan_of
 from train.experiments.dual_batch.plan import DualBatchPlan
 from train.experiments.dual_batch.server import ParameterServer, Rates
 from train.experiments.dual_batch.worker import work
+from train.hardware import peak_memory
+from train.log import Interval, Validated, Writer, common_facts, conclude
 from train.metrics import Scores, check_finite
 from train.models import check_sides, configured_model, parameter_count
 from train.precision import Precision, choose_precision
-from train.reporting import common_facts, conclude, validated
-from train.restore import check_same_model
 from train.schedule import peak_rate
 from train.step import Objective
-from train.store import make_store
-from train.watch import Interval, Writer
+from train.store import Files
 
 HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat until a worker counts as lost; at most --timeout
 POLL = 1.0  # seconds between checks for lost workers
@@ -97,7 +96,7 @@ class Server:
         self._model = configured_model(config, len(dataset.classes))
         warning = check_sides(self._model, config.arch, config.sides(), len(dataset.classes))
         self._folder = config.checkpoint_folder
-        self._checkpoints = make_store(config, world, sharded=False)
+        self._checkpoints = Files(config, world)
         self._found = self._checkpoints.find()
         workers = len(plan.shares)
         self._total, done = config.epochs * workers, 0
@@ -247,8 +246,8 @@ class Server:
         if not self._config.allow_nan:
             check_finite(scores, f"round {epoch}, validation")
         self._watch.progress(self._interval(epoch, train, seconds))
-        steps, took = self._steps(finished), time.perf_counter() - start
-        validated(self._watch, self._config, self._world, epoch, steps, train, scores, took)
+        steps, took, memory = self._steps(finished), time.perf_counter() - start, peak_memory(self._world.device)
+        self._watch.validated(Validated(epoch, self._config.epochs, steps, train, scores, took, memory))
         best, self._best = scores.top1 > self._best, max(scores.top1, self._best)
         self._save(finished, weights, best)
         return finished, scores
@@ -262,14 +261,14 @@ class Server:
             steps=self._config.epochs * steps,
             epoch_step=steps,
             epoch_steps=steps,
-            interval=train,
-            so_far=train,
+            seconds=seconds,
             lr=self._rates(max(epoch * len(self._plan.shares) - 1, 0)),
             images_per_s=train.images / max(seconds, 1e-9),
-            data_wait=0.0,
             mfu=None,
             loss_scale=1.0,
             skipped=0,
+            interval=train,
+            so_far=train,
         )
 
     def _steps(self, local_epochs: int) -> int:
@@ -289,7 +288,7 @@ class Server:
         self._checkpoints.save(lambda: state, best, finished // len(self._plan.shares))
 
     def _resume(self, found: checkpoint.Loaded) -> tuple[int, float]:
-        check_same_model(found, self._config, self._dataset, self._model, "dual_batch")
+        found.load_model(self._config.arch, self._dataset.classes, self._model, "dual_batch")
         progress = found.state["dual_batch"]
         # the number of workers, and so of local epochs per round, may have changed: resume at a whole round
         rounds = progress["finished"] // progress["workers"]

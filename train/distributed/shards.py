@@ -27,11 +27,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from train.checkpoint import Background, Loaded, State, read, select, write
+from train.checkpoint import Background, HostCopy, Loaded, State, map_tensors, read, select, write
 from train.config import Config
 from train.distributed.world import World
 from train.errors import TrainError
-from train.host_copy import HostCopy, map_tensors
 
 T = TypeVar("T")
 LAST, PREVIOUS, RUN = "last.sharded", "previous.sharded", "run.pt"

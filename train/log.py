@@ -6,6 +6,8 @@ In an elastic job (LAUNCHER_GENERATION_OUTPUT is set), the first worker of each 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import shutil
 import sys
 import time
@@ -15,9 +17,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+import torch
 
+from train.config import Config
 from train.data.source import Pixels
-from train.metrics import Scores
+from train.distributed.world import World
+from train.hardware import device_name
+from train.metrics import NO_SCORES, Scores
 from train.stragglers import Slow
 
 CLEAR_LINE = "\x1b[K"  # right of the cursor
@@ -45,14 +51,16 @@ class Interval:
     steps: int
     epoch_step: int
     epoch_steps: int
-    interval: Scores
-    so_far: Scores  # of the epoch
+    seconds: float  # its duration
     lr: float
     images_per_s: float
-    data_wait: float  # fraction of the time, 0 to 1, mean over ranks
     mfu: float | None  # fraction of the GPUs' peak FLOP/s; None if unknown
     loss_scale: float
     skipped: int  # steps, of the run
+    # what is known once all ranks have computed it
+    interval: Scores = NO_SCORES
+    so_far: Scores = NO_SCORES  # of the epoch
+    data_wait: float = 0.0  # fraction of the time, 0 to 1, mean over ranks
     slowest: Slow | None = None  # the rank with the most own work
     slow: str = ""  # the persistently slow rank: "rank 5 on gpu-c is slow: its work takes ..."
 
@@ -228,6 +236,42 @@ class Writer(Silent):
     def _scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items() if self._board is not None else ():
             self._board.add_scalar(tag, value, step)
+
+
+def make_log(config: Config, world: World, scaled: bool) -> Silent:
+    """Return a writer for rank 0; in an elastic job, for the first worker of each node, in the generation's folder.
+
+    `scaled`: whether the run has a loss scale.
+    """
+    kept = os.environ.get("LAUNCHER_GENERATION_OUTPUT", "")
+    if not (world.first or (kept and world.local_rank == 0)):
+        return Silent()
+    return Writer(Path(kept or config.output), scaled, config.published_tags, world.first)
+
+
+def common_facts(config: Config, world: World, amp: str) -> dict[str, object]:
+    """Return the facts of metrics.jsonl's first line that every kind of run has."""
+    return {
+        "arch": config.arch,
+        "device": device_name(world.device),
+        "amp": amp,
+        "backend": world.backend,
+        "epochs": config.epochs,
+        "versions": {"torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__},
+        "config": config.to_dict(),
+    }
+
+
+def conclude(
+    log: Silent, scores: Scores, best: float, seconds: float, facts: dict[str, Any], after: str = "", before: str = ""
+) -> None:
+    """Write the last line of metrics.jsonl, and print the last line, with `before` and `after` around the scores."""
+    known = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": best}
+    log.end({**known, "seconds": round(seconds, 3), **facts})
+    log.say(
+        f"train: done in {seconds:.1f} s; {before}val Acc@1 {scores.top1:.2f} (best {best:.2f}) "
+        f"Acc@5 {scores.top5:.2f}{after}"
+    )
 
 
 class Bar:

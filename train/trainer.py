@@ -1,0 +1,551 @@
+"""The trainer: one class, from the options to the last checkpoint.
+
+Read from top to bottom: build a run, resume it, train it step by step (`train_step`, with `train.step` next to it),
+validate, save. All ranks do the same; only rank 0 prints and writes, see `train.log`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from train import checkpoint, infiniband
+from train.combinations import check
+from train.config import Config, Every
+from train.data import sampler
+from train.data.batch import Batch, Request, Transfer, micro_batches
+from train.data.contents import Contents
+from train.data.decode import choose_decoder
+from train.data.loader import Loader
+from train.data.open import is_synthetic, open_dataset
+from train.data.repeat import Repeated
+from train.distributed.agreement import agree, start_alike
+from train.distributed.methods import abilities, device_count, make_step, make_store, method
+from train.distributed.world import StopSignal, World
+from train.errors import Stopped, TrainError
+from train.evaluate import SHOWN, evaluate
+from train.hardware import device_name, ideal_seconds, node_name, peak_memory
+from train.infiniband import Ports
+from train.log import Interval, Validated, Writer, common_facts, conclude, make_log
+from train.loss import draw_mix
+from train.metrics import NO_SCORES, Closed, Meter, Scores, check_finite
+from train.models import (
+    check_sides,
+    configured_model,
+    has_batch_norm,
+    has_own_sync_batch_norm,
+    parameter_count,
+    synchronised,
+    without_gradient,
+)
+from train.precision import choose_precision
+from train.profile import tracing
+from train.schedule import make_schedule, momentum_at
+from train.step import Plan
+from train.stragglers import WINDOW, Stragglers
+from train.timing import Clock, Figures
+from train.weights import load_initial
+
+
+@dataclass
+class Progress:
+    """The position of a run, which together with the options determines the rest of the run."""
+
+    epoch: int = 0  # training epochs done
+    step: int = 0  # steps done in the current epoch
+    updates: int = 0  # steps applied: the schedule's position
+    skipped: int = 0  # steps not applied because fp16 overflowed
+    validated: int = 0  # epochs validated
+    best: float = -1.0  # highest top-1 so far, percent
+    # `counts` of all ranks: of this epoch's intervals, and of the steps since the last interval
+    sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    interval: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+
+
+class Trainer:
+    """A run on this rank: its parts, its position, and what is done with them."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        """Open the data, build model, optimiser and schedule, and restore the checkpoint if there is one.
+
+        Raises:
+            TrainError: invalid options, data or checkpoint on this rank; nothing was overwritten.
+            SystemExit: another rank raised TrainError.
+        """
+        self.config, self.world, self.progress = config, world, Progress()
+        self.precision, self.method = choose_precision(config, world.device), method(config, world)
+        amp, together = self.precision.name, world.all_ranks_or_exit
+        together(lambda: check(config, self.method, amp, world.size, world.device.type))
+        self.log = make_log(config, world, self.precision.scaled)
+        self.store = make_store(config, world)
+        self.resumed = None if config.evaluate else self.store.find()
+
+        # what follows is read from the node's disk and packages, which may differ between ranks
+        self.dataset = together(lambda: open_dataset(config.data, config.image_size))
+        self.model = together(self._make_model)
+        read_within = config.timeout if world.size > 1 else None
+        contents = together(lambda: Contents.of(self.dataset, read_within))
+        decoder = together(lambda: choose_decoder(config.decoder, self.log.say))
+        weights = "" if self.resumed else config.evaluate or config.pretrained
+        if warning := agree(config.data, contents, weights, self.model, decoder.name, world):
+            self.log.say(warning)
+        if self.resumed is None and self.method != "ddp":  # which does so itself
+            start_alike(self.model, world)
+        self.images, self.decoder = contents.digest("train"), decoder.name  # of the training set
+
+        self.epoch_steps = together(self._count_steps)
+        gpu = device_name(world.device)
+        self.ideal_seconds = {
+            side: ideal_seconds(self.model, side, gpu, amp, config.tf32) for side in config.sides()
+        }  # per image
+        # an unsharded model may be too large for the device
+        device = torch.device("cpu") if abilities(self.method).shards_weights else world.device
+        self.model = self.precision.cast(synchronised(self.model, config), device)
+        if found := self.resumed:
+            together(lambda: found.load_model(config.arch, self.dataset.classes, self.model))
+        self.nodes = world.gather(node_name())  # by rank
+        self.step = together(lambda: make_step(config, world, self.precision, self.model))
+        self.schedule = make_schedule(config, self.global_batch, self.total_steps)
+
+        transfer = Transfer(world.device)
+        loader = Loader(config, self.dataset.train, decoder, config.batch_size, world.core_sharers, transfer)
+        self.train_loader = Repeated(loader) if config.headspace or is_synthetic(config.data) else loader
+        val_batch = config.val_batch_size or config.batch_size
+        self.val_loader = Loader(config, self.dataset.val, None, val_batch, world.core_sharers, transfer)
+
+        self.meter: Meter[Interval] = Meter(world)
+        self.clock = Clock(world.device, forward=not self.step.forward_waits)
+        self.step.computed = self.clock.computed
+        self.stragglers = Stragglers(self.nodes if world.sharded else [])  # model stages have unequal work
+        self.ports = Ports("nccl" in world.backend and world.local_rank == 0 and world.local_size < world.size)
+        if found:
+            together(lambda: self._resume(found))
+
+    # Positions and sizes.
+
+    @property
+    def global_batch(self) -> int:
+        """Images per step on all ranks; a smaller world than the job's uses more micro-batches of the same size."""
+        return self.config.batch_size * self.config.accumulate * max(self.world.data_shards, self.world.full_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.config.epochs * self.epoch_steps
+
+    @property
+    def global_step(self) -> int:
+        """Steps done so far in the whole run."""
+        return self.progress.epoch * self.epoch_steps + self.progress.step
+
+    # The run.
+
+    def train(self, stop: StopSignal) -> None:
+        """Train according to the options, from scratch or from the checkpoint that was restored.
+
+        Raises:
+            TrainError: the loss is not finite, images cannot be read, or the checkpoint folder cannot be written.
+            Stopped: SIGTERM arrived; the checkpoint is on disk.
+        """
+        self._announce()
+        if self.config.evaluate:
+            self._evaluate_only(stop)
+            return
+        progress, epochs = self.progress, self.config.epochs
+        self.store.open()
+        if progress.validated >= epochs:
+            done = f"{progress.validated} epochs of {epochs} are done"
+            self.log.say(f"train: nothing to do: {done}; raise --epochs to continue")
+            return
+        self.log.begin(self._facts(), purge_step=self.global_step + 1 if self.resumed else None)
+        started, worked = time.perf_counter(), time.process_time()
+        scores = NO_SCORES
+        try:
+            self._supersede()
+            while progress.validated < epochs:
+                if progress.validated == progress.epoch:
+                    self._train_epoch(stop)
+                scores = self._finish_epoch(stop) or scores
+        except Stopped:
+            self._end_stopped()
+            raise
+        except TrainError as error:
+            self.log.end({"error": str(error), "step": self.global_step, "steps": self.total_steps})
+            raise
+        finally:
+            self.close()
+        stop.settle()
+        self._end(scores, time.perf_counter() - started, time.process_time() - worked)
+
+    def _train_epoch(self, stop: StopSignal) -> None:
+        """Train the rest of the current epoch.
+
+        Raises:
+            Stopped: between two steps; `progress` has the position.
+        """
+        config, progress, begun = self.config, self.progress, self.progress.step
+        self.model.train()
+        self.meter = Meter(self.world, progress.sums, progress.interval)
+        self.clock.restart()
+        every, trace = Every(config.checkpoint_every), tracing(config, self.world, progress.epoch)
+        batches = self.batches()
+        while progress.step < self.epoch_steps:
+            agreed = stop.agreed(save=self.world.first and every.time_is_up())
+            due = agreed.save or every.steps_done(self.global_step)
+            if agreed.stop or (due and progress.step > begun):
+                self._keep_sums()
+                if agreed.stop:
+                    raise Stopped
+                self.save()
+            rate = self.train_step(micro_batches(batches))
+            trace.step()
+            self.log.stepped(progress.epoch + 1, config.epochs, self.global_step, self.total_steps)
+            if progress.step % config.log_every == 0 or progress.step == self.epoch_steps:
+                self.end_interval(rate)
+        self._report(self.meter.flush())
+        trace.close()
+        progress.sums, progress.interval = self.meter.epoch, self.meter.interval
+        progress.epoch, progress.step = progress.epoch + 1, 0
+
+    def train_step(self, batches: Iterable[Batch]) -> float:
+        """Update the weights once, with the micro-batches of one step; return the learning rate.
+
+        `Step.accumulate` computes a micro-batch's loss and adds its gradients, with the last one the gradients of all
+        ranks are reduced, and `Step.update` applies them. torch is seeded for this step, so that dropout is the same
+        after a resume.
+        """
+        config, progress = self.config, self.progress
+        seed = sampler.fold(config.seed, progress.epoch, progress.step)
+        torch.manual_seed(sampler.fold(seed, self.world.rank))
+        update = progress.updates
+        plan = Plan(
+            rate=self.schedule(update),
+            update=update,
+            mix=draw_mix(config, seed, config.side(progress.epoch)),
+            momentum=momentum_at(config, update, self.total_steps),
+        )
+        for batch in batches:
+            if progress.epoch == progress.step == 0:
+                self.log.images("Images/augmented", batch.images[:SHOWN].cpu().numpy(), 0)
+            self.meter.add(self.step.accumulate(batch, plan))
+        self.clock.images += batch.total
+        if self.step.update(plan):
+            progress.updates += 1
+        else:
+            progress.skipped += 1
+            scale = self.step.scale.value
+            self.log.say(f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {scale}")
+        progress.step += 1
+        return plan.rate
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield this rank's micro-batches for the rest of the epoch."""
+        return self.clock.timed(self.train_loader.batches(self._requests(), self.progress.epoch))
+
+    def _requests(self) -> Iterator[Request]:
+        """Yield what to load for each micro-batch: per step the same number on every rank, and at least one.
+
+        Otherwise synchronised batch norm would wait forever. The last one may be empty or consist of fillers.
+        """
+        config, world, progress, smallest = self.config, self.world, self.progress, self._smallest_batch()
+        images = len(self.dataset.train.labels)
+        permutation = sampler.order(config.seed, progress.epoch, images, config.repeats, self.global_batch)
+        for step in range(progress.step, self.epoch_steps):
+            indices, total = sampler.training_batch(
+                permutation, step, self.global_batch, world.shard, world.data_shards
+            )
+            largest = -(-total // world.data_shards)  # the largest share of a rank
+            starts = range(0, largest, config.batch_size)
+            for start in starts:
+                piece = indices[start : start + config.batch_size]
+                filler = max(0, smallest - len(piece))
+                yield Request(np.concatenate([piece, permutation[:filler]]), total, filler, start == starts[-1])
+
+    def _smallest_batch(self) -> int:
+        """Return the size to which a rank's batch is padded with samples of weight 0.
+
+        Batch norm rejects a single value per channel. Our synchronised layers accept an empty batch and must not see
+        fillers; torch's accept a single value, but no empty batch with autocast.
+        """
+        if has_own_sync_batch_norm(self.model):
+            return 0
+        return 2 if has_batch_norm(self.model) and self.config.syncbn == "none" else 1
+
+    def _finish_epoch(self, stop: StopSignal) -> Scores | None:
+        """Validate if due, report and save a checkpoint after an epoch of training."""
+        progress, config, log, scores, best = self.progress, self.config, self.log, None, False
+        if progress.epoch % config.val_interval == 0 or progress.epoch == config.epochs:
+            start = time.perf_counter()
+            scores = self.validate(stop)
+            train, seconds = Scores.of(progress.sums), time.perf_counter() - start
+            memory = self.world.max(peak_memory(self.world.device))
+            log.validated(Validated(progress.epoch, config.epochs, self.global_step, train, scores, seconds, memory))
+            best, progress.best = scores.top1 > progress.best, max(scores.top1, progress.best)
+        progress.validated, progress.sums = progress.epoch, torch.zeros_like(progress.sums)
+        self.save(best, progress.epoch)
+        return scores
+
+    def validate(self, stop: StopSignal) -> Scores:
+        """Validate all images, each exactly once on any number of ranks.
+
+        Raises:
+            TrainError: the loss is not finite.
+            Stopped: SIGTERM arrived.
+        """
+        report = partial(self.log.validating, self.progress.epoch)
+        evaluated, loader, objective = self.step.evaluated, self.val_loader, self.step.objective
+        sums, mistaken = evaluate(evaluated, loader, objective, self.world, stop.stopped, report)
+        self._check_loss(sums, "validation")
+        if len(mistaken):
+            self.log.images("Images/misclassified", mistaken, self.global_step)
+        return Scores.of(sums)
+
+    def _evaluate_only(self, stop: StopSignal) -> None:
+        """Validate the weights of --evaluate; print the result and write it to the last line of metrics.jsonl."""
+        self.log.begin(self._facts(), None)
+        started = time.perf_counter()
+        try:
+            sums, _ = evaluate(self.step.evaluated, self.val_loader, self.step.objective, self.world, stop.stopped)
+        finally:
+            self.close()
+        stop.settle()
+        scores, file = Scores.of(sums), self.config.evaluate
+        self.log.end({"evaluated": file, **asdict(scores)})
+        self.log.say(
+            f"train: {file}: val Loss {scores.loss:.4f} Acc@1 {scores.top1:.2f} Acc@5 {scores.top5:.2f} "
+            f"({scores.images} images, {time.perf_counter() - started:.1f} s)"
+        )
+
+    # Checkpoints.
+
+    def save(self, best: bool = False, epoch: int | None = None) -> None:
+        """Start writing a checkpoint of the current state; every rank must call it.
+
+        Raises:
+            OSError: the previous checkpoint could not be written.
+        """
+        self.log.flush()
+        self.step.before_checkpoint()
+        self.store.save(self.state, best, epoch)
+
+    def state(self) -> checkpoint.State:
+        """Return the content of a checkpoint."""
+        return {
+            "format": checkpoint.FORMAT,
+            "run": checkpoint.run_id(),
+            "generation": self.world.generation,
+            "arch": self.config.arch,
+            "classes": list(self.dataset.classes),
+            "identity": self._identity(),
+            "config": self.config.to_dict(),
+            "progress": vars(self.progress),
+            **self.step.state(),
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """Return the values that determine the sample order, to be compared when resuming within an epoch."""
+        order = {name: getattr(self.config, name) for name in ("seed", "last_batch", "repeats")}
+        data = {"data": self.images.names, "sizes": self.images.sizes}
+        return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)} | data
+
+    def _resume(self, found: checkpoint.Loaded) -> None:
+        """Restore all but the weights. Raises TrainError if options that must not change have changed."""
+        state, progress = found.state, Progress(**found.state["progress"])
+        if changed := changes(state["identity"], self._identity()):
+            if progress.step:
+                raise TrainError(
+                    f"{found.path} was saved within an epoch, and the order of images has changed since: "
+                    f"{', '.join(changed)}"
+                )
+            # between epochs this is fine: the schedule continues at the same share of the run
+            self.log.say(f"train: changed since {found.path} was saved: {', '.join(changed)}")
+            progress.updates = progress.epoch * self.epoch_steps
+        # other settings may change, but these determine the parameter groups
+        for name in ("optimizer", "decay", "no_decay", "layer_decay"):
+            if (saved := state["config"].get(name, here := getattr(self.config, name))) != here:
+                raise TrainError(f"{found.path} was saved with --{name} {saved}, not {here}; use the same value")
+        try:
+            self.step.load_state(state)
+        except TrainError as error:
+            raise TrainError(f"{found.path}: {error}") from error
+        self.progress = progress
+
+    def _supersede(self) -> None:
+        """Save before the first step of a new generation, so that checkpoints of older generations are never loaded."""
+        if self.world.generation:
+            self.save()
+            self.store.wait()
+            self.world.sum(torch.zeros(1))  # wait until all nodes have written it
+
+    def _keep_sums(self) -> None:
+        """Store the meter's sums for a checkpoint within an epoch."""
+        self._report(self.meter.flush())
+        self.meter.reduce()
+        self._check_loss(self.meter.interval, f"step {self.progress.step}")
+        self.progress.sums, self.progress.interval = self.meter.epoch, self.meter.interval
+
+    # Reports.
+
+    def _announce(self) -> None:
+        """Print the lines before the first step."""
+        config, data, resumed = self.config, self.dataset, self.resumed
+        self.log.say(
+            f"train: {config.arch}, {parameter_count(self.model):,} parameters; {len(data.classes)} classes, "
+            f"{len(data.train.labels):,} images to train on, {len(data.val.labels):,} to validate on; "
+            f"global batch {self.global_batch}, {self.total_steps:,} steps, amp {self.precision.name}, "
+            f"decoder {self.decoder}"
+        )
+        if resumed:
+            if resumed.damaged:
+                self.log.say(f"train: {resumed.damaged}; using another checkpoint")
+            origin = f" of {resumed.origin}" if resumed.origin else ""
+            where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
+            self.log.say(f"train: resumed {resumed.path}{origin} at {where}")
+
+    def _facts(self) -> dict[str, object]:
+        """Return the content of the first line of metrics.jsonl."""
+        config, world, progress = self.config, self.world, self.progress
+        return {
+            **common_facts(config, world, self.precision.name),
+            "world": world.size,
+            "devices": device_count(config, world),
+            "parallel": self.method,
+            "decoder": self.decoder,
+            "global_batch": self.global_batch,
+            "step": self.global_step,
+            "validated": progress.step > 0 or progress.validated == progress.epoch,  # if this step ends an epoch
+            "steps": self.total_steps,
+        }
+
+    def end_interval(self, rate: float) -> None:
+        """End an interval, at learning rate `rate`; it is reported once the device has computed it."""
+        config, progress, world = self.config, self.progress, self.world
+        if progress.step == self.epoch_steps:
+            self.meter.wait()  # validation would wait anyway; images/s then covers all work of the interval
+        took = self.clock.restart(self.ports.check())
+        ideal = self.ideal_seconds[config.side(progress.epoch)]
+        now = Interval(
+            epoch=progress.epoch + 1,
+            epochs=config.epochs,
+            step=self.global_step,
+            steps=self.total_steps,
+            epoch_step=progress.step,
+            epoch_steps=self.epoch_steps,
+            seconds=took.seconds,
+            lr=rate,
+            images_per_s=took.images_per_s,
+            mfu=ideal and min(took.images_per_s * ideal / device_count(config, world), 1.0),
+            loss_scale=self.step.scale.value,
+            skipped=progress.skipped,
+        )
+        self._report(self.meter.close(now, took))
+
+    def _report(self, closed: Closed[Interval] | None) -> None:
+        """Report an interval, if there is one: on a GPU the one before, whose values have arrived."""
+        if closed is None:
+            return
+        then, stragglers = closed.what, self.stragglers
+        self._check_loss(closed.sums, f"step {then.epoch_step}")
+        ranks, before = [Figures(*own) for own in closed.figures.tolist()], stragglers.now
+        stragglers.add([own.work for own in ranks], then.seconds)
+        slow = stragglers.name(stragglers.now) if stragglers.now else ""
+        if stragglers.now and (before is None or before.rank != stragglers.now.rank):
+            self.log.say(f"train: {slow}, in the last {WINDOW} intervals")
+        if warning := infiniband.warning(self.nodes, [own.ports for own in ranks]):
+            self.log.say(f"train: {warning}")
+        wait = min(sum(own.waited for own in ranks) / (then.seconds * self.world.size), 1.0)
+        scores, so_far = Scores.of(closed.sums), Scores.of(self.meter.epoch)
+        self.log.progress(
+            replace(then, interval=scores, so_far=so_far, data_wait=wait, slowest=stragglers.last, slow=slow)
+        )
+
+    def _check_loss(self, sums: Tensor, where: str) -> None:
+        """Stop all ranks if the loss is inf or nan. All have the same sums, so all decide the same.
+
+        If the loss scale can still be halved, the run continues: such steps are skipped.
+        """
+        if not (self.config.allow_nan or self.step.scale.value > 1 or sums.isfinite().all()):
+            at = f"epoch {self.progress.epoch + (where != 'validation')}, {where}"
+            self.world.all_ranks_or_exit(lambda: check_finite(Scores.of(sums), at))
+
+    def _end_stopped(self) -> None:
+        """Save, and report that the run was stopped."""
+        self.save()
+        self.store.close()
+        self.world.sum(torch.zeros(1))  # no rank exits before the file is written, or torchrun would kill the others
+        where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
+        slow = self._report_stragglers()
+        self.log.say(f"train: stopped at {where}; the checkpoint is saved")
+        self.log.end({"stopped": True, "step": self.global_step, "steps": self.total_steps, **slow})
+
+    def _end(self, scores: Scores, seconds: float, cpu: float) -> None:
+        """Report the end of the run after `seconds`, of which `cpu` seconds were CPU time."""
+        # a digest of sharded weights is a collective of all ranks
+        own = isinstance(self.log, Writer) or self.config.print_digest or self.step.sharded
+        digest = checkpoint.weights_digest(self.model) if own else ""
+        if self.config.print_digest:
+            print(f"train: rank {self.world.rank} weights {digest}", flush=True)
+        facts = {"cpu_seconds": round(cpu, 3), "step": self.global_step, "steps": self.total_steps, "digest": digest}
+        facts |= self._report_stragglers()
+        conclude(self.log, scores, self.progress.best, seconds, facts, f"; weights {digest[:16]}")
+
+    def _report_stragglers(self) -> dict[str, str]:
+        """Print the slow ranks at the end of a run; return them for the last line of metrics.jsonl."""
+        if text := self.stragglers.conclusion():
+            self.log.say(f"train: {text}")
+        return {"slow": text} if text else {}
+
+    def close(self) -> None:
+        """Stop the threads of the loaders, and of the store once it has written the last checkpoint."""
+        self.train_loader.close()
+        self.val_loader.close()
+        self.store.close()
+
+    # Parts that can be invalid.
+
+    def _make_model(self) -> nn.Module:
+        """Build the model, with the weights of --evaluate or --pretrained, and check its shapes and gradients."""
+        config, classes, say = self.config, self.dataset.classes, self.log.say
+        model = configured_model(config, len(classes))
+        if warning := check_sides(model, config.arch, config.sides(), len(classes)):
+            say(warning)
+        if not config.evaluate and (names := without_gradient(model, config.image_size)):
+            found = f"--arch {config.arch}: no gradient for {', '.join(names[:3])}" + (", ..." if names[3:] else "")
+            if self.method == "ddp" and not config.static_graph:
+                raise TrainError(
+                    f"{found}, which its forward pass does not use, and DDP needs the gradient of each; set "
+                    f"requires_grad to False in the model, or use --static-graph"
+                )
+            say(f"train: warning: {found}: the forward pass does not use it")
+        if self.resumed is None and (file := config.evaluate or config.pretrained):
+            load_initial(file, model, classes, evaluating=bool(config.evaluate), say=say)
+        return model
+
+    def _count_steps(self) -> int:
+        """Return the steps per epoch. Raises TrainError if there is not one."""
+        config, processes = self.config, self.world.size
+        batch, images = self.global_batch, len(self.dataset.train.labels)
+        if batch > images:
+            times = f" x {config.accumulate} accumulated" if config.accumulate > 1 else ""
+            raise TrainError(
+                f"--batch-size {config.batch_size}{times} on {processes} process{'es' * (processes > 1)} "
+                f"is {batch} images per step, but the training set has only {images}; "
+                f"use a batch size of {max(1, images // (batch // config.batch_size))} or less"
+            )
+        return sampler.steps_per_epoch(images, batch, config.last_batch == "keep")
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the differences between a checkpoint's identity, which may lack newer keys, and this run's."""
+    texts = {"data": "other images (names, order or classes)", "sizes": "images of other sizes"}
+    changed = [key for key, value in before.items() if value != now[key]]
+    if "sizes" in changed and not (before["sizes"] and now["sizes"]):  # another format of the same data set
+        changed.remove("sizes")
+    return [texts.get(key, f"{key} {before[key]} -> {now[key]}") for key in changed]
