@@ -86,8 +86,7 @@ def run(config: Config) -> None:
     import torch.distributed as dist
 
     from train.deadline import exit_after_sigterm
-    from train.distributed.peers import report_lost_peers
-    from train.distributed.world import StopSignal, start
+    from train.distributed.world import StopSignal, report_lost_peers, start
 
     world = start(config)
     stop = StopSignal(world)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
-from train import drop_path, foreign
-from train.blurpool import with_blurred_strides
+from train import foreign
 from train.config import Config
 from train.errors import TrainError
 
@@ -56,27 +56,31 @@ OF_EXPERIMENTS = (
 OWN = ("smallcnn", *OF_EXPERIMENTS)
 
 
+DEFAULT_RATE = -1.0  # of the architecture
+IN_CONSTRUCTOR = ("convnext", "efficientnet")  # torchvision models; the others have a fixed rate
+
+
 def make_model(
     arch: str,
     num_classes: int,
     zero_init: bool = True,
     options: Mapping[str, Any] | None = None,
-    depth_rate: float = drop_path.OWN,
+    depth_rate: float = DEFAULT_RATE,
 ) -> nn.Module:
     """Build the architecture `arch`, initialised from torch's global generator.
 
     `zero_init`: zero-initialise the residual branches of torchvision's ResNets. `options`: for the model's constructor.
-    `depth_rate`: see `drop_path`.
+    `depth_rate`: the stochastic depth of the last block.
 
     Raises:
         TrainError: unknown architecture (the message lists the closest names) or option.
     """
-    name = drop_path.keyword(arch) if depth_rate != drop_path.OWN else None
+    name = _rate_argument(arch) if depth_rate != DEFAULT_RATE else None
     given: dict[str, Any] = {"num_classes": num_classes} | ({name: depth_rate} if name else {})
     if foreign.is_foreign(arch):
         return _built(foreign.builder(arch), arch, given, options)
     if arch in OWN:
-        if depth_rate != drop_path.OWN:
+        if depth_rate != DEFAULT_RATE:
             raise TrainError(f"--drop-path {depth_rate}: --arch {arch} has no stochastic depth")
         if options:
             raise TrainError(f"--model-kwargs {' '.join(options)}: --arch {arch} has no options")
@@ -94,8 +98,8 @@ def make_model(
     if arch.startswith(("resnet", "resnext", "wide_resnet")):  # for large batches: Goyal et al., section 5.1
         keywords["zero_init_residual"] = zero_init
     model = _built(build, arch, keywords, options)
-    if depth_rate != drop_path.OWN and name is None:
-        drop_path.set_rate(model, arch, depth_rate)
+    if depth_rate != DEFAULT_RATE and name is None:
+        _scale_rates(model, arch, depth_rate)
     return model
 
 
@@ -117,6 +121,86 @@ def _built(
         if not options:
             raise
         raise TrainError(f"--model-kwargs {' '.join(options)}: {arch} does not accept them: {error}") from error
+
+
+# Stochastic depth, also called drop path (Huang et al., arXiv 1603.09382): the rate grows linearly with the depth. The
+# models implement it; random numbers come from torch's generator, as for dropout.
+
+
+def _rate_argument(arch: str) -> str | None:
+    """Return the name of the constructor's rate argument, or None."""
+    if foreign.is_foreign(arch):
+        return "drop_path_rate"
+    return "stochastic_depth_prob" if arch.startswith(IN_CONSTRUCTOR) else None
+
+
+def _scale_rates(model: nn.Module, arch: str, rate: float) -> None:
+    """Scale the rates of a torchvision model so that the last block has `rate`.
+
+    Raises:
+        TrainError: the model has no stochastic depth.
+    """
+    from torchvision.ops import StochasticDepth  # imported here, as in `models`
+
+    parts = [part for part in model.modules() if isinstance(part, StochasticDepth)]
+    last = max((part.p for part in parts), default=0.0)
+    if not last:
+        raise TrainError(
+            f"--drop-path {rate}: --arch {arch} has no stochastic depth; use torchvision's convnext*, efficientnet*, "
+            f"swin* or maxvit*, or a timm model such as timm:resnet50"
+        )
+    for part in parts:
+        part.p *= rate / last
+
+
+MIN_CHANNELS = 16
+
+
+class BlurredConv(nn.Module):
+    """Applies `conv` to the blurred input: an anti-aliased strided convolution (Zhang, arXiv 1904.11486).
+
+    As in ffcv's ImageNet example (https://github.com/libffcv/ffcv-imagenet, train_imagenet.py): before every
+    convolution with a stride and at least 16 input channels, each channel is blurred by a 3x3 binomial filter. The
+    state dict has ffcv's names.
+    """
+
+    blur_filter: Tensor
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.conv = conv
+        row = torch.tensor([1.0, 2.0, 1.0]) / 4
+        self.register_buffer("blur_filter", torch.outer(row, row).repeat(conv.in_channels, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shapes as `conv`."""
+        blurred = functional.conv2d(x, self.blur_filter, padding=1, groups=self.conv.in_channels)
+        out: Tensor = self.conv(blurred)
+        return out
+
+
+def with_blurred_strides(model: nn.Module, arch: str) -> nn.Module:
+    """Replace strided convolutions of the model by `BlurredConv`; return the model.
+
+    Raises:
+        TrainError: the model has none.
+    """
+    strided = [
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Conv2d) and max(part.stride) > 1 and part.in_channels >= MIN_CHANNELS
+    ]
+    if not strided:
+        raise TrainError(
+            f"--blurpool: --arch {arch} has no strided convolution with {MIN_CHANNELS} or more input channels; "
+            f"remove the option"
+        )
+    for name in strided:
+        parent, _, own = name.rpartition(".")
+        conv = model.get_submodule(name)
+        assert isinstance(conv, nn.Conv2d)
+        setattr(model.get_submodule(parent), own, BlurredConv(conv))
+    return model
 
 
 def check_sides(model: nn.Module, arch: str, sides: Iterable[int], classes: int) -> str | None:

@@ -19,7 +19,7 @@ from train.errors import TrainError
 from train.loss import Mix, apply_mix, losses
 from train.metrics import counts
 from train.optim import load_state, make_optimizer, set_rate
-from train.precision import LossScale, Masters, Precision
+from train.precision import LossScale, Precision
 
 
 class Output(NamedTuple):
@@ -94,13 +94,18 @@ class Step:
     forward_waits = True  # whether the forward pass may wait for other ranks
 
     def __init__(
-        self, config: Config, world: World, precision: Precision, model: nn.Module, wrapped: nn.Module
+        self,
+        config: Config,
+        world: World,
+        precision: Precision,
+        model: nn.Module,
+        wrapped: nn.Module,
+        parameters: list[nn.Parameter] | None = None,
     ) -> None:
+        """`wrapped`: the module to call; `parameters`: what to update, if not the model's trainable parameters."""
         self.config, self.world, self.precision = config, world, precision
         self.model, self.wrapped = model, wrapped
-        self.masters = Masters(model) if precision.masters else None
-        own = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.parameters = self.masters.parameters if self.masters else own
+        self.parameters = parameters or [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(config, model, self.parameters)
         self.scale = LossScale(precision.scaled)
         self.ema = EMA(model, config.ema_decay, self.parameters) if config.ema_decay else None
@@ -110,21 +115,15 @@ class Step:
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
         """Add a micro-batch's gradients; return its `counts` on the device."""
         local = isinstance(self.wrapped, DistributedDataParallel) and not batch.last
-        if self.masters and batch.last:
-            self.masters.add_back()
         with self.wrapped.no_sync() if local else nullcontext():  # type: ignore[operator]  # DDP, so it has one
             config = self.config
             output = self.objective.forward_loss(self.wrapped, batch, plan.mix, config.loss, config.label_smoothing)
             self.computed()
             (output.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]  # torch's stub
-        if self.masters and not batch.last:
-            self.masters.set_aside()
         return output.counts
 
     def update(self, plan: Plan) -> bool:
         """Update the weights with the accumulated gradients; return False if they overflowed and it was skipped."""
-        if self.masters:
-            self.masters.take_gradients()
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         applied = self.scale.unscale(gradients)
         if applied:
@@ -132,8 +131,6 @@ class Step:
                 torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
             set_rate(self.optimizer, plan.rate, plan.momentum)
             self.optimizer.step()
-            if self.masters:
-                self.masters.publish()
             if self.ema and plan.update % self.config.ema_every == 0:
                 self.ema.update(plan.update)
         self.wrapped.zero_grad(set_to_none=not isinstance(self.wrapped, DistributedDataParallel))
@@ -143,6 +140,11 @@ class Step:
     def evaluated(self) -> nn.Module:
         """The model to validate: the averaged weights if there are any."""
         return self.ema.model if self.ema else self.model
+
+    @property
+    def masters(self) -> list[Tensor] | None:
+        """The fp32 copies of 16-bit weights, which --amp O2 has."""
+        return None
 
     def before_checkpoint(self) -> None:
         """Collective of all ranks that sends missing state to the ranks that write a checkpoint.
@@ -161,7 +163,7 @@ class Step:
             "optimizer": self._optimizer_state(),
             "scale": self.scale.state_dict(),
             "ema": self.ema.averages if self.ema else None,
-            "masters": [p.detach() for p in self.masters.parameters] if self.masters else None,
+            "masters": self.masters,
         }
 
     def _model_state(self) -> dict[str, Any]:
@@ -185,11 +187,19 @@ class Step:
                 raise TrainError(f"the checkpoint was saved {how} {option}; use the same options")
         if self.ema:
             self.ema.load(state["ema"])
-        if self.masters:
-            for ours, theirs in zip(self.masters.parameters, state["masters"], strict=True):
-                ours.data.copy_(theirs)
+        for ours, theirs in zip(self.masters or (), state["masters"] or (), strict=True):
+            ours.copy_(theirs)
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
         if "stages" in state:
             raise TrainError(f"the checkpoint has {len(state['stages'])} stages; use the same --parallel")
         load_state(self.optimizer, state)
+
+
+def step_type(precision: Precision) -> type[Step]:
+    """Return the class of a step in which every rank has the whole model."""
+    if precision.masters:
+        from train.experiments.masters import MastersStep
+
+        return MastersStep
+    return Step

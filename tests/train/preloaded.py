@@ -16,7 +16,6 @@ for name in (
     "train.trainer",
     "train.distributed.fsdp",
     "train.experiments.model",
-    "train.distributed.peers",
     "train.experiments.pipeline",
     "train.distributed.shards",
 ):

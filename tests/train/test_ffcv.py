@@ -11,12 +11,11 @@ from torch import nn
 
 from tests.train.runs import digit_tree
 from train.__main__ import main
-from train.blurpool import BlurredConv
 from train.config import Config
 from train.distributed.ddp import _needed_in_training
 from train.errors import TrainError
 from train.evaluate import Mirrored
-from train.models import configured_model
+from train.models import BlurredConv, configured_model
 from train.weights import read_weights
 
 

@@ -14,9 +14,8 @@ from tests.train.test_combinations import problem
 from train.__main__ import main
 from train.config import Config, parse
 from train.errors import TrainError
-from train.groups import hidden_matrices, layers, parameter_groups
 from train.models import SmallCNN, configured_model, make_model
-from train.optim import load_state, make_optimizer, set_rate
+from train.optim import hidden_matrices, layers, load_state, make_optimizer, parameter_groups, set_rate
 
 CONFIG = Config(data="", weight_decay=0.05)
 

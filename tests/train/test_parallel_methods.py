@@ -17,8 +17,8 @@ from train.data.batch import Batch
 from train.distributed.methods import make_step
 from train.distributed.world import World
 from train.errors import TrainError
-from train.experiments.cut import stages
 from train.experiments.dp import Replicas
+from train.experiments.model import stages
 from train.models import make_model, parameter_count
 from train.precision import choose_precision
 from train.step import Plan

@@ -12,8 +12,8 @@ from PIL import Image
 
 from train.config import Config, parse
 from train.data import sampler
+from train.data.augment import BINS, OPERATIONS, Changes, Operation, draw, operation
 from train.data.batch import Request, Transfer
-from train.data.changes import BINS, OPERATIONS, Changes, Operation, draw, operation
 from train.data.decode import Pillow
 from train.data.loader import Loader
 from train.data.on_device import make_device_policy

@@ -20,11 +20,12 @@ from train.data.batch import Batch
 from train.distributed.methods import make_step
 from train.distributed.world import World
 from train.ema import EMA
+from train.experiments.masters import Masters
 from train.experiments.syncbn import SyncBatchNorm, convert
 from train.loss import Mix, apply_mix, draw_mix, losses
 from train.models import SmallCNN, configured_model, make_model, parameter_count
 from train.optim import LARS, make_optimizer
-from train.precision import LossScale, Masters, choose_precision
+from train.precision import LossScale, choose_precision
 from train.step import Plan
 
 CPU = torch.device("cpu")

@@ -8,16 +8,17 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from train.config import Config
+from train.data.augment import JITTER, OPERATIONS, Changes, Operation
 from train.data.batch import Batch
-from train.data.changes import JITTER, OPERATIONS, Changes, Operation
 from train.data.on_device import make_device_policy
 from train.distributed.methods import make_step
 from train.distributed.world import World
 from train.ema import EMA
 from train.evaluate import Mistaken
+from train.experiments.masters import Masters
 from train.models import make_model
 from train.optim import make_optimizer
-from train.precision import Masters, choose_precision
+from train.precision import choose_precision
 from train.step import Plan
 
 CPU = torch.device("cpu")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,12 +17,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from train.data import roi
 from train.data.augment import View
-from train.data.jpeg import ORIENTATION, is_plain
 from train.data.source import Pixels
 from train.errors import TrainError
 
 Choose = Callable[[int, int], View]
 SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM", b"II*\0", b"MM\0*")  # JPEG, PNG, WebP, BMP, TIFF
+ORIENTATION = 0x0112
+_APP1, _SCAN = 0xE1, 0xDA
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # exceptions of decoders that do not work on this machine
 UNUSABLE = (roi.BuildError, ImportError, OSError, RuntimeError, AttributeError)
 
@@ -240,3 +243,44 @@ def shift(pixels: Pixels, view: View, out: Pixels) -> None:
     out[...] = 0
     rows, columns = slice(max(dy, 0), side + min(dy, 0)), slice(max(dx, 0), side + min(dx, 0))
     out[rows, columns] = pixels[max(-dy, 0) : side - max(dy, 0), max(-dx, 0) : side - max(dx, 0)]
+
+
+def is_plain(data: bytes) -> bool:
+    """Whether it is a JPEG, grey or YCbCr, not rotated by EXIF, and of a size that Pillow accepts.
+
+    ITU-T T.81, annex B; EXIF 2.32, 4.5 and 4.6.
+
+    Pillow reads or rejects all other files, and damaged ones. A wrong False only costs time.
+    """
+    if not data.startswith(b"\xff\xd8\xff"):
+        return False
+    position = 2
+    try:
+        while data[position] == 0xFF:
+            marker, start = data[position + 1], position + 4
+            end = position + 2 + (data[position + 2] << 8 | data[position + 3])
+            if marker == _APP1 and data.startswith(b"Exif\0\0", start) and _orientation(data, start + 6, end) != 1:
+                return False
+            if marker in _FRAMES:
+                _, height, width, channels = struct.unpack_from(">BHHB", data, start)
+                limit = Image.MAX_IMAGE_PIXELS
+                if channels not in (1, 3) or (limit and width * height > 2 * limit):  # Pillow rejects larger images
+                    return False
+            if marker == _SCAN:
+                return True
+            position = end
+    except (struct.error, IndexError):
+        pass
+    return False
+
+
+def _orientation(data: bytes, start: int, end: int) -> int:
+    """Return the EXIF orientation, by default 1; `data[start:end]` is a TIFF header with its directories."""
+    order = "<" if data[start : start + 2] == b"II" else ">"
+    (directory,) = struct.unpack_from(f"{order}I", data, start + 4)
+    (entries,) = struct.unpack_from(f"{order}H", data, start + directory)
+    for position in range(start + directory + 2, min(start + directory + 2 + 12 * entries, end), 12):
+        tag, _, _, value = struct.unpack_from(f"{order}HHIH", data, position)
+        if tag == ORIENTATION:
+            return int(value)
+    return 1

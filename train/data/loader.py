@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from train.config import Config
 from train.data import augment, decode, reading, sampler
+from train.data.augment import Changes, draw
 from train.data.batch import Batch, Copy, Event, Request, Transfer
-from train.data.changes import Changes, draw
 from train.data.on_device import make_device_policy
 from train.data.policy import make_policy
 from train.data.source import Pixels, Source
@@ -29,47 +30,81 @@ POLL, REPORT_AFTER, GIVE_UP = 1.0, 30.0, 5.0
 CHUNK = 8  # images per task: small enough to spread a batch over threads, large enough to amortise the overhead
 
 
-@dataclass
+# decodes image i of a batch; returns its changes on the device, None if it cannot be read
+DecodeOne = Callable[[int, Pixels], Changes | None]
+
+
 class Slot:
-    """Memory for one batch; `read`: the event after which the copy to the device has read it."""
+    """Memory for one batch: several tasks decode into it, then it is copied to the device."""
 
-    memory: Tensor
-    read: Event | None = None
+    def __init__(self, size: int, pin: bool) -> None:
+        """`size`: in bytes."""
+        self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+        self._copy: Copy | None = None  # of the batch in it, from `send` to `wait`
+        self._read: Event | None = None  # after which the last copy has read the memory
+        self._tasks: list[Future[None]] = []
+        self.changes: list[Changes] = []  # by image, to be computed on the device
 
+    def decode(self, request: Request, labels: Tensor, side: int, one: DecodeOne, pool: Executor) -> None:
+        """Start to decode a batch, once the copy of the one before has read the memory."""
+        if self._read:
+            self._read.synchronize()
+        count = len(labels)
+        images, weights = self._memory[: count * side**2 * 3].view(count, side, side, 3), torch.ones(count)
+        out, valid, changes = images.numpy(), weights.numpy(), [Changes()] * count
 
-@dataclass
-class Pending:
-    """A batch that is being decoded into its slot, then copied to the device."""
+        def chunk(start: int) -> None:
+            for index in range(start, min(start + CHUNK, count)):
+                if found := one(index, out[index]):
+                    changes[index] = found
+                else:
+                    valid[index] = 0
 
-    slot: Slot
-    batch: Batch
-    filler: int
-    tasks: list[Future[None]]
-    changes: list[Changes]  # by image, computed on the device
-    copy: Copy | None = None
+        self._batch, self._filler = Batch(images, labels, weights, request.total, request.last), request.filler
+        self.changes = changes
+        self._tasks = [pool.submit(chunk, start) for start in range(0, count, CHUNK)]
 
-    def ready(self) -> bool:
-        return all(task.done() for task in self.tasks)
+    def decoded(self) -> bool:
+        return all(task.done() for task in self._tasks)
 
-    def send(self, transfer: Transfer, stalls: Stalls) -> Copy:
-        """Wait until the batch is decoded and start its copy to the device, if not done before."""
-        if self.copy is None:
-            done, waiting = wait(self.tasks, POLL, FIRST_EXCEPTION)
-            while waiting and not any(task.exception() for task in done):
-                stalls.check()
-                done, waiting = wait(self.tasks, POLL, FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-            self.batch.weights[len(self.batch.weights) - self.filler :] = 0
-            self.copy = transfer.start(self.batch)
-            self.slot.read = self.copy.done
-        return self.copy
+    def send(self, transfer: Transfer, stalls: Stalls) -> None:
+        """Wait until the batch is decoded; start its copy to the device, unless that was done before."""
+        if self._copy:
+            return
+        done, waiting = wait(self._tasks, POLL, FIRST_EXCEPTION)
+        while waiting and not any(task.exception() for task in done):
+            stalls.check()
+            done, waiting = wait(self._tasks, POLL, FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        self._batch.weights[len(self._batch.weights) - self._filler :] = 0
+        self._copy = transfer.start(self._batch)
+        self._read = self._copy.done
+
+    def wait(self) -> Batch:
+        """Return the batch that was sent, for use in the current stream: later work there runs after the copy."""
+        copy, self._copy = self._copy, None
+        assert copy
+        return copy.take()
 
     def cancel(self) -> None:
-        """Wait until no task writes to the slot; a task that does not finish keeps the old memory."""
-        running = [task for task in self.tasks if not task.cancel()]
+        """Wait until no task writes to the memory; a task that does not finish keeps it, and the slot gets other."""
+        running = [task for task in self._tasks if not task.cancel()]
         if wait(running, GIVE_UP).not_done:
-            self.slot.memory = torch.empty_like(self.slot.memory)
+            self._memory = torch.empty_like(self._memory)
+        self._copy = None
+
+
+class AtOnce(Executor):
+    """Runs a task when it is submitted, for --workers 0."""
+
+    def submit(self, task: Callable[..., Any], /, *args: Any, **keywords: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(task(*args, **keywords))
+        except Exception as error:  # noqa: BLE001 - raised by `result`, as for any executor
+            done.set_exception(error)
+        return done
 
 
 @dataclass
@@ -138,12 +173,11 @@ class Loader:
         self._on_device = make_device_policy(config) if self._training else None
         self._damaged, self._stalls = Damaged(config.max_damaged, {}), Stalls(config.timeout)
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // core_sharers)
-        self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
+        self._pool = ThreadPoolExecutor(workers, "decode") if workers else AtOnce()
         depth = config.prefetch + 1 if workers else 1
         images = max(batch, 2)  # a batch of one is padded if batch norm needs two
         size = images * max(self.side(epoch) for epoch in range(config.epochs)) ** 2 * 3
-        pin = transfer.device.type == "cuda"
-        self._slots = [Slot(torch.empty(size, dtype=torch.uint8, pin_memory=pin)) for _ in range(depth)]
+        self._slots = [Slot(size, pin=transfer.device.type == "cuda") for _ in range(depth)]
 
     def batches(self, requests: Iterable[Request], epoch: int, side: int | None = None) -> Iterator[Batch]:
         """Yield one batch per request, in order, on the device; start the copy of the next one if it is decoded.
@@ -151,23 +185,26 @@ class Loader:
         Raises:
             TrainError: too many images cannot be read.
         """
-        free, pending = deque(self._slots), deque[Pending]()
+        free, pending = deque(self._slots), deque[Slot]()
         waiting, side = iter(requests), side or self.side(epoch)
         try:
             while True:
                 while free and (request := next(waiting, None)) is not None:
-                    pending.append(self._start(free.popleft(), request, epoch, side))
+                    pending.append(free.popleft())
+                    rows = request.indices % len(self.source.labels)  # larger ones are copies: see `sampler.order`
+                    labels, one = torch.from_numpy(self.source.labels[rows]), self._decoding(request, rows, epoch, side)
+                    pending[-1].decode(request, labels, side, one, self._pool)
                 if not pending:
                     return
-                copy = pending[0].send(self._transfer, self._stalls)
-                sent = pending.popleft()
-                if pending and pending[0].ready():
+                pending[0].send(self._transfer, self._stalls)
+                slot = pending.popleft()
+                if pending and pending[0].decoded():
                     pending[0].send(self._transfer, self._stalls)
-                batch = copy.take()
+                batch = slot.wait()
                 if self._on_device:
-                    batch = replace(batch, images=self._on_device(batch.images, sent.changes))
+                    batch = replace(batch, images=self._on_device(batch.images, slot.changes))
                 yield batch
-                free.append(sent.slot)
+                free.append(slot)
         finally:
             for unused in pending:
                 unused.cancel()
@@ -176,33 +213,18 @@ class Loader:
         return self._config.side(epoch) if self._training else self._config.image_size
 
     def close(self) -> None:
-        if self._pool:
-            self._pool.shutdown(wait=False, cancel_futures=True)  # a read may never return
+        self._pool.shutdown(wait=False, cancel_futures=True)  # a read may never return
 
-    def _start(self, slot: Slot, request: Request, epoch: int, side: int) -> Pending:
-        if slot.read:
-            slot.read.synchronize()
-        count, images_in_all = len(request.indices), len(self.source.labels)
-        rows = request.indices % images_in_all  # larger indices are copies of an image: see `sampler.order`
-        images, weights = slot.memory[: count * side**2 * 3].view(count, side, side, 3), torch.ones(count)
-        labels = torch.from_numpy(self.source.labels[rows])
+    def _decoding(self, request: Request, rows: sampler.Indices, epoch: int, side: int) -> DecodeOne:
+        """Return the function that decodes an image of the request; its random numbers depend on nothing else."""
         numbers = sampler.uniforms(self._config.seed, epoch, request.indices, augment.NUMBERS)
-        out, valid = images.numpy(), weights.numpy()
-        changes = [Changes()] * count
 
-        def chunk(start: int) -> None:
-            for index in range(start, min(start + CHUNK, count)):
-                valid[index] = self._decode(int(rows[index]), numbers[index].tolist(), out[index])
-                if self._on_device and valid[index]:
-                    changes[index] = draw(self._config, float(numbers[index, augment.SEED]), side)
+        def one(index: int, out: Pixels) -> Changes | None:
+            if not self._decode(int(rows[index]), numbers[index].tolist(), out):
+                return None
+            return draw(self._config, float(numbers[index, augment.SEED]), side) if self._on_device else Changes()
 
-        batch, tasks = Batch(images, labels, weights, request.total, request.last), []
-        for start in range(0, count, CHUNK):
-            if self._pool:
-                tasks.append(self._pool.submit(chunk, start))
-            else:
-                chunk(start)
-        return Pending(slot, batch, request.filler, tasks, changes)
+        return one
 
     def _decode(self, index: int, numbers: list[float], out: Pixels) -> bool:
         def choose(width: int, height: int) -> augment.View:

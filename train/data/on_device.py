@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from train.config import Config
-from train.data.changes import Changes, enabled, erased_colour
+from train.data.augment import Changes, enabled, erased_colour
 
 WHITE = 255.0
 # red, green and blue in each sextant of the hue circle, as indices into (value, p, q, t)

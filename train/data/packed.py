@@ -1,6 +1,6 @@
 """The packed format: one file with consecutive records and an index at the end. Random access, so a true shuffle.
 
-0   8 bytes  magic: TRNPACK2, or TRNPACK1, which has no checksums
+0   8 bytes  magic: TRNPACK2
 8   uint64   offset of the index
 16  uint64   length of the index
 24  32 bytes SHA-256 of the index
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from train.data.source import Dataset, Pixels
 from train.errors import TrainError
 
-MAGIC, WITHOUT_CHECKSUMS = b"TRNPACK2", b"TRNPACK1"
+KIND, MAGIC = b"TRNPACK", b"TRNPACK2"
 HEADER = struct.Struct("<8sQQ32s")
 
 
@@ -44,7 +44,7 @@ class PackedSource:
     offsets: NDArray[np.int64]  # (n + 1,)
     labels: NDArray[np.int64]
     shapes: NDArray[np.int32]  # (n, 2): height and width of raw pixels, 0 for a file
-    checksums: NDArray[np.uint32] | None  # (n,)
+    checksums: NDArray[np.uint32]  # (n,)
     files: Sequence[str]
     verified: NDArray[np.bool_]  # (n,): checksum verified before
 
@@ -66,7 +66,7 @@ class PackedSource:
         height, width = self.shapes[index]
         # pread releases the GIL while it waits for the disk; copying from the mapping would not.
         data = memoryview(self.memory)[start:end] if height else os.pread(self.file.fileno(), end - start, start)
-        if self.checksums is not None and not self.verified[index]:
+        if not self.verified[index]:
             if zlib.crc32(data) != self.checksums[index]:
                 raise OSError("its checksum does not match: the packed file is damaged")
             self.verified[index] = True
@@ -78,7 +78,7 @@ class PackedSource:
 def is_packed(path: Path) -> bool:
     """Whether the file starts with the packed format's magic number."""
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) in (MAGIC, WITHOUT_CHECKSUMS)
+        return file.read(len(KIND)) == KIND
 
 
 def open_packed(path: Path) -> Dataset:
@@ -90,6 +90,9 @@ def open_packed(path: Path) -> Dataset:
     file = path.open("rb")  # open as long as the data set is used
     memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     magic, start, length, digest = HEADER.unpack(memory[: HEADER.size].ljust(HEADER.size, b"\0"))
+    if magic != MAGIC:
+        found = f"{magic.decode(errors='replace')}, not {MAGIC.decode()}"
+        raise TrainError(f"--data {path}: packed by another version ({found}); pack it again")
     index = memory[start : start + length]
     if not start or hashlib.sha256(index).digest() != digest:
         raise TrainError(f"--data {path}: the packed file is damaged or incomplete; pack it again")
@@ -98,11 +101,9 @@ def open_packed(path: Path) -> Dataset:
     total = sum(meta["splits"].values())
     offsets = np.frombuffer(body, np.int64, total + 1)
     labels, heights, widths = np.frombuffer(body, np.int32, 3 * total, offsets.nbytes).reshape(3, total)
-    position, checksums = offsets.nbytes + 12 * total, None
-    if magic == MAGIC:
-        checksums = np.frombuffer(body, np.uint32, total, position)
-        position += checksums.nbytes
-    names = body[position:].decode(errors="surrogateescape").split("\0")
+    position = offsets.nbytes + 12 * total
+    checksums = np.frombuffer(body, np.uint32, total, position)
+    names = body[position + checksums.nbytes :].decode(errors="surrogateescape").split("\0")
     shapes = np.stack([heights, widths], axis=1)
     sources, first = {}, 0
     for split, count in meta["splits"].items():
@@ -114,7 +115,7 @@ def open_packed(path: Path) -> Dataset:
             offsets=offsets[first : first + count + 1],
             labels=labels[part].astype(np.int64),
             shapes=shapes[part],
-            checksums=None if checksums is None else checksums[part],
+            checksums=checksums[part],
             files=names[part],
             verified=np.zeros(count, np.bool_),
         )

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from train.config import Config
-from train.data.changes import JITTER, Changes, Operation, draw, enabled, erased_colour
+from train.data.augment import JITTER, Changes, Operation, draw, enabled, erased_colour
 from train.data.source import Pixels
 
 

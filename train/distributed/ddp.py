@@ -11,13 +11,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from train.blurpool import BlurredConv
 from train.config import Config
-from train.distributed.abilities import Abilities
+from train.distributed.methods import Abilities
 from train.distributed.world import World
-from train.models import BATCH_NORMS, has_own_sync_batch_norm
+from train.models import BATCH_NORMS, BlurredConv, has_own_sync_batch_norm
 from train.precision import Precision
-from train.step import Step
+from train.step import Step, step_type
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:
@@ -31,7 +30,7 @@ ABILITIES = Abilities(problems=problems)
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
     """Return the step of a single process, or of several that average their gradients."""
-    step = Step(config, world, precision, model, wrap(compiled(model, config), world, config))
+    step = step_type(precision)(config, world, precision, model, wrap(compiled(model, config), world, config))
     library = any(isinstance(part, nn.SyncBatchNorm) for part in model.modules())
     step.forward_waits = library or has_own_sync_batch_norm(model) or _needed_in_training(model)
     return step

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from train.config import Config
 from train.data.batch import Batch
-from train.distributed.abilities import Abilities
+from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.errors import TrainError
 from train.precision import Precision

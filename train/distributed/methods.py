@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from train.config import Config
-from train.distributed.abilities import Abilities
 from train.distributed.world import World
 from train.precision import Precision
 from train.step import Step
@@ -24,6 +25,23 @@ MODULES = {
     "pipeline": "train.experiments.pipeline",
     "dual_batch": "train.experiments.dual_batch.options",  # only ABILITIES: its workers create their own steps
 }
+
+
+def no_problems(_config: Config, _processes: int) -> Iterator[str]:
+    """Accept any options and number of processes."""
+    yield from ()
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """`cannot`: names of options that the method does not support, as in `combinations.used`.
+
+    `problems`: yields further reasons to reject options or the number of processes.
+    """
+
+    cannot: frozenset[str] = frozenset()
+    problems: Callable[[Config, int], Iterator[str]] = no_problems
+    shards_weights: bool = False  # every rank has only a shard of each weight
 
 
 def method(config: Config, world: World) -> str:

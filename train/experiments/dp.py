@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from train.config import Config
-from train.distributed.abilities import Abilities
+from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.errors import TrainError
 from train.precision import InContext, Precision
-from train.step import Step
+from train.step import Step, step_type
 
 
 def problems(_config: Config, processes: int) -> Iterator[str]:
@@ -36,7 +36,7 @@ ABILITIES = Abilities(frozenset({"syncbn", "compile"}), problems)
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
     """Return the step of one process that uses all devices."""
     callee = InContext(model, precision, world.device)
-    return Step(config, world, precision, model, wrap(callee, world, config))
+    return step_type(precision)(config, world, precision, model, wrap(callee, world, config))
 
 
 class Replicas(nn.Module):

@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from train.config import Config
 from train.data.batch import Batch
-from train.distributed.abilities import Abilities
+from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.experiments import model
 from train.loss import losses

@@ -12,8 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from train.distributed.peers import report_lost_peers
-from train.distributed.world import World
+from train.distributed.world import World, report_lost_peers
 from train.errors import TrainError
 
 

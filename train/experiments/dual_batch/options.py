@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from train.config import Config
-from train.distributed.abilities import Abilities
+from train.distributed.methods import Abilities
 from train.errors import TrainError
 from train.experiments.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
 
