@@ -1,5 +1,6 @@
 """What the jobs of the published experiments set, field by field; `python -m docs.published` writes the tables of
-docs/experiments.md from it. tests/train/test_published_settings.py compares every field of every run with it.
+docs/experiments.md from it. tests/train/experiments/test_published_settings.py compares every field of every run with
+it.
 
 A `Row` is one run of a job: all options of the trainer, and `image`, `nodes`, `gpus` and `processes` of the job. Each
 is `Published`, with the place in the source, or `Ours`, with the reason, or `Unused`, ours without effect.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.train.runs import digit_tree, run
-from tests.train.test_combinations import problem
+from tests.train.trainer.test_combinations import problem
 from train.__main__ import main
 from train.config import Config, parse
 from train.errors import TrainError
@@ -151,7 +151,7 @@ def test_the_rate_of_stochastic_depth() -> None:
     assert swin == pytest.approx([0.11 * block / 11 for block in range(12)])
 
 
-@pytest.mark.parametrize("arch", ["smallcnn", "resnet18", "tests.train.test_finetuning:plain"])
+@pytest.mark.parametrize("arch", ["smallcnn", "resnet18", "tests.train.trainer.test_finetuning:plain"])
 def test_stochastic_depth_of_a_model_that_has_none_is_refused(arch: str) -> None:
     with pytest.raises(TrainError, match=r"--drop-path|drop_path_rate"):
         configured_model(replace(CONFIG, arch=arch, drop_path=0.1), 10)

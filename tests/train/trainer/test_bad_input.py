@@ -19,7 +19,7 @@ from tests.train.runs import DIGITS, digit_tree, finish, start
 from train.__main__ import main
 from train.checkpoint import Saver, read
 
-BY_RANK = ("tests/train/by_rank.py",)
+BY_RANK = ("tests/train/programs/by_rank.py",)
 QUICK = [
     "--arch",
     "smallcnn",

@@ -33,7 +33,9 @@ def trained(data: Path, output: Path, slow: str, seed: int = 0, throttled: int |
     options = f"--data {data} --arch smallcnn --image-size 24 --batch-size {batch} --epochs 1 --log-every {every}"
     env = {"SLOW": slow, "SEED": str(seed), "TRAINING": str(IMAGES), "IN_AN_INTERVAL": str(PART)}
     more = f"--lr 0.1 --workers 1 --checkpoints {output / 'checkpoints'}"
-    ranks = start(output, RANKS, *options.split(), *more.split(), program=("-m", "tests.train.slow_rank"), env=env)
+    ranks = start(
+        output, RANKS, *options.split(), *more.split(), program=("-m", "tests.train.programs.slow_rank"), env=env
+    )
     ended = threading.Event()
     try:
         if throttled is not None:

@@ -14,7 +14,7 @@ from launcher.job.scalars import argv_of
 from train.config import parse
 from train.schedule import make_schedule
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 JOBS = {
     f"{path.stem}-{index}": job
     for path in sorted((REPOSITORY / "jobs").glob("*.yaml"))

@@ -183,7 +183,7 @@ def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
         digit_tree(tmp_path / rank, 24, 12)
     for split in ("train", "val"):
         (tmp_path / "1" / split / "0").rename(tmp_path / "1" / split / "ten")
-    ranks = start(tmp_path / "out", 2, tmp_path, *OPTIONS.split(), program=("tests/train/by_rank.py",))
+    ranks = start(tmp_path / "out", 2, tmp_path, *OPTIONS.split(), program=("tests/train/programs/by_rank.py",))
     assert finish(ranks) == [2, 2]
     assert "error" not in ranks[0].text
     assert "differs from rank 0 (" in ranks[1].text
@@ -196,7 +196,7 @@ def test_a_worker_with_other_data_than_the_parameter_server_is_refused(tmp_path:
     file = tmp_path / "1" / "val" / "3" / next((tmp_path / "1" / "val" / "3").iterdir()).name
     file.rename(file.with_name("a.jpg"))
     options = [*OPTIONS.split(), "--parallel", "dual_batch", "--schedule", "multistep"]
-    ranks = start(tmp_path / "out", 2, tmp_path, *options, program=("tests/train/by_rank.py",))
+    ranks = start(tmp_path / "out", 2, tmp_path, *options, program=("tests/train/programs/by_rank.py",))
     assert finish(ranks[1:]) == [2], ranks[1].text  # torchrun would end the server with it
     assert f"has no image val/3/{file.name}; copy it from there (rank 1 on " in ranks[1].text
     ranks[0].process.kill()

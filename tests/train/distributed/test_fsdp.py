@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.train.experiments.test_parallel_methods import distance
 from tests.train.runs import ROOT, Rank, digit_tree, finish, run, start
-from tests.train.test_parallel_methods import distance
 from train.config import Config
 from train.distributed.fsdp import ShardedStep, blocks, only_products, unrounded
 from train.distributed.world import World
@@ -16,7 +16,7 @@ from train.errors import TrainError
 from train.models import make_model
 from train.precision import choose_precision
 
-WORKER = (str(ROOT / "tests" / "train" / "fsdp_worker.py"),)
+WORKER = (str(ROOT / "tests" / "train" / "programs" / "fsdp_worker.py"),)
 # ten updates of two micro-batches each; the last one and the validation are divided unevenly
 OPTIONS = "--arch smallcnn --image-size 16 --epochs 1 --lr 2 --clip-norm 1 --dtype float64 --accumulate 2 --workers 1"
 LAYOUT = ("--memory-format", "channels_last")  # what a GPU has by default; fully_shard refuses such weights
@@ -52,7 +52,7 @@ def test_a_run_equals_ddps(data: Path, tmp_path: Path, whole: list[Rank]) -> Non
 def test_all_ranks_start_from_rank_0s_weights(tmp_path: Path) -> None:
     """Otherwise the shards would be of different models."""
     data = digit_tree(tmp_path / "data", 32, 10)
-    options = ["--data", data, "--parallel", "fsdp", *COMMON, "--arch", "tests.train.unlike:build"]
+    options = ["--data", data, "--parallel", "fsdp", *COMMON, "--arch", "tests.train.programs.unlike:build"]
     alike, unlike = (
         run(tmp_path / unlike, 2, *options, "--checkpoints", tmp_path / unlike / "checkpoints", env={"UNLIKE": unlike})
         for unlike in ("0", "1")

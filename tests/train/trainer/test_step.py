@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("steps")
-    ranks = start(folder, 2, program=("-m", "tests.train.step_worker"))
+    ranks = start(folder, 2, program=("-m", "tests.train.programs.step_worker"))
     assert finish(ranks) == [0, 0], ranks[0].text
     return [json.loads(next(line for line in rank.lines if line.startswith("{"))) for rank in ranks]
 

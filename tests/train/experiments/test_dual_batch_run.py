@@ -14,7 +14,7 @@ OPTIONS = (
     "--arch smallcnn --image-size 16 --val-resize 16 --augment none --workers 1 --device cpu --parallel dual_batch"
 )
 COMMON = [*OPTIONS.split(), "--schedule", "multistep", "--warmup", "0", "--lr", "0.1", "--lr-scaling", "none"]
-UNGUARDED = ("tests/train/unguarded.py",)  # where no worker dies
+UNGUARDED = ("tests/train/programs/unguarded.py",)  # where no worker dies
 COSTS = ["--dual-a", "0.001", "--dual-b", "0.02", "--dual-ratio", "1.1"]
 
 
@@ -95,7 +95,9 @@ def test_a_worker_that_waits_for_the_others_ends_on_sigterm(data: Path, tmp_path
     """The server never joins."""
     (tmp_path / "1").symlink_to(data)
     env = {"STUCK": "none"}  # this program then has a short deadline
-    ranks = start(tmp_path, 2, tmp_path, *COMMON, "--batch-size", 10, program=("tests/train/by_rank.py",), env=env)
+    ranks = start(
+        tmp_path, 2, tmp_path, *COMMON, "--batch-size", 10, program=("tests/train/programs/by_rank.py",), env=env
+    )
     ranks[0].process.kill()
     while not catches_sigterm(ranks[1].process.pid):
         time.sleep(0.05)

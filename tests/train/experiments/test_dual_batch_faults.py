@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
+from tests.train.experiments.test_dual_batch_run import COMMON, UNGUARDED
 from tests.train.runs import ROOT, SECONDS, STARTED, Rank, digit_tree, finish, start
-from tests.train.test_dual_batch_run import COMMON, UNGUARDED
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,13 @@ def test_a_worker_out_of_memory_is_reported_and_the_run_continues(data: Path, tm
     """Rank 2 may use 150 MB more than when training begins: its first batch of 200 does not fit."""
     options = ["--data", data, "--arch", "cifar_resnet20", "--image-size", 32, "--val-resize", 32, "--epochs", 2]
     ranks = start(
-        tmp_path, 3, *COMMON, *options, "--batch-size", 200, program=("tests/train/little_memory.py", "2", "150")
+        tmp_path,
+        3,
+        *COMMON,
+        *options,
+        "--batch-size",
+        200,
+        program=("tests/train/programs/little_memory.py", "2", "150"),
     )
     assert finish(ranks) == [0] * 3, ranks[2].text
     assert_all_was_done(ranks[0], 4, [2])

@@ -15,7 +15,7 @@ from docs import published
 from docs.published import MAIN_JOB, Ours, Published, Row, Unused
 from launcher.job.models import Job
 from launcher.job.scalars import argv_of
-from tests.train.test_jobs_train import JOBS, REPOSITORY
+from tests.train.trainer.test_jobs_train import JOBS, REPOSITORY
 from train.combinations import check
 from train.config import Config, parse
 from train.data.sampler import steps_per_epoch, validation_share

@@ -15,7 +15,7 @@ from train.evaluate import SHOWN, Mistaken
 
 COUNTS = (1, 5, 10, 101)
 CASES = ((1, "exact"), (2, "exact"), (3, "exact"), (2, "scatter"), (3, "scatter"))
-WORKER = ("tests/train/validation_worker.py",)
+WORKER = ("tests/train/programs/validation_worker.py",)
 
 
 def validate(folder: Path, world: int, way: str) -> list[list[dict[str, Any]]]:

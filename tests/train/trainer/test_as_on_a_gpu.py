@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.gpu import pretend
 from tests.train.runs import digit_tree, finish, run, start
-from tests.train.test_combinations import problem
+from tests.train.trainer.test_combinations import problem
 from train.checkpoint import HostCopy, Saver, map_tensors, read
 from train.config import Config, parse
 from train.distributed.world import StopSignal, World, choose_device
@@ -326,7 +326,7 @@ def test_two_processes(parallel: str, tmp_path: Path) -> None:
         f"--data {data} --arch smallcnn --image-size 16 --batch-size 8 --lr 0.1 --workers 1 --parallel {parallel} "
         f"--epochs 2 --log-every 1 --last-batch drop --print-digest"
     ).split()
-    program = ("-m", "tests.train.pretending")
+    program = ("-m", "tests.train.programs.pretending")
     whole = run(tmp_path / "whole", 2, *options, "--checkpoints", tmp_path / "a", program=program)
     assert "train: 2 processes, cuda, backend cpu:gloo,cuda:nccl" in whole[0].text
     assert "amp bf16" in whole[0].text

@@ -1,6 +1,6 @@
 """Weights after short runs, to the bit as recorded: a change of where code stands changes no number.
 
-    python -m tests.train.test_digests      # record, at the commit before such a change
+    python -m tests.train.exact.test_digests      # record, at the commit before such a change
 
 Resuming, other numbers of ranks and elastic runs are compared with runs such as these in their own tests. Bits depend
 on torch, its libraries and the processor, so there is one record for each of these.
