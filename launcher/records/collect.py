@@ -19,6 +19,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
+from launcher.elastic import generations
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHere
 from launcher.faults import disk
 from launcher.job.settings import read_settings
@@ -26,9 +27,8 @@ from launcher.model.container import WORKDIR
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.parallel import run_all_settled
-from launcher.records import generations
 from launcher.records.masking import Masker
-from launcher.records.paths import GENERATIONS, as_shown
+from launcher.records.paths import as_shown
 from launcher.records.store import NodeOfRun
 from launcher.records.wanted import EVENTS, Want, want
 from launcher.records.workdir import SentCode, is_sent
@@ -118,7 +118,7 @@ def collect(
             taken |= {fetch.target for fetch in mine}
             copies.append(partial(_copy, folder, mine, problems, mask, until))
         copied = run_all_settled(copies)
-        if (local / GENERATIONS).is_dir():
+        if (local / generations.GENERATIONS).is_dir():
             generations.join(local)
     except OSError as error:
         return [_no_room(local, error) for _ in folders]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.elastic.generations import GENERATIONS
+from launcher.errors import UsageError
 from launcher.model.container import WORKDIR
 from launcher.model.plan import RunId
 
 RUNS = Path("runs")
-GENERATIONS = "generations"  # in the output folder and in runs/ID; see launcher.records.generations
 
 
 def as_shown(path: Path) -> Path:
@@ -51,3 +52,20 @@ class NodePaths:
     def in_generation(self, number: int, node_rank: int) -> str:
         """Folder of a member in a generation of a job with min_nodes: metrics, TensorBoard logs, rank logs."""
         return f"{self.output}/{GENERATIONS}/{number:04}-{node_rank}"
+
+
+def not_a_folder(path: Path) -> str:
+    """Return why an existing `path` is not a folder, such as a link to an unmounted disk, else ""."""
+    if not (path.exists() or path.is_symlink()) or path.is_dir():  # in this order: another run may just create it
+        return ""
+    if not path.is_symlink():
+        return "is not a folder"
+    return f"is a link to {path.readlink()}, which {'is not a folder' if path.exists() else 'does not exist'}"
+
+
+def require_folder(path: Path) -> None:
+    """Raise UsageError if `path` exists and is not a folder. A missing folder is not an error."""
+    if what := not_a_folder(path):
+        linked = path.is_symlink()
+        fix = "mount or create that folder, or remove the link" if linked else "move it: runs are recorded here"
+        raise UsageError(str(as_shown(path)), what, fix)

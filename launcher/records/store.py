@@ -20,14 +20,13 @@ from launcher.errors import LauncherError, RunUnknown
 from launcher.faults import disk
 from launcher.job.files import known_secrets
 from launcher.job.loader import parse_job
-from launcher.local_files import write_atomic
+from launcher.local_files import APPEND, open_regular, parse_object, write_atomic
 from launcher.model import checked, labels
 from launcher.model.host import cluster_name
 from launcher.model.plan import Plan, RunId, is_run_id, plain
 from launcher.records.code_files import LeftOut
-from launcher.records.files import APPEND, not_a_folder, open_regular, require_folder
 from launcher.records.masking import Masker
-from launcher.records.paths import RUNS, RunPaths, as_shown
+from launcher.records.paths import RUNS, RunPaths, as_shown, not_a_folder, require_folder
 from launcher.records.workdir import SentCode, sent_files
 
 _LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
@@ -436,12 +435,3 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in iter(partial(file.readline, _LONGEST_LINE), b""):
             if (found := parse_object(line)) is not None:
                 yield found
-
-
-def parse_object(text: bytes | str) -> dict[str, Any] | None:
-    """Return a JSON object; None for anything else, as the text comes from programs and nodes."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from launcher.elastic import generations
 from launcher.model.container import WORKDIR
-from launcher.records import generations
-from launcher.records.paths import GENERATIONS
 
 EVENTS = "*.tfevents.*"  # names of TensorBoard's files
-RECORDINGS = "flight_recorder"  # folder of the recordings of ranks that hang (container_scripts/flight_recorder.py)
+RECORDINGS = "flight_recorder"  # folder of the recordings of ranks that hang (hangs/flight_recorder.py)
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
         return Want(path, grows=False) if checkpoints else None
     if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state")):
         return Want(path, grows=True, text=True)
-    if len(parts) > 2 and parts[0] == GENERATIONS:
+    if len(parts) > 2 and parts[0] == generations.GENERATIONS:
         text = len(parts) == 3 and generations.TEXT.fullmatch(parts[2]) is not None
         known = generations.FOLDER.fullmatch(parts[1]) and (text or ".tfevents." in parts[-1])
         return Want(path, grows=True, text=text) if known else None

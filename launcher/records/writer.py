@@ -7,35 +7,19 @@ masks the secrets that it knows in all data that it reads, also in data that ano
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from launcher.records.files import WRITE, descriptor_of
+from launcher.local_files import locked
 from launcher.records.masking import Masker
 
 NO_MASK = Masker()
 ABANDONED = 3600.0  # seconds without a write after which a temporary file is considered abandoned
-
-
-@contextmanager
-def locked(file: Path) -> Iterator[int]:
-    """Lock a file exclusively and yield its descriptor, for reading and writing. A missing file is created."""
-    try:
-        opened = descriptor_of(file, WRITE)
-    except FileNotFoundError:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        opened = descriptor_of(file, WRITE)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield opened
-    finally:
-        os.close(opened)
 
 
 def append(file: Path, offset: int, data: bytes, mask: Masker = NO_MASK) -> bool:

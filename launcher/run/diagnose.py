@@ -19,10 +19,10 @@ from launcher.container_scripts.words import (
 )
 from launcher.faults.lookup import of_output, said
 from launcher.faults.table import ENGINE
+from launcher.hangs.report import OTHERS_WAIT
 from launcher.run.evidence import Evidence
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
-OTHERS_WAIT = "the others wait for"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # In torchrun's report, for each rank that failed: its exit code, negative if a signal killed it

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from launcher.errors import LauncherError, NodeUnfit
+from launcher.local_files import open_regular
 from launcher.model.container import WORKDIR
 from launcher.model.plan import Plan, RunId
 from launcher.model.sizes import size_text
@@ -27,7 +28,6 @@ from launcher.node.files import Files, Span
 from launcher.node.machine import PIECE, LocalMachine
 from launcher.node.parallel import on_each, run_all, run_all_settled
 from launcher.node.trees import Entry, Place
-from launcher.records.files import open_regular
 from launcher.records.paths import RUNS
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import want

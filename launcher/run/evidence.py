@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.hangs.report import unmet
+from launcher.local_files import open_regular, parse_object
 from launcher.model.container import ContainerState
-from launcher.records.files import open_regular
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun, parse_object
+from launcher.records.store import NodeOfRun
 from launcher.run.attempts import LIMIT, Attempt, Ended, give_up_reason, parse, parse_ended, parse_worlds
 
 TAIL = 256 << 10
@@ -40,6 +41,16 @@ class Evidence:
     @property
     def last(self) -> Attempt:
         return self.attempts[-1] if self.attempts else Attempt(0.0)
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """The ends of all its logs."""
+        return self.log, *self.rank_logs.values()
+
+
+def collective_failed(evidence: Iterable[Evidence]) -> bool:
+    """Return whether the logs show a collective that timed out because other ranks did not join it."""
+    return any(unmet(log) for one in evidence for log in one.logs)
 
 
 def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:

@@ -14,10 +14,11 @@ from itertools import groupby
 from operator import itemgetter
 
 from launcher.errors import LauncherError
+from launcher.local_files import parse_object
 from launcher.node.files import Files, Span
 from launcher.node.follower import Follower
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun, parse_object
+from launcher.records.store import NodeOfRun
 from launcher.records.writer import append
 from launcher.run import attempts, messages
 from launcher.run.attempts import World

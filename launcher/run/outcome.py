@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from launcher.container_scripts.words import reason
 from launcher.errors import LauncherError
 from launcher.faults import disk
+from launcher.hangs import report
 from launcher.model.container import ContainerState
 from launcher.model.host import cluster_name
 from launcher.model.plan import plain
@@ -22,8 +23,7 @@ from launcher.records.store import NodeOfRun, Record, read_json_lines
 from launcher.run import messages
 from launcher.run.attempts import reasons
 from launcher.run.diagnose import Failure, first_failure, is_victim
-from launcher.run.evidence import Evidence, gather
-from launcher.run.hang_report import explain
+from launcher.run.evidence import Evidence, collective_failed, gather
 from launcher.run.left_out import missing_here
 from launcher.run.locate import Attached
 from launcher.run.resumable import continued, restarted
@@ -162,7 +162,7 @@ def conclude(
     if state in (RunState.DONE, RunState.STOPPED):  # possibly without lost nodes
         failure = None
     elif failure is not None and failure.node in evidence:
-        failure = _name_full_disk(explain(failure, attached, list(evidence.values())), attached)
+        failure = _name_full_disk(_name_collectives(failure, attached, list(evidence.values())), attached)
         if hint := missing_here(failure.words, record, evidence[failure.node].node.rank):
             failure = replace(failure, cure=hint)
         reboot = restarted(attached, states)
@@ -193,6 +193,22 @@ def _of_run(record: Record) -> dict[str, str]:
     with contextlib.suppress(LookupError, TypeError):  # rebuilt from labels, without the plan
         known["output"] = str(record.container(record.nodes()[0].rank)["layout"]["output"])
     return known
+
+
+def _name_collectives(failure: Failure, attached: Attached, evidence: Sequence[Evidence]) -> Failure:
+    """Name the collectives and ranks that the ranks wait for, if they recorded them."""
+    if failure.exit_code != HANG_CODE and not collective_failed(evidence):
+        return failure
+    since = {one.node.name: one.last.started for one in evidence}
+    if not (files := report.recordings(attached.record.paths.root, since)):
+        return failure
+    names = {rank: one.node.name for one in evidence for rank in one.node.ranks}
+    node = evidence[0].node
+    engine, spec = attached.engines[node.name], attached.record.container(node.rank)
+    found, what = report.explain(engine, node, spec, files, names), failure.what
+    if any(sentence.startswith(report.OTHERS_WAIT) for sentence in found):  # more precise than the stacks
+        what = what.partition(f"; {report.OTHERS_WAIT}")[0]
+    return replace(failure, what="; ".join([what, *found]))
 
 
 def _name_full_disk(failure: Failure, attached: Attached) -> Failure:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from launcher.elastic.generations import GENERATIONS
 from launcher.errors import LauncherError
+from launcher.local_files import parse_object
 from launcher.logs.lines import Lines
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
@@ -20,8 +22,8 @@ from launcher.model.plan import plain
 from launcher.node.opened import BELOW, bounded, relative
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
-from launcher.records.paths import GENERATIONS, NodePaths
-from launcher.records.store import NodeOfRun, parse_object
+from launcher.records.paths import NodePaths
+from launcher.records.store import NodeOfRun
 from launcher.run import attempts
 from launcher.run.attempts import World
 from launcher.run.cluster_status import Printed, print_cluster

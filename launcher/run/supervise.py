@@ -13,10 +13,9 @@ from launcher.node.parallel import in_background, run_all_settled
 from launcher.records.store import NodeOfRun, Record
 from launcher.run import messages
 from launcher.run.diagnose import Failure
-from launcher.run.evidence import gather
+from launcher.run.evidence import collective_failed, gather
 from launcher.run.follow import Follow
 from launcher.run.followed import Followed
-from launcher.run.hang_report import collective_failed
 from launcher.run.locate import Attached, Owner
 from launcher.run.messages import Message
 from launcher.run.outcome import Outcome, conclude, lost_node, uncollected

@@ -15,8 +15,7 @@ from launcher.faults.lookup import of_output, said
 from launcher.faults.table import ENGINE, RULES, SMI
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import first_failure, is_victim
-from launcher.run.evidence import Evidence
-from launcher.run.hang_report import collective_failed
+from launcher.run.evidence import Evidence, collective_failed
 from tests.gpu_rows import FAULTS, RECORDED, TOOLKIT, output
 from tests.unit.test_diagnose import OWN, evidence, state
 

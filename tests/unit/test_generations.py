@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.records.generations import join
+from launcher.elastic.generations import join
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import want
 from launcher.run.attempts import collected, newest, segments

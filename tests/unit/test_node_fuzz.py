@@ -17,6 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.cli.terminal import coloured, escaped
+from launcher.elastic import generations
+from launcher.hangs.report import describe
+from launcher.local_files import parse_object
 from launcher.logs.lines import Lines
 from launcher.logs.position import Clock
 from launcher.model import labels
@@ -27,12 +30,11 @@ from launcher.node.docker.values import container_state, engine_facts, image_inf
 from launcher.node.facts import parse as parse_facts
 from launcher.node.files import parse_scan
 from launcher.planning import gpu_checks
-from launcher.records import generations
 from launcher.records.measured import top1, training_progress
 from launcher.records.paths import RunPaths
-from launcher.records.store import NodeOfRun, Record, parse_object
+from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import want
-from launcher.run import attempts, hang_report, status
+from launcher.run import attempts, status
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from launcher.run.outcome import last_epoch
@@ -87,7 +89,7 @@ def hang(data: bytes) -> None:
     found = parse_object(data) or {}
     report = {key: [found] if key in ("problems", "waiting") else found for key in HANG_KEYS}
     for each in (found, report, {**report, **found}):
-        assert all(isinstance(sentence, str) for sentence in hang_report.describe(each, {0: "a"}))
+        assert all(isinstance(sentence, str) for sentence in describe(each, {0: "a"}))
 
 
 def plan(data: bytes) -> None:

@@ -21,12 +21,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import LauncherError, NodeUnreachable
+from launcher.local_files import parse_object
 from launcher.model.container import ContainerState, Phase
 from launcher.node.docker.engine import DockerEngine
 from launcher.node.files import Files, Span, parse_scan
 from launcher.node.machine import CommandStream, LocalMachine
 from launcher.records.collect import OutputFolder, collect
-from launcher.records.store import NodeOfRun, parse_object
+from launcher.records.store import NodeOfRun
 from launcher.records.wanted import want
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather

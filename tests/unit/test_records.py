@@ -19,7 +19,7 @@ from launcher.node.files import FileEntry, Files, Span
 from launcher.node.machine import LocalMachine
 from launcher.records import snapshot as snapshots
 from launcher.records.collect import Collected, OutputFolder, collect
-from launcher.records.files import not_a_folder
+from launcher.records.paths import not_a_folder
 from launcher.records.snapshot import repack, snapshot
 from launcher.records.store import NodeOfRun, Record, find, records, resolve
 from launcher.records.wanted import want

@@ -16,12 +16,9 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from launcher.local_files import write_atomic
-from launcher.records.files import APPEND, open_regular
-from launcher.records.paths import GENERATIONS, RunPaths
-from launcher.records.store import parse_object
-from launcher.records.writer import locked
+from launcher.local_files import APPEND, locked, open_regular, parse_object, write_atomic
 
+GENERATIONS, METRICS, TENSORBOARD = "generations", "metrics.jsonl", "tensorboard"
 Position = tuple[int, int]  # a step; and 1 for the validation after it, else 0
 FOLDER = re.compile(r"(\d{1,9})-(\d{1,9})")  # generation, node rank in it
 TEXT = re.compile(r"metrics\.jsonl|rank-\d{1,9}\.log")
@@ -57,12 +54,13 @@ def join(root: Path) -> None:
     One caller at a time; the files in generations/ may grow at the same time. Raises OSError.
     """
     with locked(root / GENERATIONS / ".joining"):
-        _join(RunPaths(root), _copies(root / GENERATIONS))
+        _join(root, _copies(root / GENERATIONS))
 
 
-def _join(paths: RunPaths, copies: Mapping[int, Sequence[Path]]) -> None:
-    newest = max((file.stat().st_mtime_ns for file in (paths.root / GENERATIONS).rglob("*")), default=0)
-    if paths.metrics.exists() and paths.metrics.stat().st_mtime_ns == newest:
+def _join(root: Path, copies: Mapping[int, Sequence[Path]]) -> None:
+    joined, board = root / METRICS, root / TENSORBOARD
+    newest = max((file.stat().st_mtime_ns for file in (root / GENERATIONS).rglob("*")), default=0)
+    if joined.exists() and joined.stat().st_mtime_ns == newest:
         return
     settled = time.time_ns() - newest > CLOCK_TICK  # else a file may still change without a new modification time
     lines: list[bytes] = []
@@ -70,18 +68,18 @@ def _join(paths: RunPaths, copies: Mapping[int, Sequence[Path]]) -> None:
     end = _END
     for generation in sorted(copies, reverse=True):
         folders = copies[generation]
-        metrics = [_metrics(folder / paths.metrics.name) for folder in folders]
+        metrics = [_metrics(folder / METRICS) for folder in folders]
         positions = [[position for position, _ in own] for own in metrics]
         kept = zip(metrics, spans(positions, end), strict=True)
         lines[:0] = [own[index][1] for own, span in kept for index in span]
         # Of the current generation use one copy: TensorBoard may be reading it, and the others differ only briefly.
-        events |= _join_events(folders[:1] if end == _END else folders, paths.tensorboard, f"{generation:04}", end)
+        events |= _join_events(folders[:1] if end == _END else folders, board, f"{generation:04}", end)
         end = min([end, *(_begin(*own[0]) for own in metrics if own)])
     if lines:
-        write_atomic(paths.metrics, b"".join(lines))
-        joined = newest if settled else newest - 1
-        os.utime(paths.metrics, ns=(joined, joined))
-    for file in paths.tensorboard.rglob(_EVENTS):
+        write_atomic(joined, b"".join(lines))
+        changed = newest if settled else newest - 1
+        os.utime(joined, ns=(changed, changed))
+    for file in board.rglob(_EVENTS):
         if _JOINED.match(file.name) and file not in events:
             file.unlink()
 
@@ -117,7 +115,7 @@ def _begin(first: Position, line: bytes) -> Position:
 def _join_events(folders: Sequence[Path], board: Path, name: str, end: Position) -> set[Path]:
     """Write a file in `board` for each file with a part of the curve, named in the curve's order; return them."""
     found = set()
-    roots = [folder / "tensorboard" for folder in folders]
+    roots = [folder / TENSORBOARD for folder in folders]
     for inner in {file.parent.relative_to(root) for root in roots for file in root.rglob(_EVENTS)}:
         files = [(index, file) for index, root in enumerate(roots) for file in sorted((root / inner).glob(_EVENTS))]
         events = [list(_events(file)) for _, file in files]

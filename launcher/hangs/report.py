@@ -1,6 +1,6 @@
 """Explain a hang: which collectives the ranks wait for, by the dumps of torch's flight recorder.
 
-The dumps are pickles, which are not loaded on this machine: container_scripts/flight_report.py analyses them in a short
+The dumps are pickles, which are not loaded on this machine: flight_report.py analyses them in a short
 container of the job's image on one node (for plain processes, with the job's Python) and prints JSON.
 """
 
@@ -14,17 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher import container_scripts
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.image import probe
 from launcher.model.container import Mount
-from launcher.records.paths import RunPaths, as_shown
+from launcher.node.engine import Engine
+from launcher.records.paths import as_shown
+from launcher.records.store import NodeOfRun
 from launcher.records.wanted import RECORDINGS
-from launcher.run.diagnose import OTHERS_WAIT, Failure
-from launcher.run.evidence import Evidence
-from launcher.run.locate import Attached
-from launcher.run.state import HANG_CODE
 
+OTHERS_WAIT = "the others wait for"
 TIME_LIMIT = 180.0  # seconds, most of them the import of torch
 _ARCHIVE = ".flight_recorder.tar"  # in the output folder of the node that analyses them
 _RECORDING = re.compile(r"(gloo|nccl|stack)_(\d{1,6})")
@@ -34,46 +32,40 @@ _UNMET = re.compile(  # what gloo and NCCL say if a collective timed out, or its
 )
 
 
-def explain(failure: Failure, attached: Attached, evidence: Sequence[Evidence]) -> Failure:
-    """Return the failure with the collectives and ranks that the ranks wait for, if they recorded them."""
-    if failure.exit_code != HANG_CODE and not collective_failed(evidence):
-        return failure
-    files = _recordings(attached.record.paths, evidence)
-    if not files:
-        return failure
-    nodes = {rank: one.node.name for one in evidence for rank in one.node.ranks}
-    # after the loss of a node, ranks may have moved
-    nodes |= {int(file.name.partition("_")[2]): file.parent.name for file in files}
-    try:
-        found = describe(_read(attached, evidence[0], files), nodes)
-    except LauncherError as error:
-        found = [f"its flight recorder dumps could not be analysed: {error}"]
-    what = failure.what
-    if any(sentence.startswith(OTHERS_WAIT) for sentence in found):  # more precise than the stacks
-        what = what.partition(f"; {OTHERS_WAIT}")[0]
-    return replace(failure, what="; ".join([what, *found]))
+def unmet(log: str) -> bool:
+    """Return whether a log shows a collective that timed out because other ranks did not join it."""
+    return _UNMET.search(log) is not None
 
 
-def collective_failed(evidence: Sequence[Evidence]) -> bool:
-    """Return whether the logs show a collective that timed out because other ranks did not join it."""
-    return any(_UNMET.search(text) for one in evidence for text in (one.log, *one.rank_logs.values()))
-
-
-def _recordings(paths: RunPaths, evidence: Sequence[Evidence]) -> list[Path]:
-    """Return the collected dumps of each node's last attempt, the newest of each rank."""
+def recordings(root: Path, since: Mapping[str, float]) -> list[Path]:
+    """Return the collected dumps, the newest of each rank. since: each node's last start, by its name."""
     found = [
         (file.stat().st_mtime, file)
-        for one in evidence
-        for file in (paths.root / RECORDINGS / one.node.name).glob("*")
-        if _RECORDING.fullmatch(file.name) and file.stat().st_mtime >= one.last.started
+        for node, started in since.items()
+        for file in (root / RECORDINGS / node).glob("*")
+        if _RECORDING.fullmatch(file.name) and file.stat().st_mtime >= started
     ]
     return sorted({file.name: file for _, file in sorted(found)}.values())
 
 
-def _read(attached: Attached, reader: Evidence, files: Sequence[Path]) -> Mapping[str, Any]:
+def explain(
+    engine: Engine, node: NodeOfRun, spec: Mapping[str, Any], files: Sequence[Path], names: Mapping[int, str]
+) -> list[str]:
+    """Return as sentences which collectives and ranks the ranks wait for, by their recordings `files`.
+
+    engine, node, spec: of the node that analyses them; spec is its container's in the run's plan. names: node name by
+    rank.
+    """
+    # after the loss of a node, ranks may have moved
+    names = {**names, **{int(file.name.partition("_")[2]): file.parent.name for file in files}}
+    try:
+        return describe(_read(engine, node, spec, files), names)
+    except LauncherError as error:
+        return [f"its flight recorder dumps could not be analysed: {error}"]
+
+
+def _read(engine: Engine, node: NodeOfRun, spec: Mapping[str, Any], files: Sequence[Path]) -> Mapping[str, Any]:
     """Run flight_report.py on a node; return its report. Raises LauncherError."""
-    node, engine = reader.node, attached.engines[reader.node.name]
-    spec = attached.record.container(node.rank)
     argv = spec.get("argv", [])
     script_index = next((index for index, arg in enumerate(argv) if arg.endswith(("/agent.py", "/elastic.py"))), 0)
     try:
@@ -83,17 +75,15 @@ def _read(attached: Attached, reader: Evidence, files: Sequence[Path]) -> Mappin
     except (LookupError, TypeError):
         script_index = 0
     if not script_index:  # a run found by its labels, or on a cluster
-        paths = attached.record.paths
-        raise NodeUnfit(
-            node.name, "no local record of the run's plan", f"use torchfrtrace on {as_shown(paths.root / RECORDINGS)}"
-        )
+        folder = as_shown(files[0].parents[1])
+        raise NodeUnfit(node.name, "no local record of the run's plan", f"use torchfrtrace on {folder}")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for file in files:
             tar.add(file, f"{file.name.partition('_')[0]}/{file.name}")
     data = buffer.getvalue()
     engine.files.write(f"{node.output}/{_ARCHIVE}", [data], len(data), below=node.output)
-    script = container_scripts.text("flight_report.py").decode()
+    script = Path(__file__).with_name("flight_report.py").read_text(encoding="utf-8")
     like = replace(probe.ANY_CONTAINER, **user, mounts=mounts)
     command = (argv[script_index - 1], "-c", script, f"{output}/{_ARCHIVE}")  # the image's Python
     return probe.run(engine, image, "of the job", command, like, TIME_LIMIT)
