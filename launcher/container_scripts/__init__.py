@@ -17,7 +17,7 @@ from pathlib import Path
 # by folder of the launcher; in the container they are in one
 SCRIPTS = {
     "container_scripts": ("agent.py", "entry.sh", "environment.sh", "rank.sh", "torchrun.py", "within.sh", "words.py"),
-    "elastic": ("begun.py", "elastic.py", "ends.py", "meeting.py", "wire.py"),
+    "elastic/container_scripts": ("begun.py", "elastic.py", "ends.py", "meeting.py", "wire.py"),
 }
 PLUGIN = "torch_plugin"  # on the workers' PYTHONPATH; a separate folder, so that no script shadows a module of the job
 RECORDER = "launcher_flight_recorder"
@@ -27,7 +27,7 @@ RECORDER = "launcher_flight_recorder"
 def scripts() -> Mapping[str, bytes]:
     """Return the contents of the scripts by file name."""
     found = {name: _read(folder, name) for folder, names in SCRIPTS.items() for name in names}
-    found[f"{PLUGIN}/{RECORDER}.py"] = _read("hangs", "flight_recorder.py")
+    found[f"{PLUGIN}/{RECORDER}.py"] = _read("hangs/container_scripts", "flight_recorder.py")
     entry_point = f"[torch.backends]\n{RECORDER} = {RECORDER}:start\n"
     found[f"{PLUGIN}/{RECORDER}-1.dist-info/entry_points.txt"] = entry_point.encode()
     return found

@@ -83,7 +83,7 @@ def _read(engine: Engine, node: NodeOfRun, spec: Mapping[str, Any], files: Seque
             tar.add(file, f"{file.name.partition('_')[0]}/{file.name}")
     data = buffer.getvalue()
     engine.files.write(f"{node.output}/{_ARCHIVE}", [data], len(data), below=node.output)
-    script = Path(__file__).with_name("flight_report.py").read_text(encoding="utf-8")
+    script = (Path(__file__).parent / "container_scripts" / "flight_report.py").read_text(encoding="utf-8")
     like = replace(probe.ANY_CONTAINER, **user, mounts=mounts)
     command = (argv[script_index - 1], "-c", script, f"{output}/{_ARCHIVE}")  # the image's Python
     return probe.run(engine, image, "of the job", command, like, TIME_LIMIT)

@@ -86,7 +86,7 @@ def container(
 
 
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:
-    """Return what a node of a job with min_nodes must know of the others, for elastic/elastic.py."""
+    """Return what a node of a job with min_nodes must know of the others, for elastic/container_scripts/elastic.py."""
     job, found = context.job, context.rendezvous
     several = job.runtime == "process"  # nodes on one machine, each with its own port
     addresses = {

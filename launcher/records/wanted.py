@@ -9,7 +9,9 @@ from launcher.elastic import generations
 from launcher.model.container import WORKDIR
 
 EVENTS = "*.tfevents.*"  # names of TensorBoard's files
-RECORDINGS = "flight_recorder"  # folder of the recordings of ranks that hang (hangs/flight_recorder.py)
+RECORDINGS = (
+    "flight_recorder"  # folder of the recordings of ranks that hang (hangs/container_scripts/flight_recorder.py)
+)
 
 
 @dataclass(frozen=True)

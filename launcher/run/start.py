@@ -20,7 +20,7 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, uninterrupted
 from launcher.run.claims import claim_all
 
-MEETING_KEY = "LAUNCHER_MEETING_KEY"  # elastic/elastic.py removes it from the program's environment
+MEETING_KEY = "LAUNCHER_MEETING_KEY"  # elastic/container_scripts/elastic.py removes it from the program's environment
 
 
 def start(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import container_scripts, elastic
+from launcher import container_scripts
 from launcher.container_scripts.words import error, lost_connection
-from launcher.elastic.ends import End, history, repeated, settled, sitting_out
+from launcher.elastic import container_scripts as of_elastic
+from launcher.elastic.container_scripts.ends import End, history, repeated, settled, sitting_out
 
 A, B, C = ("a",), ("b",), ("c",)
 
@@ -96,7 +97,7 @@ TRACEBACKS = Path(__file__).with_name("tracebacks")
 def test_a_ranks_own_error_ends_a_generation_because_of_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[str], own: str
 ) -> None:
-    for folder in (container_scripts, elastic):  # as in the container, where they are one
+    for folder in (container_scripts, of_elastic):  # as in the container, where they are one
         monkeypatch.syspath_prepend(str(Path(folder.__file__).parent))
     begun = importlib.import_module("begun")
     for rank, end in enumerate(ends):

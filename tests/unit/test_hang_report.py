@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from launcher import hangs
+from launcher.hangs import container_scripts
 from launcher.hangs.report import describe
 
 NODES = {0: "gpu-a", 1: "gpu-b", 2: "gpu-c"}
-REPORT = runpy.run_path(str(Path(hangs.__file__).with_name("flight_report.py")))
+REPORT = runpy.run_path(str(Path(container_scripts.__file__).with_name("flight_report.py")))
 
 
 def collective(name: str, number: int, size: int, **more: Any) -> dict[str, Any]:

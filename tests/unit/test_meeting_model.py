@@ -1,4 +1,4 @@
-"""Random exploration of the protocol in elastic/meeting.py: crashes, partitions, pauses, lost messages.
+"""Random exploration of the protocol of min_nodes (meeting.py): crashes, partitions, pauses, lost messages.
 
 The tests call the same functions that run in the containers. A generation in the model trains a counter and saves it,
 like the trainer. All random values are derived from the schedule's number, so that failing schedules are reproducible.
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from launcher.elastic import ends, meeting
-from launcher.elastic.ends import End
-from launcher.elastic.meeting import DONE, ENDED, PROPOSING, RUNNING, Heard, Rules, State
+from launcher.elastic.container_scripts import ends, meeting
+from launcher.elastic.container_scripts.ends import End
+from launcher.elastic.container_scripts.meeting import DONE, ENDED, PROPOSING, RUNNING, Heard, Rules, State
 
 FEW, QUICK, ALL = 60, 300, 100_000
 FAULTS, CALM = 80, 400  # seconds with faults, then maximum seconds until a generation has formed and finished

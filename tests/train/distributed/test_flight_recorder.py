@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import container_scripts, hangs
+from launcher import container_scripts
+from launcher.hangs import container_scripts as of_hangs
 
 PROGRAM = """
 import sys, time
@@ -79,7 +80,7 @@ def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str
     ],
 )
 def test_nccls_recorder_is_turned_on_by_the_names_that_torch_knows(version: str, names: set[str]) -> None:
-    recorder = runpy.run_path(str(Path(hangs.__file__).with_name("flight_recorder.py")))
+    recorder = runpy.run_path(str(Path(of_hangs.__file__).with_name("flight_recorder.py")))
     found = recorder["nccl_settings"](version, "/o/nccl_", "/k/nccl-", {})
     always = {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE"}
     assert set(found) == names | always | {"TORCH_FR_BUFFER_SIZE"}

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.elastic import ends, meeting
+    from launcher.elastic.container_scripts import ends, meeting
 else:
     import ends  # in the same folder
     import meeting

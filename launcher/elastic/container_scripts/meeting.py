@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Iterable, Mapping  # noqa: UP035 - 3.7 evaluates the aliases below
 
 if TYPE_CHECKING or __package__:
-    from launcher.elastic.ends import REPEATS, End, history, read, repeated, sitting_out
+    from launcher.elastic.container_scripts.ends import REPEATS, End, history, read, repeated, sitting_out
 else:
     from ends import REPEATS, End, history, read, repeated, sitting_out  # in the same folder
 

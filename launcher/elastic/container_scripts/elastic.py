@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launcher.container_scripts import words
-    from launcher.elastic import meeting
-    from launcher.elastic.begun import StartedGeneration
-    from launcher.elastic.ends import sitting_out
-    from launcher.elastic.wire import Wire
+    from launcher.elastic.container_scripts import meeting
+    from launcher.elastic.container_scripts.begun import StartedGeneration
+    from launcher.elastic.container_scripts.ends import sitting_out
+    from launcher.elastic.container_scripts.wire import Wire
 else:
     import meeting  # in the same folder, like the others
     import words
