@@ -39,7 +39,7 @@ if WORKER not in ("", "gw0"):  # each worker has a separate bed
     os.environ["LAUNCHER_BED_NAME"] = f"{os.environ.get('LAUNCHER_BED_NAME', 'launcher-bed')}-{WORKER}"
 
 OF_CALLERS_ENGINE = "image|compose|crash"  # files whose tests make and remove images in this machine's own engine
-TRAIN = "train: trainer and data", "train: the others"  # half of the time each
+TRAIN = "train: trainer and experiments", "train: the others"  # half of the time each
 SECONDS = {"e2e": 3.0, "unit": 0.15}  # that a test of this folder takes, roughly; others 1
 
 # What `python -m pytest` leaves out (pyproject.toml), and how to run it
@@ -74,7 +74,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if "bed" in getattr(item, "fixturenames", ()) or folder == "slurm":
         item.add_marker("bed")
     if folder.startswith("train/"):  # expensive fixtures, one per file, and in each worker a process with torch
-        item.add_marker(pytest.mark.xdist_group(TRAIN[folder not in ("train/trainer", "train/data")]))
+        item.add_marker(pytest.mark.xdist_group(TRAIN[folder not in ("train/trainer", "train/experiments")]))
     elif folder == "slurm":
         item.add_marker(pytest.mark.xdist_group("slurm"))
     elif folder == "bed" or (folder == "e2e" and re.search(OF_CALLERS_ENGINE, file)):
