@@ -51,6 +51,9 @@ _BY_SLURM = {  # Slurm's job state, and the fix
     "BOOT_FAIL": _AGAIN,
     "PREEMPTED": _AGAIN,
 }
+# A task of Slurm that ended before the node's program started, or the batch script
+_UNSTARTED = re.compile(r"(?:its task|job \S+: \w+ \(JobLaunchFailure\))(?: on (\S+))?")
+_SEES = "check whether {} sees the cluster's workdir and can write there: launcher doctor JOB --on CLUSTER"
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ def first_failure(evidence: Sequence[Evidence], known: Mapping[str, str] = _NOTH
     known: of the run, for faults.lookup.of_output: port, runtime, output.
 
     Suspended ranks, out-of-memory kills reported by the engine and time limits come first; then ranks that failed on
-    their own, before ranks that only lost a peer; then by time, then by rank. If all ranks only lost a peer, the cause
-    is a rank that exited early.
+    their own, then nodes that did not start, before ranks that only lost a peer; then by time, then by rank. If all
+    ranks only lost a peer, the cause is a rank that exited early.
     """
     failed = [e for e in evidence if e.state.exit_code not in (0, None) or e.state.error]
     if not failed:
@@ -105,13 +108,15 @@ def is_victim(evidence: Evidence) -> bool:
     return _order(evidence)[0] >= _VICTIM_ORDER
 
 
-_VICTIM_ORDER = 3
+_SUSPECT_ORDER, _VICTIM_ORDER = 3, 5
 
 
 def _order(evidence: Evidence) -> tuple[int, float, int]:
     output, state, error = _own_output(evidence), evidence.state, evidence.error
     if evidence.last.halted:
         kind = -1
+    elif _did_not_start(evidence):
+        kind = _SUSPECT_ORDER if state.error else _SUSPECT_ORDER + 1
     elif state.oom_killed or state.error or _timed_out(evidence) or _hung(evidence):
         kind = 0
     elif evidence.last.left:  # what torchrun printed when it was stopped is not the reason
@@ -127,6 +132,13 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
     else:
         kind = 2
     return kind, (error and error.time) or state.finished, evidence.node.rank
+
+
+def _did_not_start(evidence: Evidence) -> bool:
+    """Whether its program did not start, and nothing is known to have kept it from that: it may be the reason."""
+    state = evidence.state
+    never = state.exit_code is not None and not state.started and not evidence.attempts
+    return never and (not state.error or state.error.startswith("its task"))
 
 
 def _timed_out(evidence: Evidence) -> bool:
@@ -158,6 +170,10 @@ def _describe(evidence: Evidence, known: Mapping[str, str]) -> Failure:
     elif state.error:
         what = f"could not be started: {state.error}"
         fix = cause.fix if (cause := said(ENGINE, state.error)) else ""
+        if unstarted := _UNSTARTED.match(state.error):
+            fix = _sees(unstarted[1])
+    elif _did_not_start(evidence) and state.exit_code in (SIGTERM_CODE, SIGKILL_CODE):
+        what, fix = "did not start its program", _sees(None)
     else:
         log = evidence.rank_logs.get(rank, evidence.log) if rank is not None else evidence.log
         about = {**known, "node": evidence.node.name, "code": str(_code(evidence))}
@@ -167,6 +183,16 @@ def _describe(evidence: Evidence, known: Mapping[str, str]) -> Failure:
             what = f"{what}: {named}"
     what = f"{what}; {evidence.give_up_reason}" if evidence.give_up_reason else what
     return Failure(evidence.node.name, rank, _code(evidence), what, fix, output)
+
+
+def _sees(machine: str | None) -> str:
+    """Return the fix for a machine of a cluster that started nothing. machine: its name, if it is known."""
+    only = (
+        f" --set nodes=1 --set 'cluster.options=[--nodelist={machine}]'"
+        if machine and re.fullmatch(r"[\w.-]+", machine)
+        else ""
+    )
+    return _SEES.format(machine or "its machine") + only
 
 
 def _code(evidence: Evidence) -> int | None:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class SlurmBed:
         run(["munged", "--force", *(f"--{option}={path}" for option, path in kept.items())])
         self("slurmctld")
         for index in range(1, nodes + 1):
-            self("slurmd", "-N", f"n{index}", *(["-d", str(self._newer / "bin/slurmstepd")] if self.suite else []))
+            self._start(f"n{index}")
         self._login()
         deadline = time.monotonic() + 60
         while len(self("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()) < nodes:
@@ -132,6 +132,32 @@ class SlurmBed:
     def for_logins(self) -> str:
         """These variables for SetEnv of an sshd."""
         return " ".join(f"{name}={value}" for name, value in self.variables.items())
+
+    @contextlib.contextmanager
+    def blind(self, node: str) -> Iterator[None]:
+        """Let a node have an empty folder in place of the shared one."""
+        hide = 'mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
+        self._restart(node, "unshare", "--mount", "sh", "-c", hide, "sh", str(self.shared))
+        try:
+            yield
+        finally:
+            self._restart(node)
+
+    def _restart(self, node: str, *within: str) -> None:
+        pid = int((self.folder / f"slurmd.{node}.pid").read_text())
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 30
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline, f"the slurmd of {node} does not end"
+            time.sleep(0.05)
+        self._start(node, *within)
+        while self("sinfo", "-h", "-n", node, "-o", "%t").strip() != "idle":
+            assert time.monotonic() < deadline, f"{node} does not come back"
+            time.sleep(0.1)
+
+    def _start(self, node: str, *within: str) -> None:
+        steps = ["-d", str(self._newer / "bin/slurmstepd")] if self.suite else []
+        self(*within, "slurmd", "-N", node, *steps)
 
     def jobs(self) -> list[str]:
         """The queue, as `id state name`."""

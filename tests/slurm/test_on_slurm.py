@@ -470,12 +470,46 @@ def test_doctor_tries_the_clusters_python(cli: Cli) -> None:
     assert "/nowhere/python" in cli("doctor", file, "--on", "hpc", code=3).stdout
 
 
-def test_doctor_asks_slurm_whether_it_would_accept_the_job(cli: Cli) -> None:
+def test_doctor_asks_slurm_whether_it_would_accept_the_job(slurm: SlurmBed, cli: Cli) -> None:
     file = job(cli, "echo", nodes=4)
     rows = json.loads(cli("doctor", file, "--on", "hpc", "--json").stdout)["checks"]
-    assert [(row["name"], row["level"]) for row in rows] == [(name, "ok") for name in ("slurm", "workdir", "sbatch")]
+    assert [(row["name"], row["level"]) for row in rows] == [(n, "ok") for n in ("slurm", "workdir", "sbatch", "node")]
     assert "n[1-4]" in rows[2]["what"]
+    assert f"n1 writes to {slurm.shared}" in rows[3]["what"]
+    assert not [*(slurm.shared / ".launcher").glob(".doctor*")]
     assert "invalid partition" in cli("doctor", file, "--on", "wrong", code=3).stdout.lower()
+
+
+ON_N4 = ("--set", "nodes=1", "--set", "cluster.options=[--nodelist=n4]")
+
+
+def test_a_node_that_does_not_see_the_shared_folder_is_found_and_blamed(slurm: SlurmBed, cli: Cli) -> None:
+    """Before a job by doctor, on a machine for such jobs; after it, even if the others have started and were ended."""
+    here, file = cli, job(cli, "echo here; sleep 60", nodes=4)
+    with slurm.blind("n4"):
+        shown = here("doctor", file, "--on", "hpc", *ON_N4, code=3).stdout
+        assert f"n4 does not see {slurm.shared}" in shown
+        assert "--exclude=n4" in shown
+        assert "n1 writes to" in here("doctor", file, "--on", "hpc").stdout
+        failed = here("up", file, "--on", "hpc", code=1).stderr
+        assert "failed node-3 could not be started: its task on n4 exited with code 2 before its program" in failed
+        assert "--set 'cluster.options=[--nodelist=n4]'" in failed
+        assert "cannot open" in failed
+        first = here("up", file, "--on", "hpc", *ON_N4, code=1).stderr
+        assert re.search(r"could not be started: job \d+: FAILED \(JobLaunchFailure\) on n4", first), first
+        assert "check whether n4 sees the cluster's workdir" in first
+        assert "dmesg" not in first
+
+
+def test_doctor_finds_a_shared_folder_without_free_space(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+    shared = small_disk(slurm, cli, tmp_path)
+    try:
+        (shared / ".launcher").mkdir()
+        subprocess.run(["dd", "if=/dev/zero", f"of={shared}/fill", "bs=4k"], check=False, stderr=subprocess.DEVNULL)
+        shown = cli("doctor", job(cli, "echo"), "--on", "small", code=3).stdout
+        assert re.search("FAIL.* workdir .*No space left on device", shown), shown
+    finally:
+        subprocess.run(["umount", "-l", str(shared)], check=True)
 
 
 @pytest.mark.parametrize("command", [("shell",), ("image", "ship")])

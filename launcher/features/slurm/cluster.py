@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import posixpath
+import re
+import secrets
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,6 +31,26 @@ from launcher.run.cluster import Kind
 from launcher.run.locate import caller
 
 _PATIENCE = 20  # seconds to wait for a free machine
+_MAKE_PROBE = 'mkdir -p "$1" && head -c 65536 /dev/zero >"$1/login"'  # $1: the folder
+_WRITTEN, _UNSEEN = "written", "unseen"
+# $1: that folder, then a program. Prints the machine's name, whether it could write there, and the program's output.
+_TRY = f"""
+echo "${{SLURMD_NODENAME:-$(hostname)}}"
+[ -e "$1/login" ] || {{ echo {_UNSEEN}; exit 73; }}
+why=$( (head -c 65536 /dev/zero >"$1/node") 2>&1) || {{ echo "$why" | tail -n 1; exit 73; }}
+echo {_WRITTEN}
+shift
+[ $# -gt 0 ] || exit 0
+SETUP
+exec "$@"
+"""
+# Options of sbatch that srun does not have, or that do not matter for a step on one machine.
+_OF_THE_BATCH = (
+    *("--array", "--batch", "--begin", "--deadline", "--dependency", "--error", "--exclusive", "--export"),
+    *("--export-file", "--get-user-env", "--hold", "--ignore-pbs", "--input", "--mem", "--mem-per-cpu"),
+    *("--mem-per-gpu", "--no-requeue", "--nodes", "--ntasks", "--ntasks-per-node", "--open-mode", "--output"),
+    *("--parsable", "--requeue", "--signal", "--test-only", "--time", "--time-min", "--wait", "--wrap"),
+)
 
 
 def plan(job: Job, cluster: Cluster, engine: Engine, code: str, run: RunId, sweep: Sequence[RunId]) -> Plan:
@@ -74,42 +97,65 @@ def check(job: Job, cluster: Cluster, fleet: Fleet) -> Iterator[Check]:
     for name, error in fleet.failed.items():
         yield Check(name, "slurm", Level.FAIL, error.what, error.next_step)
     for engine in fleet.engines:
-        yield Check(engine.node, "slurm", Level.OK, engine.sh("sinfo --version").decode(errors="replace").strip())
-        made = run_script(engine.machine, 'mkdir -p "$1" && [ -w "$1" ]', posixpath.join(cluster.workdir, OUTPUT_ROOT))
-        fix = "set workdir of the cluster, in the settings file, to a writable folder"
-        yield _check(engine.node, "workdir", made, f"{cluster.workdir} is writable", fix)
-        planned, batch = _planned(expand_sweep(job)[0], cluster)  # variants differ only in the program's arguments
-        test = shell(f'{PLAIN}exec sbatch "$@" --test-only', *options_of(batch))
-        accepted = engine.machine.run(test, batch.encode())
-        fix = "fix partition, account, qos, time or options of the cluster in the settings file, or the job"
-        yield _check(engine.node, "sbatch", accepted, accepted.message.removeprefix("sbatch: "), fix)
-        if accepted.code == 0:
-            yield from _try_on_a_node(engine, planned, cluster)
+        probe = posixpath.join(cluster.workdir, OUTPUT_ROOT, f".doctor-{secrets.token_hex(8)}")
+        try:
+            yield from _check_one(job, cluster, engine, probe)
+        finally:
+            run_script(engine.machine, 'rm -rf -- "$1"', probe)
 
 
-def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster) -> Iterator[Check]:
-    """Check the job's requirements on one machine of the cluster, if one is free now."""
-    what, argv, fix = "", [""], ""
+def _check_one(job: Job, cluster: Cluster, engine: Engine, probe: str) -> Iterator[Check]:
+    """probe: a new folder in the cluster's, with which reading and writing are tried."""
+    yield Check(engine.node, "slurm", Level.OK, engine.sh("sinfo --version").decode(errors="replace").strip())
+    made = run_script(engine.machine, _MAKE_PROBE, probe)
+    fix = "set workdir of the cluster, in the settings file, to a writable folder with free space"
+    yield _check(engine.node, "workdir", made, f"{cluster.workdir} is writable", fix)
+    planned, batch = _planned(expand_sweep(job)[0], cluster)  # variants differ only in the program's arguments
+    test = shell(f'{PLAIN}exec sbatch "$@" --test-only', *options_of(batch))
+    accepted = engine.machine.run(test, batch.encode())
+    fix = "fix partition, account, qos, time or options of the cluster in the settings file, or the job"
+    yield _check(engine.node, "sbatch", accepted, accepted.message.removeprefix("sbatch: "), fix)
+    if made.code == 0 and accepted.code == 0:
+        yield from _try_on_a_node(engine, planned, cluster, probe)
+
+
+def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster, probe: str) -> Iterator[Check]:
+    """Check the shared folder and the job's requirements on one machine for such jobs, if one is free now."""
+    what, argv, fix = "", list[str](), ""
     if not planned.image and planned.torchrun:
         what, argv = "python", [cluster.python, "-c", "import torch; print('torch', torch.__version__)"]
         fix = "set `python` or `setup` of the cluster in the settings file; how to create an environment: docs/slurm.md"
     elif planned.image and cluster.container == "pyxis":
         what, argv = "enroot", ["sh", "-c", 'v=$(enroot version) && echo "enroot $v" && [ "${v%%.*}" -ge 4 ]']
         fix = "images are imported by digest, which needs enroot 4.0 or newer (August 2025): ask the administrators"
-    if not what:
-        return
     asked = script.chosen(planned, cluster)
-    chosen = [f"--{key}={value}" for key in ("partition", "account", "qos") if (value := getattr(asked, key))]
-    options = [*chosen, "--quiet", "--nodes=1", "--ntasks=1", "--time=5", f"--immediate={_PATIENCE}", "--mpi=none"]
-    tried = "\n".join([PLAIN, *asked.setup, 'exec srun "$@"'])
-    done = engine.machine.run(["bash", "-c", tried, "launcher", *options, *argv], timeout=_PATIENCE + 120)
-    if "Unable to allocate resources" in done.message:
-        yield Check(
-            engine.node, what, Level.WARN, f"skipped: no machine was free within {_PATIENCE} s", "try again later"
-        )
+    tried = _TRY.replace("SETUP", "\n".join(asked.setup))
+    step = ["srun", *_of_its_kind(planned, asked), "bash", "-c", tried, "launcher", probe, *argv]
+    done = engine.machine.run(shell(f'{PLAIN}exec "$@"', *step), timeout=_PATIENCE + 120)
+    machine, seen, *printed = [*done.out.decode(errors="replace").splitlines(), "", ""]
+    if not machine:
+        busy = "Unable to allocate resources" in done.message
+        said = f"skipped: no machine was free within {_PATIENCE} s" if busy else done.message
+        yield Check(engine.node, "node", Level.WARN if busy else Level.FAIL, said, "try again later")
+    elif seen != _WRITTEN:
+        why = f"{machine} does not see {cluster.workdir}" if seen == _UNSEEN else f"{machine} cannot write: {seen}"
+        remedy = f"check its mounts and free space, or leave it out, with `options`: --exclude={machine}"
+        yield Check(engine.node, "node", Level.FAIL, why, remedy)
     else:
-        output = done.out.decode(errors="replace").strip()
-        yield _check(engine.node, what, done, f"{argv[0]}: {output}" if what == "python" else output, fix)
+        yield Check(engine.node, "node", Level.OK, f"{machine} writes to {cluster.workdir}")
+        output = " ".join(printed).strip()
+        if what:
+            yield _check(engine.node, what, done, f"{argv[0]}: {output}" if what == "python" else output, fix)
+
+
+def _of_its_kind(planned: ClusterPlan, asked: Cluster) -> list[str]:
+    """Return the options of srun for one processor of a machine on which the job may run."""
+    chosen = [f"--{key}={value}" for key in ("partition", "account", "qos") if (value := getattr(asked, key))]
+    given = [option for option in asked.options if script.name_of(option) not in _OF_THE_BATCH]
+    if planned.gpus and not any(re.match("--(gpus|gres$)", script.name_of(option)) for option in given):
+        given.append("--gpus-per-node=1")
+    alone = ["--quiet", "--nodes=1", "--ntasks=1", "--time=5", f"--immediate={_PATIENCE}", "--mpi=none"]
+    return [*chosen, *(word for option in given for word in shlex.split(option)), *alone]
 
 
 def _check(node: str, name: str, done: Done, what: str, fix: str) -> Check:

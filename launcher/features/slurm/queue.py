@@ -85,6 +85,7 @@ echo "$1 queue"
 queue=$(squeue -h -a -r -t all -u "$(id -u)" -o '%i|%T|%r|%o|%k') || exit 9
 printf '%s\n' "$queue"
 print_end() {{
+  shown=
   state=$(printf '%s\n' "$queue" | sed -n "s/^$1|\([A-Z_]*\)|.*/\1/p")
   case $state in
   '' | CANCELLED)
@@ -93,11 +94,14 @@ print_end() {{
     [ "$by" = "$ended" ] || ended="CANCELLED by $(id -nu "$by" 2>/dev/null || echo "uid $by")"
     ;;
   COMPLETED | FAILED)
-    ended=$state code=$(scontrol -o show job "$1" 2>/dev/null | sed -n 's/.* ExitCode=\([0-9:]*\).*/\1/p') ;;
+    shown=$(scontrol -o show job "$1" 2>/dev/null)
+    ended=$state code=$(printf '%s\n' "$shown" | sed -n 's/.* ExitCode=\([0-9:]*\).*/\1/p') ;;
   *) return ;;
   esac
   echo "$ended"
   echo "exit $code"
+  printf '%s\n' "$shown" | sed -n 's/.* BatchHost=\([^ ]*\).*/host \1/p'
+  below logs/slurm.log grep -a -m 100 '^srun: error: .*: Exited with exit code ' 2>/dev/null
   below logs/slurm.log grep -a '^slurmstepd: error: [*][*][*] .* DUE TO ' 2>/dev/null | tail -n 1
 }}
 for folder in "$2"/$3/; do
@@ -120,6 +124,10 @@ _OWN_SCRIPT = re.compile(
     rf"/.*?/(?P<run>[^/]+)/{re.escape(NODES)}/(?P<script>{re.escape(SCRIPT)}|{re.escape(ARRAY)})[ |]"
 )
 _OWN_COMMENT = re.compile(rf"\|{COMMENT} (\S+)$")
+_OF_A_TASK = re.compile(
+    r"^srun: error: ([A-Za-z0-9.,\[\]_-]{1,200}): tasks? ([0-9,-]{1,200}): Exited with exit code (\d{1,3})$",
+    re.MULTILINE,
+)
 _NOTHING = (0.0, None, 0.0)  # of a node that has not started
 
 
@@ -174,18 +182,33 @@ class RunInQueue:
         """
         phase, ended_by = self.phase, self.ended_by
         recorded = [self.attempts.get(rank, _NOTHING)[1] for rank in range(self.run_labels.nodes)]
+        unstarted = self._unstarted() if phase.ended else {}
+        for rank, (_, said) in unstarted.items():
+            recorded[rank] = said
         failed = any(recorded)
         code = None if failed else self._job_code(complete=None not in recorded)
         codes = [code or recorded[0], *recorded[1:]]  # of the script, if it failed or was killed and no program failed
         if any(codes):  # srun or Slurm has killed the other nodes
             codes = [_KILLED if code is None else code for code in codes]
         states = [self._state(phase, rank, code, failed) for rank, code in enumerate(codes)]
+        for rank, (machine, said) in unstarted.items():
+            what = f"its task on {machine} exited with code {said} before its program started"
+            states[rank] = replace(states[rank], error=what)
         if phase.ended and ended_by:
             states[0] = replace(states[0], error=f"was ended by Slurm: {ended_by}")
         elif phase.ended and codes[0] == _NOT_WRITTEN and not self.attempts:
             what = f"its batch script could not write to {self.run_labels.output}"
             states[0] = replace(states[0], error=what)
         return states
+
+    def _unstarted(self) -> dict[int, tuple[str, int]]:
+        """Return by rank, for nodes that did not start their programs, what srun said: the machine and an exit code."""
+        found: dict[int, tuple[str, int]] = {}
+        for machine, ranks, code in _OF_A_TASK.findall(self.over):
+            for first, last in re.findall(r"(\d+)(?:-(\d+))?", ranks):
+                every = range(int(first), min(int(last or first) + 1, self.run_labels.nodes))
+                found |= dict.fromkeys(every, (machine, int(code)))
+        return {rank: said for rank, said in found.items() if rank not in self.attempts}
 
     @property
     def ended_by(self) -> str:
@@ -227,7 +250,10 @@ class RunInQueue:
         )
 
     def _about_job(self) -> str:
-        """`job 12: PENDING (PartitionConfig): what to do`."""
+        """`job 12: PENDING (PartitionConfig): what to do`, or `job 12: FAILED (JobLaunchFailure) on n4`."""
+        host = re.search(r"^host ([A-Za-z0-9._-]{1,100})$", self.over, re.MULTILINE)
+        if self.job and self.job.reason == "JobLaunchFailure" and host:
+            return f"{self.job} on {host[1]}"
         advice = self.job.advice if self.job else ""
         return f"{self.job}: {advice}" if advice else str(self.job)
 

@@ -192,17 +192,18 @@ def _memory(plan: ClusterPlan, cluster: Cluster, *, every_cpu: bool) -> str:
     if plan.job.resources.memory:
         return f"{math.ceil(plan.job.resources.memory / _MIB)}M"
     alone = every_cpu or "--exclusive" in cluster.options
-    return "0" if alone and not {_name(option) for option in cluster.options} & {*_MEMORY} else ""
+    return "0" if alone and not {name_of(option) for option in cluster.options} & {*_MEMORY} else ""
 
 
-def _name(option: str) -> str:
+def name_of(option: str) -> str:
+    """Return `--mem` of `--mem=4G`."""
     return re.split("[= ]", option)[0]
 
 
 def _inherited(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     """Return the removal of variables of the run or job whose program has submitted this one."""
     # Slurm passes nothing on for --mem=0
-    own = {_name(option) for option in _options(plan, cluster) if option not in ("--mem=0", "--mem 0")}
+    own = {name_of(option) for option in _options(plan, cluster) if option not in ("--mem=0", "--mem 0")}
     others = [name for option, name in _PASSED_ON.items() if option not in own]
     return [
         "# --- a run or a job that has submitted this one has passed on its own variables",

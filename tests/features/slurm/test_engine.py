@@ -31,7 +31,7 @@ from launcher.node.machine import LocalMachine
 from launcher.planning.checks import Level
 from launcher.planning.cluster import build
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.diagnose import first_failure
+from launcher.run.diagnose import Failure, first_failure
 from launcher.run.evidence import gather
 from launcher.run.exec_shell import execute
 from launcher.run.locate import Attached
@@ -169,6 +169,53 @@ def test_a_node_that_had_not_started_when_another_failed_is_not_blamed(tmp_path:
     failure = first_failure([gather(tmp_path, node, state) for node, state in zip(nodes, run.states(), strict=True)])
     assert failure is not None
     assert (failure.node, failure.what) == ("node-1", "exited with code 7")
+
+
+def fails(run: RunInQueue, root: Path, nodes: int = 2) -> Failure:
+    every = [NodeOfRun(f"node-{n}", "slurm:hpc", n, "", str(root), range(n, n + 1)) for n in range(nodes)]
+    failure = first_failure([gather(root, node, state) for node, state in zip(every, run.states(), strict=True)])
+    assert failure is not None
+    return failure
+
+
+@pytest.mark.parametrize("first", [NOT_STARTED, None, 143, 0], ids=["not started", "no exit", "stopped", "done"])
+def test_a_node_that_did_not_start_is_the_reason_with_its_machine(first: int | None, tmp_path: Path) -> None:
+    log = "srun: error: n4: task 1: Exited with exit code 2\nsrun: error: n1: task 0: Terminated\n"
+    run = ended(tmp_path, listed(tmp_path / ".launcher", "FAILED"), end="2 1700000009 ", log=log, codes=(first,))
+    found = fails(run, tmp_path)
+    assert (found.node, found.exit_code) == ("node-1", 2)
+    assert found.what == "could not be started: its task on n4 exited with code 2 before its program started"
+    assert found.cure.endswith("launcher doctor JOB --on CLUSTER --set nodes=1 --set 'cluster.options=[--nodelist=n4]'")
+    assert state_of(run.states(), 2) is RunState.FAILED
+
+
+def test_a_node_that_did_not_start_is_a_suspect_and_no_victim(tmp_path: Path) -> None:
+    """srun has no message of it; the other one waited for it."""
+    lost = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:1] Connection closed by peer [10.0.0.1]"
+    run = ended(tmp_path, listed(tmp_path / ".launcher", "FAILED"), end="1 1700000009 ", codes=(1,))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "node-0.log").write_text(f"Traceback (most recent call last):\n{lost}\n")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "node-0.attempts").write_text("start 1700000000\nexit 1 1700000009\n")
+    found = fails(run, tmp_path)
+    assert (found.node, found.what) == ("node-1", "did not start its program")
+    assert "sees the cluster's workdir" in found.cure
+
+
+def test_a_task_of_an_earlier_attempt_is_not_the_reason(tmp_path: Path) -> None:
+    log = (
+        "srun: error: n4: task 1: Exited with exit code 2\nsrun: error: n[1-2]: tasks 0-99,7: Exited with exit code 3\n"
+    )
+    run = ended(tmp_path, listed(tmp_path / ".launcher", "FAILED"), end="7 1700000009 ", log=log, codes=(0, 7))
+    assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (7, "")]
+
+
+def test_a_launch_that_failed_asks_whether_the_machine_sees_the_folder(tmp_path: Path) -> None:
+    line = listed(tmp_path / ".launcher", "FAILED").replace("|None|", "|JobLaunchFailure|")
+    run = ended(tmp_path, line, codes=(), code="0:53 BatchHost=n4")
+    found = fails(run, tmp_path)
+    assert found.what == "could not be started: job 12: FAILED (JobLaunchFailure) on n4"
+    assert "check whether n4 sees the cluster's workdir" in found.cure
 
 
 def test_how_slurm_ended_an_earlier_attempt_is_ignored(tmp_path: Path) -> None:
@@ -621,24 +668,25 @@ def test_hints_for_a_cluster_name_only_commands_that_support_clusters(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("srun", "level", "expected"),
+    ("srun", "name", "level", "expected"),
     [
-        ('while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"', Level.FAIL, "enroot 3.5.0"),
-        ("echo 'srun: error: Unable to allocate resources: Requested nodes are busy' >&2; exit 1", Level.WARN, "free"),
+        ('while [ "$1" != bash ]; do shift; done; exec "$@"', "enroot", Level.FAIL, "enroot 3.5.0"),
+        ("echo 'srun: error: Unable to allocate resources: nodes are busy' >&2; exit 1", "node", Level.WARN, "free"),
     ],
 )
 def test_doctor_asks_a_node_for_its_enroot(
-    srun: str, level: Level, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    srun: str, name: str, level: Level, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, script in {"sinfo": "echo slurm", "sbatch": "cat", "enroot": "echo 3.5.0", "srun": srun}.items():
-        program(tmp_path / "bin", name, script)
+    for own, script in {"sinfo": "echo slurm", "sbatch": "cat", "enroot": "echo 3.5.0", "srun": srun}.items():
+        program(tmp_path / "bin", own, script)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     here = HPC.model_copy(update={"workdir": str(tmp_path)})
     engine = SlurmEngine("slurm:hpc", here, LocalMachine("slurm:hpc", "me"))
     job = parse_job(yaml.safe_dump({**GPU, "secrets": []}), "job.yaml")
     *_, last = slurm_cluster.check(job, here, Fleet([engine], {}, None))
-    assert (last.name, last.level) == ("enroot", level)
+    assert (last.name, last.level) == (name, level)
     assert expected in last.what
+    assert not [*(tmp_path / ".launcher").iterdir()]
 
 
 @pytest.mark.parametrize(
