@@ -94,7 +94,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         bed = "bed" if item.get_closest_marker("bed") else ""
         kinds["train" if group in TRAIN else group if group in kinds else bed].append(item)
     if kinds["bed"]:
-        kinds["train"], kinds[""] = [], [item for item in items if item in {*kinds["train"], *kinds[""]}]
+        computing = {*kinds["train"], *kinds[""]}
+        kinds["train"], kinds[""] = [], [item for item in items if item in computing]
     placed = []
     for kind in (kinds["bed"], kinds[""]):
         ends = list(itertools.accumulate(SECONDS.get(str(item.path.parent.relative_to(TESTS)), 1.0) for item in kind))
