@@ -1,10 +1,12 @@
 """`python -m launcher ARGS`, forked from a process that has imported the launcher: most of a command's cost is imports.
 
-The process is one as any other, with its own arguments, variables, folder and streams; the interpreter starts once.
+The process is one as any other, with its own arguments, variables, folder and streams; the interpreter starts once. Its
+end is left out, after all threads and handlers: it touches all memory, which a forked process then copies.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -173,11 +175,27 @@ def become(argv: list[str], cwd: str, env: dict[str, str], ignored: list[int], s
     os.chdir(cwd)
     sys.path[0] = cwd
     sys.argv = ["launcher", *argv]
-    runpy.run_module("launcher", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module("launcher", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        codes.append(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+        raise
     sys.exit()
 
 
+codes: list[int] = []  # with which this process exits
+
+
+def leave() -> None:
+    """If a stream cannot be written, the interpreter ends as usual, with its message."""
+    if codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[0])
+
+
 def main() -> None:
+    atexit.register(leave)  # before all others, so that it is called after them
     import launcher
 
     for module in pkgutil.walk_packages(launcher.__path__, "launcher."):
