@@ -25,7 +25,7 @@ from tests.train.runs import ROOT, SECONDS, digit_tree, run, start
 
 SCRIPTS = ROOT / "launcher" / "container_scripts"
 LOST_AFTER = 10.0
-OPTIONS = "--arch smallcnn --image-size 8 --batch-size 4 --epochs 50 --log-every 1 --workers 1 --print-digest"
+OPTIONS = "--arch smallcnn --image-size 8 --batch-size 4 --epochs 20 --log-every 1 --workers 1 --print-digest"
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -144,7 +144,7 @@ def test_weights_equal_those_of_a_run_that_changes_its_size_at_the_same_step(
     resumed = re.search(r"^train: resumed .* at epoch (\d+), step 0$", engine["b"].log, re.MULTILINE)
     assert resumed, engine["b"].log
     assert len(re.findall("; global batch 12, ", engine["b"].log)) == 1
-    whole = start(tmp_path / "whole", 3, *options, "--keep", 50, nodes=3)
+    whole = start(tmp_path / "whole", 3, *options, "--keep", 20, nodes=3)
     kept = whole[0].output / "checkpoints" / f"epoch-{int(resumed.group(1)) - 1:04d}.pt"
     Engine([]).until(kept.exists, str(kept))
     for rank in whole:
