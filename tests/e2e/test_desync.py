@@ -11,10 +11,10 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("how", "steps", "keys", "messages"),
+    ("how", "nodes", "steps", "keys", "messages"),
     [
         pytest.param(
-            *("skip", 3, {}),
+            *("skip", 3, 3, {}),
             (
                 "rank 1 on local-1 called broadcast number 7, sizes [2]",
                 "rank 0 on local-0, rank 2 on local-2 called all_reduce number 7, sizes [6]",
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.timeout(400)
             id="skips",
         ),
         pytest.param(
-            *("shape", 3, {}),
+            *("shape", 3, 3, {}),
             ("rank 1 on local-1 called all_reduce number 7, sizes [7]",),
             id="other-shape",
             marks=pytest.mark.slow,
         ),
         pytest.param(  # more collectives than the flight recorder keeps
-            *("stuck", 1100, {"hang_timeout": "20s"}),
+            *("stuck", 2, 1100, {"hang_timeout": "10s"}),
             (
                 "the others wait for rank 1 on local-1 at all_reduce number 2201, sizes [6]",
                 "rank 1 is at ",
@@ -39,13 +39,13 @@ pytestmark = pytest.mark.timeout(400)
     ],
 )
 def test_a_mismatching_rank_is_reported_with_the_collective(
-    home_cli: Cli, how: str, steps: int, keys: dict[str, str], messages: tuple[str, ...]
+    home_cli: Cli, how: str, nodes: int, steps: int, keys: dict[str, str], messages: tuple[str, ...]
 ) -> None:
     home_cli.program("desync.py")
     seconds = "600" if "hang_timeout" in keys else "10"
     run = {"script": "desync.py", "args": [how, str(steps), seconds]}
     env = {"OMP_NUM_THREADS": "1"}
-    job = home_cli.job("odd", runtime="process", nodes=["local"] * 3, env=env, run=run, **keys)
+    job = home_cli.job("odd", runtime="process", nodes=["local"] * nodes, env=env, run=run, **keys)
     failed = home_cli("up", job, code=1)
     print(home_cli.result()["failure"]["what"])
     for expected in messages:

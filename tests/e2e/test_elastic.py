@@ -47,11 +47,32 @@ def status(cli: Cli) -> list[dict[str, Any]]:
     return nodes
 
 
+def chain(cli: Cli, name: str, steps: int) -> Drill:
+    """Three nodes, one of which may be lost, and a program without torch."""
+    run = {"command": [sys.executable, cli.program("chain.py"), str(steps), "5", "0.1"]}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s"}
+    return Drill.follow(cli, "up", cli.job(name, **process_job(run=run, **keys)))
+
+
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    ("kind", "lost"), [("script", "local-0"), pytest.param("command", "local-2", marks=pytest.mark.slow)]
-)
-def test_a_run_continues_without_a_node(home_cli: Cli, kind: str, lost: str) -> None:
+def test_a_run_continues_without_the_node_that_had_rank_0(home_cli: Cli) -> None:
+    up = chain(home_cli, "chain", 60)
+    up.sees("^generation 1 step 12 ")
+    kill_node(home_cli, "local-0")
+    up.sees("rank 0 is now on local-1, world 2 of 3: local-0 lost at")
+    up.end(0)
+    steps = [line.split()[1:4:2] for _, line in up.lines if re.match(r"generation \d+ step ", line)]
+    assert [int(step) for generation, step in steps if generation == "1"][:12] == [*range(1, 13)]
+    second = [int(step) for generation, step in steps if generation == "2"]
+    assert second[0] > 10
+    assert second == [*range(second[0], 61)]
+    assert any("without local-0" in line for _, line in up.messages), str(up)
+    home_cli("down", code=None)
+
+
+@pytest.mark.slow  # the same with a program that needs no torch, above; with the trainer, test_elastic_output.py
+@pytest.mark.parametrize(("kind", "lost"), [("script", "local-0"), ("command", "local-2")])
+def test_a_torch_program_continues_without_a_node(home_cli: Cli, kind: str, lost: str) -> None:
     command = [home_cli.program("elastic.py"), "60", "5", "0.3"]
     run = {"script": command[0], "args": command[1:]} if kind == "script" else {"command": [sys.executable, *command]}
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s"}
@@ -70,15 +91,13 @@ def test_a_run_continues_without_a_node(home_cli: Cli, kind: str, lost: str) -> 
 
 @pytest.mark.ci
 def test_a_node_that_is_paused_when_the_others_finish_does_not_block_the_launcher(home_cli: Cli) -> None:
-    run = {"script": home_cli.program("elastic.py"), "args": ["30", "5", "0.3"]}
-    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s"}
-    up = Drill.follow(home_cli, "up", home_cli.job("paused", **process_job(run=run, **keys)))
-    up.sees("^step 12$")
+    up = chain(home_cli, "paused", 30)
+    up.sees("^generation 1 step 12 ")
     # the supervisor continues: `docker pause` does not pause the engine either
     for pid in processes_of(home_cli, "local-2", "^(?!.*supervisor.py)"):
         with contextlib.suppress(ProcessLookupError):  # short-lived, such as sleep
             os.kill(pid, signal.SIGSTOP)
-    up.sees("rank 0 finished")
+    up.sees("^generation 2 step 30 ")
     up.end(0, timeout=60)
     assert any("without local-2" in line for _, line in up.messages), str(up)
     home_cli("down")

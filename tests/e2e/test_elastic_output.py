@@ -16,9 +16,10 @@ from tests.e2e.scene import Scene
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(600)]
 
-EPOCHS = 9
+EPOCHS = 4
 SIZES = {"image_size": 8, "val_resize": 8, "batch_size": 16, "workers": 1}
 TRAIN = {"data": "digits.tar", "arch": "smallcnn", "epochs": EPOCHS, "log_every": 1, "checkpoint_every": 20, **SIZES}
+TRAINER = "^[^ ]*python3 -m train "
 MOVED = r"rank 0 is now on node2, world 2 of 3: node1 lost at \d\d:\d\d UTC"
 
 
@@ -35,6 +36,7 @@ def test_rank_0_moves_and_its_output_with_it(scene: Scene) -> None:
     with faults.without_sshd(bed, lost):
         up.sees(MOVED)
         up.sees(r"^train: resumed ")
+        bed.sh(scene.nodes[1], f"pkill -STOP -f '{TRAINER}'")  # it does not end while the commands look at it
         seen = json.loads(cli("status", "--json", code=3).stdout)
         assert seen["state"] == "running"
         assert seen["world"]["members"] == ["node2", "node3"]
@@ -42,6 +44,7 @@ def test_rank_0_moves_and_its_output_with_it(scene: Scene) -> None:
         assert [rows[f"node{n}"]["state"] for n in (1, 2, 3)] == ["unreachable", "running", "running"]
         assert (rows["node2"]["ranks"], rows["node3"]["ranks"]) == ([0, 0], [1, 1])
         assert re.search(MOVED, cli("status", code=3).stdout)
+        bed.sh(scene.nodes[1], f"pkill -CONT -f '{TRAINER}'")
         up.end(0)
         assert sum("node1: no connection since" in line for _, line in up.messages) <= 1, str(up)
         assert any("done" in line and "without node1" in line for _, line in up.messages), str(up)

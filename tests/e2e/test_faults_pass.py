@@ -12,6 +12,7 @@ import pytest
 
 from tests.bed import faults
 from tests.bed.bed import Bed, Node
+from tests.e2e.cli import bed_job
 from tests.e2e.drill import Drill
 from tests.e2e.figures import Figures
 from tests.e2e.scene import AWAY, Scene, rows
@@ -85,7 +86,9 @@ def test_the_run_waits_and_resumes(scene: Scene, name: str) -> None:
 def test_a_clock_that_is_an_hour_off_is_reported_and_harmless(scene: Scene) -> None:
     called = time.monotonic()
     with an_hour_ahead(scene.bed, scene.nodes):
-        drill = scene.begin("clock", steps=30)
+        program = "for step in $(seq 30); do echo step $step; sleep 0.1; done"
+        keys = {"run": {"command": ["sh", "-c", program]}, "nodes": [node.alias for node in scene.nodes]}
+        drill = Drill.follow(scene.cli, "up", scene.cli.job("clock", **bed_job(**keys)))
         drill.end(0)
     reported = drill.first(f"{scene.nodes[-1].alias}: the clock is off by .3600 s", called)
     assert reported is not None, str(drill)

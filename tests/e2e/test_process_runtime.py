@@ -57,12 +57,15 @@ def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> 
 def test_a_sharded_training_resumes_with_another_number_of_processes(home_cli: Cli) -> None:
     for name in ("train", "jobs"):
         shutil.copytree(ROOT / name, home_cli.cwd / name, ignore=shutil.ignore_patterns("__pycache__"))
-    home_cli("up", "jobs/quickstart_fsdp.yaml", *own_port(), "--set", "run.args.epochs=1", timeout=300)
+    small = [word for key in ("image_size", "val_resize") for word in ("--set", f"run.args.{key}=8")]
+    small += ["--set", "run.args.batch_size=64"]
+    one = ("--set", "run.args.epochs=1")
+    home_cli("up", "jobs/quickstart_fsdp.yaml", *own_port(), *small, *one, timeout=300)
     first = home_cli.runs()[-1]
     home_cli("fetch", first.name, "--checkpoints")
     assert len(list((first / "checkpoints" / "last.sharded").glob("*.distcp"))) == 2
-    sets = ("--set", "run.args.epochs=2", "--set", "processes=3")
-    again = home_cli("up", "jobs/quickstart_fsdp.yaml", *own_port(), "--resume", first.name, *sets, timeout=300)
+    sets = ("--set", "run.args.epochs=2", "--set", "processes=1")
+    again = home_cli("up", "jobs/quickstart_fsdp.yaml", *own_port(), "--resume", first.name, *small, *sets, timeout=300)
     assert "last.sharded at epoch 2, step 0" in again.stdout
     assert home_cli.result()["state"] == "done"
 

@@ -31,10 +31,11 @@ def caches(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def on_disk(bed: Bed, node: Node, value: str) -> list[str]:
-    """Return the files of the node that contain the value."""
-    script = f"grep -rlF -e {value} {EVERYWHERE} 2>/dev/null || true"
-    return bed.sh(node, script, timeout=200).split()
+def on_disk(bed: Bed, node: Node, *values: str) -> dict[str, set[str]]:
+    """Return the files of the node that contain each value."""
+    script = f"grep -roaF {' '.join(f'-e {value}' for value in values)} {EVERYWHERE} 2>/dev/null || true"
+    found = [line.rpartition(":") for line in bed.sh(node, script, timeout=200).splitlines()]
+    return {value: {path for path, _, each in found if each == value} for value in values}
 
 
 def command_lines(bed: Bed, node: Node) -> str:
@@ -66,7 +67,7 @@ def test_a_secret_exists_only_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: Path
     (bed_cli.cwd / ".gitignore").write_text("secret.txt\n")
     (bed_cli.cwd / "holds.py").write_text(PROGRAM)
     cli = Cli(bed_cli.cwd, {**bed_cli.env, "TOKEN": token})
-    keys = bed_job(run={"script": "holds.py"}, secrets=["TOKEN", {"FROM_FILE": "secret.txt"}])
+    keys = bed_job(run={"command": ["python3", "holds.py"]}, secrets=["TOKEN", {"FROM_FILE": "secret.txt"}])
     job = cli.job("holds", **keys)
 
     outputs = [cli("plan", job, "--json").stdout]
@@ -82,6 +83,7 @@ def test_a_secret_exists_only_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: Path
     run = cli.runs()[-1]
     outputs += [cli(*argv).stdout for argv in (["status", "--json"], ["runs", "--json"], ["logs", "-F"])]
 
+    searched = {node: on_disk(bed, node, token, second) for node in bed.nodes[:2]}
     for value in (token, second):
         assert value not in lines_of_ours
         assert all(value not in text for text in outputs)
@@ -95,7 +97,7 @@ def test_a_secret_exists_only_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: Path
             image = json.loads(inspected)[0]["Image"]
             assert value not in bed.docker(node, "image", "inspect", image)
             assert value not in bed.docker(node, "history", "--no-trunc", image)
-            held = on_disk(bed, node, value)
+            held = searched[node][value]
             assert held, "the search itself does not work"
             assert all("/.launcher/secrets/" in path for path in held), held
             modes = bed.sh(node, f"stat -c '%a %U' {' '.join(held)}").splitlines()
@@ -105,9 +107,9 @@ def test_a_secret_exists_only_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: Path
 
     cli("down")
     process.wait(60)
+    for node in bed.nodes[:2]:
+        assert on_disk(bed, node, token, second) == {token: set(), second: set()}
     for value in (token, second):
-        for node in bed.nodes[:2]:
-            assert on_disk(bed, node, value) == []
         assert [name for name, data in below(run) if value.encode() in data] == []
     assert stat.S_IMODE((cli.cwd / "secret.txt").stat().st_mode) == 0o600
     assert bed.wait_clean(bed.nodes[:2]) == []

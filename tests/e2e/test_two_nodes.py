@@ -55,7 +55,7 @@ def train_job(**args: Any) -> dict[str, Any]:
     return bed_job(run={"module": "train", "args": {**base, **args}})
 
 
-def checkpoint(project: Path, run: Path) -> dict[str, Any]:
+def checkpoint(run: Path) -> dict[str, Any]:
     """Return the parameters of the run's last checkpoint."""
     import torch  # takes seconds, and only this test needs it
 
@@ -66,9 +66,7 @@ def checkpoint(project: Path, run: Path) -> dict[str, Any]:
     return model
 
 
-def test_two_ranks_are_bitwise_equal_and_equal_one_rank_and_all_that_they_write_is_collected(
-    bed_cli: Cli, bed: Bed
-) -> None:
+def test_two_ranks_are_bitwise_equal_and_all_that_they_write_is_collected(bed_cli: Cli, bed: Bed) -> None:
     digits(bed_cli.cwd, train=90, val=101)
     two = bed_cli("up", bed_cli.job("two", **train_job(batch_size=8)))
     run_two = bed_cli.runs()[-1]
@@ -96,9 +94,17 @@ def test_two_ranks_are_bitwise_equal_and_equal_one_rank_and_all_that_they_write_
     assert owners == ["trainer"]
 
     bed_cli("fetch", "two", "--checkpoints")
+    assert any("last" in file.name for file in (run_two / "checkpoints").rglob("*.pt"))
+
+
+@pytest.mark.slow  # train/test_ddp.py has it on one machine
+def test_two_ranks_equal_one_rank(bed_cli: Cli) -> None:
+    digits(bed_cli.cwd, train=90, val=101)
+    bed_cli("up", bed_cli.job("two", **train_job(batch_size=8)))
+    bed_cli("fetch", "two", "--checkpoints")
     bed_cli("up", bed_cli.job("one", **train_job(batch_size=16)), "--nodes", "node1")
     bed_cli("fetch", "one", "--checkpoints")
-    one, both = checkpoint(bed_cli.cwd, bed_cli.runs()[-1]), checkpoint(bed_cli.cwd, run_two)
+    both, one = (checkpoint(run) for run in bed_cli.runs())
     assert one.keys() == both.keys()
     for name, value in one.items():
         assert (value - both[name]).abs().max() <= 1e-10, f"{name} differs by {(value - both[name]).abs().max()}"
@@ -116,8 +122,8 @@ def test_a_script_unaware_of_the_launcher_runs_unchanged(bed_cli: Cli) -> None:
 
 
 def test_any_command_runs_once_per_node_with_the_rendezvous_in_its_environment(bed_cli: Cli) -> None:
-    bed_cli.program("plain.py")
-    script = "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT in $PWD; exec python3 plain.py"
+    bed_cli.program("adds.py")
+    script = "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT in $PWD; exec python3 adds.py"
     done = bed_cli("up", bed_cli.job("command", **bed_job(run={"command": ["sh", "-c", script]})))
     assert re.search(r"rank 0 of 2 at 198\.1[89]\.\d+\.\d+:29500 in /workspace/code", done.stdout)
     assert "rank 0 of 2: sum 3" in done.stdout

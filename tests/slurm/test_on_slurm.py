@@ -25,8 +25,6 @@ from tests.slurm.bed import SlurmBed
 from tests.slurm.conftest import user
 
 pytestmark = pytest.mark.timeout(240)
-SMALL = {"arch": "smallcnn", "image_size": 32, "val_resize": 32, "augment": "shift", "flip": 0, "batch_size": 64}
-ONE_CORE = {"OMP_NUM_THREADS": 1}
 TICKS = "for i in $(seq 1 300); do echo tick $i; sleep 1; done"
 
 
@@ -90,16 +88,15 @@ def test_files_of_any_name_arrive(cli: Cli) -> None:
 
 def test_a_rank_that_raises_is_named_with_its_own_traceback(cli: Cli) -> None:
     script = cli.program("raises.py")
-    file = cli.job(runtime="process", nodes=["local", "local"], gpus="none", run={"script": script})
-    records = []
-    for where in ((), ("--on", "hpc")):
-        done = cli("up", file, *where, code=1, timeout=200)
-        records.append(cli.result())
-        assert "KeyError: 'dog'" in done.stderr.split("Traceback")[1], done.stderr  # the first one in the output
-    here, there = [(one["state"], one["exit_code"], one["failure"]["rank"], one["failure"]["what"]) for one in records]
-    assert here == there
-    assert records[1]["failure"]["node"] == "node-1"
-    assert records[0].keys() == records[1].keys()
+    file = cli.job(runtime="process", nodes=2, gpus="none", run={"script": script})
+    done = cli("up", file, "--on", "hpc", code=1, timeout=200)
+    assert "KeyError: 'dog'" in done.stderr.split("Traceback")[1], done.stderr  # the first one in the output
+    there = cli.result()
+    failure = {name: there["failure"][name] for name in ("node", "rank", "what")}
+    assert (there["state"], there["exit_code"]) == ("failed", 1)
+    assert failure == {"node": "node-1", "rank": 1, "what": "exited with code 1: KeyError: 'dog'"}
+    cli("up", job(cli, "exit 1"), code=1)  # on this machine
+    assert cli.result().keys() == there.keys()
 
 
 def test_a_time_limit(cli: Cli) -> None:
@@ -321,19 +318,19 @@ def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
 
 
 def test_a_sweep_is_a_job_array_and_every_command_finds_its_runs(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
-    """Two small trainings at the same time: the table of results; the rest by another user, without a record."""
-    run = {"module": "train", "args": {**SMALL, "epochs": 1, "data": "jobs/data/digits.tar"}}
-    file = cli.job(
-        runtime="process", nodes=1, gpus="none", code=str(ROOT), run=run, sweep=[{"lr": 0.1}, {"lr": 0.2}], env=ONE_CORE
-    )
+    """At the same time, with what a training writes: the table of results; others see it without a record."""
+    end = tmp_path / "end"
+    run = {"command": [sys.executable, cli.program("measured.py"), str(end)]}
+    file = cli.job(runtime="process", nodes=1, gpus="none", run=run, sweep=[["0.1"], ["0.2"]])
     up = cli.start("up", file, "--on", "hpc")
     until(
         lambda: [line.split()[:2] for line in slurm.jobs() if re.match(r"\d+_[01] RUNNING", line)][1:], "not both run"
     )
+    end.touch()
     _, err = up.communicate(timeout=200)
     assert up.returncode == 0, err
     rows = json.loads(cli("compare", "job", "--json").stdout)
-    assert [row["label"] for row in rows] == ["lr=0.1", "lr=0.2"]
+    assert [row["label"] for row in rows] == ["0.1", "0.2"]
 
     name, other, on = cli.runs()[0].name, user(slurm, tmp_path / "other"), ("--on", "hpc")
     assert name in other("runs", *on).stdout
