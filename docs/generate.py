@@ -20,14 +20,14 @@ from launcher.cli.main import COMMANDS, load
 from launcher.job import settings
 from launcher.job.dump import json_schema
 from launcher.job.models import Job
-from launcher.job.parts import ClusterOptions, DockerOptions, Image, NodeEntry, Resources, Run
+from launcher.job.parts import ClusterOptions, DockerOptions, Image, NodeEntry, Resources, RunPart
 from launcher.job.scalars import show_duration, show_size
 
 FOLDER = Path(__file__).resolve().parent
 PARTS: dict[str, type[BaseModel]] = {
     "image": Image,
     "nodes": NodeEntry,
-    "run": Run,
+    "run": RunPart,
     "resources": Resources,
     "docker": DockerOptions,
     "cluster": ClusterOptions,

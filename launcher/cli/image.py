@@ -23,7 +23,7 @@ from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, image_store
 from launcher.image.lock import lock_path
 from launcher.image.names import OCI_BASE_NAME, RECIPE
-from launcher.image.repair import Verdict, probe_image
+from launcher.image.repair import ImageVerdict, probe_image
 from launcher.image.versions import Release, release, releases
 from launcher.job.files import check_code
 from launcher.job.loader import load_job
@@ -129,7 +129,7 @@ def verify_(
         found = image_store(engine).inspect(base) if base else None
         with LongWork() as work:
             before = probe_image(engine, found, base, work.log) if found else None
-            verdict = Verdict(name, probe_image(engine, info, name, work.log), before)
+            verdict = ImageVerdict(name, probe_image(engine, info, name, work.log), before)
     if json:
         typer.echo(json_.dumps({"image": name, "rows": verdict.rows(), "faults": verdict.faults()}, indent=2))
     else:
@@ -168,7 +168,7 @@ def list_(
             console.print(f"built here: {escape(', '.join(built.tags) or built.id[:19])}  {built.size >> 20} MiB")
 
 
-def table_of(verdict: Verdict) -> Table:
+def table_of(verdict: ImageVerdict) -> Table:
     """Return the verdict as a table, with columns before and after if the base image was tested too."""
     table = Table(box=None, pad_edge=False, header_style="bold", title=verdict.image, title_justify="left")
     compared = verdict.before is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Command:
+class FeatureCommand:
     """A command of the launcher: a typed function, as typer reads it."""
 
     module: str
@@ -23,7 +23,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class FeatureCluster:
     """A kind of cluster of the settings file: a value of type launcher.run.cluster.Kind."""
 
     module: str
@@ -61,7 +61,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Step:
+class FeatureStep:
     """A step between image and plan, for jobs that have a key: of type launcher.run.prepare.Step."""
 
     module: str
@@ -76,7 +76,7 @@ class JobCheck:
     attribute: str
 
 
-def load(entry: Cluster | ClusterEngine | Command | Export | JobCheck | Option | Step) -> Any:
+def load(entry: FeatureCluster | ClusterEngine | FeatureCommand | Export | JobCheck | Option | FeatureStep) -> Any:
     """Import what an entry names."""
     return getattr(importlib.import_module(entry.module), entry.attribute)
 
@@ -85,12 +85,12 @@ def load(entry: Cluster | ClusterEngine | Command | Export | JobCheck | Option |
 class Feature:
     """What a feature adds to the core, by name."""
 
-    clusters: Mapping[str, Cluster] = field(default_factory=dict)  # by `kind` in the settings file
-    commands: Mapping[str, Command] = field(default_factory=dict)
+    clusters: Mapping[str, FeatureCluster] = field(default_factory=dict)  # by `kind` in the settings file
+    commands: Mapping[str, FeatureCommand] = field(default_factory=dict)
     engines: Mapping[str, ClusterEngine] = field(default_factory=dict)  # by `kind` in the settings file
     exports: Mapping[str, Export] = field(default_factory=dict)
     options: Mapping[str, Option] = field(default_factory=dict)  # by command
-    steps: Mapping[str, Step] = field(default_factory=dict)  # by key of the job file
+    steps: Mapping[str, FeatureStep] = field(default_factory=dict)  # by key of the job file
     checks: Mapping[str, JobCheck] = field(default_factory=dict)  # by key of the job file
 
 
@@ -98,7 +98,7 @@ FEATURES: Mapping[str, Feature] = {
     "bench": Feature(options={"doctor": Option("launcher.features.bench.option", "options", after="nodes")}),
     "compare": Feature(
         commands={
-            "compare": Command(
+            "compare": FeatureCommand(
                 "launcher.features.compare.command",
                 "compare",
                 "Compare the speed, accuracy and scaling of runs.",
@@ -108,18 +108,18 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "data": Feature(
         commands={
-            "data": Command(
+            "data": FeatureCommand(
                 "launcher.features.data.command",
                 "data",
                 "Copy data to nodes; list, verify and remove copies.",
                 after="image",
             )
         },
-        steps={"data": Step("launcher.features.data.job", "bring_data")},
+        steps={"data": FeatureStep("launcher.features.data.job", "bring_data")},
         checks={"data": JobCheck("launcher.features.data.job", "check_data")},
     ),
     "slurm": Feature(  # before kubernetes: so are the targets of `export` listed
-        clusters={"slurm": Cluster("launcher.features.slurm.cluster", "SLURM")},
+        clusters={"slurm": FeatureCluster("launcher.features.slurm.cluster", "SLURM")},
         engines={"slurm": ClusterEngine("launcher.features.slurm.engine", "reach")},
         exports={"slurm": Export("launcher.features.slurm.targets", "SLURM", "an sbatch script")},
     ),

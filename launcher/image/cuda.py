@@ -31,7 +31,7 @@ _REQUIRED = re.compile(r"unsatisfied condition: cuda ?>= ?([\d.]+)")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DriverVerdict:
     """Whether a driver supports an image's CUDA. what: the problem, "" if there is none."""
 
     runs: bool = True
@@ -39,26 +39,26 @@ class Verdict:
     fix: str = ""
 
 
-def verdict(node: NodeFacts, cuda: str, image: str) -> Verdict:
+def verdict(node: NodeFacts, cuda: str, image: str) -> DriverVerdict:
     """Return whether the node's driver supports `cuda`, the image's CUDA version; assumed if either is unknown.
 
     image: "" for plain processes; `cuda` is then the version that the node's torch was built for.
     """
     driver, wanted = node.nvidia.driver, _numbers(cuda)
     if not driver or not wanted:
-        return Verdict()
+        return DriverVerdict()
     own, has = _numbers(node.nvidia.cuda), _driver(node)
     if not _runs(driver, wanted):
         if not _listed(driver, image):
             return _too_old(node, cuda, image)
-        return Verdict(
+        return DriverVerdict(
             what=f"{has} supports image {image} on data center GPUs only", fix="on other GPUs, update the driver"
         )
     if own and own[:1] == wanted[:1] and own[:2] < wanted[:2]:
         what = f"{has} is older than the CUDA {cuda} of {subject(node, image)}"
         what += ", which it supports only by minor-version compatibility"
-        return Verdict(what=what, fix="if kernels that are compiled at run time fail, update the driver")
-    return Verdict()
+        return DriverVerdict(what=what, fix="if kernels that are compiled at run time fail, update the driver")
+    return DriverVerdict()
 
 
 def subject(node: NodeFacts, image: str) -> str:
@@ -101,7 +101,7 @@ def _driver(node: NodeFacts) -> str:
     return f"NVIDIA driver {node.nvidia.driver}{own}"
 
 
-def _too_old(node: NodeFacts, cuda: str, image: str) -> Verdict:
+def _too_old(node: NodeFacts, cuda: str, image: str) -> DriverVerdict:
     driver, wanted, minimum = node.nvidia.driver, _numbers(cuda), _minimum(_numbers(cuda))
     tag = _newest(driver, wanted)
     needs = f"a driver for CUDA {cuda}"
@@ -113,7 +113,7 @@ def _too_old(node: NodeFacts, cuda: str, image: str) -> Verdict:
     other = f", or use {NGC}:{tag}, the newest NVIDIA image that it supports" if tag else ""
     if not image:
         other = ", or install a torch for an older CUDA: pytorch.org/get-started/previous-versions"
-    return Verdict(runs=False, what=what, fix=f"update the driver{other}")
+    return DriverVerdict(runs=False, what=what, fix=f"update the driver{other}")
 
 
 def _runs(driver: str, cuda: Numbers) -> bool:

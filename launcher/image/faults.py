@@ -23,7 +23,7 @@ _MISSING_MODULE = re.compile(r"No module named '?([\w.]+)'?")
 
 
 @dataclass(frozen=True)
-class Check:
+class ImageCheck:
     """Result of one check. absent: the image lacks the feature, such as operators before torchvision 0.3."""
 
     ok: bool
@@ -49,7 +49,7 @@ class Report:
     source_tree: str = ""
     cuda: str = ""  # CUDA version of torch, also set by a quick probe
     code: tuple[str, ...] = ()  # names in the image's /workspace/code, also set by a quick probe
-    checks: Mapping[str, Check] = field(default_factory=dict)
+    checks: Mapping[str, ImageCheck] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Report:
@@ -59,14 +59,14 @@ class Report:
         values["code"] = tuple(map(str, found.get("code", ())))
         values["cuda"] = checks["import_torch"].get("cuda", "") if "import_torch" in checks else found.get("cuda", "")
         values["checks"] = {
-            name: Check(bool(check.get("ok")), check.get("error", ""), bool(check.get("absent")))
+            name: ImageCheck(bool(check.get("ok")), check.get("error", ""), bool(check.get("absent")))
             for name, check in checks.items()
         }
         return cls(**values)
 
 
 @dataclass(frozen=True)
-class Fault:
+class ImageFault:
     """A fault, its cause if known, and the image's own error message. part: python, torch or torchvision."""
 
     part: str
@@ -82,28 +82,30 @@ class Fault:
         return f"{self} [{self.error}]" if self.error else str(self)
 
 
-def find_faults(report: Report) -> list[Fault]:
+def find_faults(report: Report) -> list[ImageFault]:
     """Return the faults that a full probe found."""
     if not report.python:
-        return [Fault("python", "the image has no Python", "neither python3 nor python is on its PATH")]
+        return [ImageFault("python", "the image has no Python", "neither python3 nor python is on its PATH")]
     if not report.torch_folder:
-        return [Fault("torch", "the image has no torch")]
+        return [ImageFault("torch", "the image has no torch")]
     assert report.checks, "needs a full probe"
-    torch = report.checks.get("import_torch", Check(ok=False))
+    torch = report.checks.get("import_torch", ImageCheck(ok=False))
     if not torch.ok:
-        return [Fault("torch", f"torch {report.torch} cannot be imported", _import_cause(torch.error), torch.error)]
+        return [
+            ImageFault("torch", f"torch {report.torch} cannot be imported", _import_cause(torch.error), torch.error)
+        ]
     if not report.torchvision_folder:
-        return [Fault("torchvision", "the image has no torchvision")]
+        return [ImageFault("torchvision", "the image has no torchvision")]
     vision = report.checks["import_torchvision"]
     if not vision.ok:
         return [_import_fault(report, vision.error)]
     found = []
     for name, device in (("nms", "CPU"), ("nms_gpu", "GPU")):
-        check = report.checks.get(name, Check(ok=True))
+        check = report.checks.get(name, ImageCheck(ok=True))
         if not check.ok:
             what = f"torchvision.ops.nms fails on the {device}"
-            found.append(Fault("torchvision", what, _pairing(report), check.error))
-    vgg = report.checks.get("vgg16", Check(ok=True))
+            found.append(ImageFault("torchvision", what, _pairing(report), check.error))
+    vgg = report.checks.get("vgg16", ImageCheck(ok=True))
     if not vgg.ok:
         found.append(_vgg_fault(report, vgg.error))
     return found
@@ -120,19 +122,19 @@ def find_notes(report: Report) -> list[str]:
             f"torchvision {report.torchvision} is not the official pair of torch {report.torch} ({official}); "
             "all checks pass, as in images with a torchvision built against their own torch"
         )
-    if report.checks.get("nms", Check(ok=True)).absent:
+    if report.checks.get("nms", ImageCheck(ok=True)).absent:
         found.append(f"torchvision {report.torchvision} has no operators (nms, roi_align): they were added in 0.3")
     return found
 
 
-def _import_fault(report: Report, error: str) -> Fault:
+def _import_fault(report: Report, error: str) -> ImageFault:
     """Describe a failed import. torchvision hides the loader's error; the probe's `library` check has it."""
-    hidden = report.checks.get("library", Check(ok=True)).error
+    hidden = report.checks.get("library", ImageCheck(ok=True)).error
     what = f"torchvision {report.torchvision} cannot be imported"
     if "operator torchvision::nms does not exist" in error:
         what = "operator torchvision::nms does not exist"
     shown = " / ".join(filter(None, (error, hidden)))
-    return Fault("torchvision", what, _library_cause(report, hidden or error), shown)
+    return ImageFault("torchvision", what, _library_cause(report, hidden or error), shown)
 
 
 def _library_cause(report: Report, error: str) -> str:
@@ -162,12 +164,12 @@ def _official(report: Report) -> str:
     return f"torch {report.torch} needs torchvision {versions.torchvision_for(report.torch)}"
 
 
-def _vgg_fault(report: Report, error: str) -> Fault:
+def _vgg_fault(report: Report, error: str) -> ImageFault:
     version = versions.numbers(report.torchvision)
     if version is not None and version < versions.VGG_ADAPTIVE and _SHAPES.search(error):
         why = f"torchvision {report.torchvision} < 0.2.2 supports 224x224 images only"
-        return Fault("torchvision", "VGG without adaptive pool", why, error)
-    return Fault("torchvision", "torchvision's VGG16 fails on a 32x32 image", _import_cause(error), error)
+        return ImageFault("torchvision", "VGG without adaptive pool", why, error)
+    return ImageFault("torchvision", "torchvision's VGG16 fails on a 32x32 image", _import_cause(error), error)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
     built = build(repair, tag, job, local=builder.host == LOCAL, log=log)
     if repair.lock.torch:
         after = probe_image(builder, built, tag, log, gpus=locations.gpus)
-        verdict = Verdict(tag, after, probe_image(builder, repair.info, base, log, gpus=locations.gpus))
+        verdict = ImageVerdict(tag, after, probe_image(builder, repair.info, base, log, gpus=locations.gpus))
         for what, before, now in verdict.rows():
             if before != now:
                 log(f"image {tag}: {what}: {before} -> {now}")
@@ -134,7 +134,7 @@ def _pinned(base: str, locked: Lock) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ImageVerdict:
     """Report of an image, and that of its base if it was built."""
 
     image: str

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from launcher.job.models import Job
-from launcher.job.parts import DockerOptions, Image, NodeEntry, Part, Resources, Run
-from launcher.job.problems import LocatedError, Origin, Path, nearest, printable, show
+from launcher.job.parts import DockerOptions, Image, NodeEntry, Part, Resources, RunPart
+from launcher.job.problems import LocatedError, Path, Positions, nearest, printable, show
 from launcher.job.scalars import ANY, LOCAL, argv_of, machine
 from launcher.model.container import CODE, KIT
 
@@ -21,7 +21,7 @@ Conflict = tuple[Path, str, set[str]]
 _PARTS: Mapping[Path, type[Part]] = {
     (): Job,
     ("image",): Image,
-    ("run",): Run,
+    ("run",): RunPart,
     ("resources",): Resources,
     ("docker",): DockerOptions,
 }
@@ -46,7 +46,7 @@ _SYNONYMS = {
 }
 
 
-def check(data: Mapping[str, Any], origin: Origin) -> tuple[Job | None, list[tuple[Path, str]]]:
+def check(data: Mapping[str, Any], origin: Positions) -> tuple[Job | None, list[tuple[Path, str]]]:
     """Return the job, or all of its problems. Conflicts are reported even if other keys are invalid."""
     try:
         job = Job.model_validate(data, context=origin)
@@ -65,7 +65,7 @@ def check(data: Mapping[str, Any], origin: Origin) -> tuple[Job | None, list[tup
     return (None if found else job), found
 
 
-def _refused(error: ValidationError, data: Mapping[str, Any], origin: Origin) -> Iterator[tuple[Path, str]]:
+def _refused(error: ValidationError, data: Mapping[str, Any], origin: Positions) -> Iterator[tuple[Path, str]]:
     """Yield path and message of every error of the models."""
     for detail in error.errors(include_url=False):
         path: Path = tuple(part for part in detail["loc"] if part != "[key]")
@@ -98,7 +98,7 @@ def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> st
     return str(detail["msg"])
 
 
-def _hint_of_program(path: Path, data: Mapping[str, Any], origin: Origin) -> str:
+def _hint_of_program(path: Path, data: Mapping[str, Any], origin: Positions) -> str:
     """Return a hint for an option of the program: a top-level key, or one of `run`, with the name of an argument."""
     *parent, last = path
     key, run, mark = str(last), data.get("run"), origin.where(path)

@@ -15,7 +15,7 @@ from launcher.job.document import Node, compose
 from launcher.job.explain import check
 from launcher.job.models import Job
 from launcher.job.overrides import apply_nodes, apply_pool, apply_set
-from launcher.job.problems import Origin, Problem, refusal, show
+from launcher.job.problems import Positions, Problem, refusal, show
 
 LARGEST = 1_000_000  # bytes
 _START = "create a commented job file: launcher init"
@@ -27,20 +27,20 @@ def load_job(path: str | PathLike[str], sets: Sequence[str] = (), nodes: Sequenc
     Raises JobInvalid with all problems. `files.check_files` checks the files that the job refers to.
     """
     found, problems = compose(_read(FilePath(path)), str(path))
-    return _job(found, problems, Source(str(path), FilePath(path)), sets, nodes)
+    return _job(found, problems, JobSource(str(path), FilePath(path)), sets, nodes)
 
 
 def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
     """Like `load_job`, from text; `source` is its name in messages."""
     found, problems = compose(text, source)
-    return _job(found, problems, Source(source), sets, nodes)
+    return _job(found, problems, JobSource(source), sets, nodes)
 
 
 def job_from(keys: Mapping[str, Any], sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
     """Like `load_job`, from the keys of a job file as Python values (via JSON, which is YAML)."""
     texts = [f"{json.dumps(str(key))}: {to_json(str(key), value)}" for key, value in keys.items()]
     found, problems = compose(f"{{{', '.join(texts)}}}", "job", inline=True)
-    return _job(found, problems, Source("job"), sets, nodes)
+    return _job(found, problems, JobSource("job"), sets, nodes)
 
 
 def to_json(key: str, value: Any) -> str:
@@ -63,7 +63,7 @@ def _as_json(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Source:
+class JobSource:
     """The source of a job: its name in messages, and its file, if any."""
 
     name: str
@@ -71,7 +71,7 @@ class Source:
 
 
 def _job(
-    found: Node | None, problems: list[Problem], source: Source, sets: Sequence[str], nodes: Sequence[str] | None
+    found: Node | None, problems: list[Problem], source: JobSource, sets: Sequence[str], nodes: Sequence[str] | None
 ) -> Job:
     if found is None or (found.value is None and not problems):
         raise JobInvalid(f"{source.name}:1", "the file is empty", _START)
@@ -87,7 +87,7 @@ def _job(
     root = apply_pool(root)
     if nodes is not None:
         root = apply_nodes(root, nodes)
-    origin = Origin(root.marks(), source.file)
+    origin = Positions(root.marks(), source.file)
     job, refused = check(root.plain(), origin)
     known = {problem.path for problem in problems}  # one message per value: the first one is about its YAML
     problems += (

@@ -24,10 +24,10 @@ from launcher.job.parts import (
     NodesOrNumber,
     Part,
     Resources,
-    Run,
+    RunPart,
     Secret,
 )
-from launcher.job.problems import BadValueError, LocatedError, Mark, Origin, Path, Problem, refusal, show
+from launcher.job.problems import BadValueError, LocatedError, Mark, Path, Positions, Problem, refusal, show
 from launcher.job.scalars import ANY, Gpus, whole
 
 MOST_VARIANTS = 10_000
@@ -99,7 +99,7 @@ class Job(Part):
         description="Workers per node. `auto`: one per GPU, or one on a node without GPUs.",
         examples=[4],
     )
-    run: Run = Field(
+    run: RunPart = Field(
         examples=[{"module": "train", "args": {"data": "/data/imagenet", "arch": "resnet50", "batch_size": 256}}],
     )
     mounts: fields.Mounts = Field(
@@ -197,11 +197,11 @@ class Job(Part):
         examples=[1],
     )
 
-    _origin: Origin = PrivateAttr(default_factory=Origin)
+    _origin: Positions = PrivateAttr(default_factory=Positions)
 
     def model_post_init(self, context: Any) -> None:
         """context: the `Origin` of a job that was loaded from a file."""
-        if isinstance(context, Origin):
+        if isinstance(context, Positions):
             self._origin = context
 
     @model_validator(mode="before")

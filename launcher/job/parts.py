@@ -138,7 +138,7 @@ Nodes = Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names), PlainSeria
 NodesOrNumber = Annotated[Nodes, BeforeValidator(nodes_by_number)]
 
 
-class Run(Part):
+class RunPart(Part):
     """The program that every node runs. Give exactly one of `module`, `script` and `command`."""
 
     module: fields.ModuleName | None = Field(
@@ -164,7 +164,7 @@ class Run(Part):
     )
 
     @model_validator(mode="after")
-    def _one_program(self) -> Run:
+    def _one_program(self) -> RunPart:
         given = [key for key in ("module", "script", "command") if getattr(self, key) is not None]
         if len(given) != 1:
             raise BadValueError(f"give exactly one of module, script, command, not {' and '.join(given) or 'none'}")

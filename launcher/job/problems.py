@@ -28,7 +28,7 @@ class Mark:
         return ":".join(parts)
 
 
-class Origin:
+class Positions:
     """The position of each value of a job. All origins are equal, so that equal jobs from different files are equal."""
 
     def __init__(self, marks: Iterable[tuple[Path, Mark]] = (), file: FilePath | None = None) -> None:
@@ -36,7 +36,7 @@ class Origin:
         self.file = file  # None for a job that was not loaded from a file
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Origin)
+        return isinstance(other, Positions)
 
     def __hash__(self) -> int:
         return 0

@@ -16,7 +16,7 @@ from launcher.model.facts import Gpu, NodeFacts, PciGpu
 
 
 @dataclass(frozen=True)
-class Fault:
+class GpuFault:
     """Why GPUs cannot be used, and the fix.
 
     partial: the GPUs that nvidia-smi lists can be used, except faulty ones. complete: nvidia-smi lists all GPUs, and
@@ -30,7 +30,7 @@ class Fault:
     missing: tuple[str, ...] = ()  # PCI addresses of GPUs that are not listed
 
 
-def fault(node: NodeFacts) -> Fault | None:
+def fault(node: NodeFacts) -> GpuFault | None:
     """Return the fault; None for a machine without GPUs, and if all of its GPUs work."""
     seen = node.nvidia
     if not (seen.pci or seen.smi or "/dev/nvidia0" in seen.device_files):
@@ -39,7 +39,7 @@ def fault(node: NodeFacts) -> Fault | None:
         return _without_smi(node)
     if seen.smi_exit is None:
         what = "nvidia-smi did not respond within 20 s: a GPU or its driver hangs"
-        return Fault(what, f"reboot the node; {DMESG}")
+        return GpuFault(what, f"reboot the node; {DMESG}")
     if not node.gpus:
         return _explained(node)
     return _of_some(node)
@@ -52,22 +52,22 @@ def broken(gpu: Gpu) -> str:
     return f'nvidia-smi reports "{gpu.fault}"' if gpu.fault else ""
 
 
-def _without_smi(node: NodeFacts) -> Fault:
+def _without_smi(node: NodeFacts) -> GpuFault:
     found = node.nvidia.pci
     drivers = {gpu.driver for gpu in found}
     where = _addresses(found) or "/dev/nvidia0"
     if drivers == {"vfio-pci"}:
         what = f"{where} is reserved for virtual machines (driver vfio-pci)"
-        return Fault(what, "bind it to the driver nvidia")
+        return GpuFault(what, "bind it to the driver nvidia")
     if drivers <= {"nvidia"}:
         what = f"{where} exists, but nvidia-smi is not in the PATH of {node.user or 'the user'}"
-        return Fault(what, "install nvidia-smi (nvidia-utils); start a container with --gpus all")
+        return GpuFault(what, "install nvidia-smi (nvidia-utils); start a container with --gpus all")
     other = ", ".join(sorted(drivers - {"", "nvidia", "vfio-pci"}))
     what = f"{where} has no NVIDIA driver" + (f", but {other}" if other else "")
-    return Fault(what, f"{NO_DRIVER.fix}; start a container with --gpus all")
+    return GpuFault(what, f"{NO_DRIVER.fix}; start a container with --gpus all")
 
 
-def _explained(node: NodeFacts) -> Fault:
+def _explained(node: NodeFacts) -> GpuFault:
     """Return the fault if nvidia-smi lists no GPU."""
     seen = node.nvidia
     reported = f'nvidia-smi reports "{seen.smi_error}"' if seen.smi_error else "nvidia-smi lists no GPU"
@@ -81,10 +81,10 @@ def _explained(node: NodeFacts) -> Fault:
         meaning += f": {_addresses(seen.pci)} has the driver {', '.join(sorted(others))}"
     if not seen.pci and "/dev/nvidia0" not in seen.device_files:
         fix += ". No NVIDIA GPU is on the PCI bus: if the machine has none, uninstall nvidia-smi"
-    return Fault(f"{reported}: {meaning}" if meaning else reported, fix)
+    return GpuFault(f"{reported}: {meaning}" if meaning else reported, fix)
 
 
-def _of_some(node: NodeFacts) -> Fault | None:
+def _of_some(node: NodeFacts) -> GpuFault | None:
     """Return the fault if nvidia-smi lists GPUs. Others may belong to other containers or to a virtual machine."""
     seen = node.nvidia
     listed = {gpu.bus for gpu in node.gpus}
@@ -107,12 +107,12 @@ def _of_some(node: NodeFacts) -> Fault | None:
             fixes.append(_fix_of(gpu))
     if not found and seen.smi_exit:  # such as 14: "WARNING: infoROM is corrupted at gpu 0000:07:00.0"
         what = f'nvidia-smi reports "{seen.smi_error}" (exit code {seen.smi_exit})'
-        return Fault(what, f"inspect it: nvidia-smi -q; {DMESG}", partial=True, complete=True)
+        return GpuFault(what, f"inspect it: nvidia-smi -q; {DMESG}", partial=True, complete=True)
     if not found:
         return None
     every = all(broken(gpu) for gpu in node.gpus)
     addresses = tuple(gpu.address for gpu in missing)
-    return Fault("; ".join(found), "; ".join(dict.fromkeys(fixes)), partial=not every, missing=addresses)
+    return GpuFault("; ".join(found), "; ".join(dict.fromkeys(fixes)), partial=not every, missing=addresses)
 
 
 def _fix_of(gpu: Gpu) -> str:

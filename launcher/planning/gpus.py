@@ -9,7 +9,7 @@ from launcher.errors import InUse, NodeUnfit
 from launcher.job.scalars import Gpus, duration
 from launcher.model.facts import Gpu, NodeFacts
 from launcher.model.sizes import counted
-from launcher.planning.gpu_faults import Fault, broken, fault
+from launcher.planning.gpu_faults import GpuFault, broken, fault
 
 LITTLE = 1024  # MiB in use on a GPU that still counts as idle: by the driver, by a desktop
 WITHOUT = "run without GPUs: gpus: none"
@@ -81,7 +81,7 @@ def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _idle(node: NodeFacts, count: int, found: Sequence[Device], problem: Fault | None) -> tuple[str, ...]:
+def _idle(node: NodeFacts, count: int, found: Sequence[Device], problem: GpuFault | None) -> tuple[str, ...]:
     requested = f"{counted(count, 'GPU')} requested"
     if count > len(found):
         raise _lacks(node, requested, problem)
@@ -178,14 +178,14 @@ def has_none(node: NodeFacts) -> NodeUnfit:
     return NodeUnfit(f"node {node.name}", "it has no GPU, but other nodes of the job do", fix)
 
 
-def _faulty(node: NodeFacts, problem: Fault, more: str = "") -> NodeUnfit:
+def _faulty(node: NodeFacts, problem: GpuFault, more: str = "") -> NodeUnfit:
     what, others = "its GPUs cannot be used", ""
     if problem.partial and (left := len(devices(node))):
         what, others = "not all of its GPUs can be used", f"; or use the working ones: gpus: {left}"
     return NodeUnfit(f"node {node.name}", f"{what}: {problem.what}", f"{problem.fix}{others}; or {WITHOUT}{more}")
 
 
-def _lacks(node: NodeFacts, what: str, problem: Fault | None) -> NodeUnfit:
+def _lacks(node: NodeFacts, what: str, problem: GpuFault | None) -> NodeUnfit:
     have = ", ".join(f"{d.gpu.index}: {d.gpu.name if not d.instance else d.name} {d.uuid}" for d in devices(node))
     what = f"{what}, but the node has: {have or 'none'}"
     if problem is not None:

@@ -44,7 +44,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Listing:
+class CodeListing:
     """The files of a job's code, before any of them is read. trainer: the launcher's own, if it is to be added."""
 
     folder: Path
@@ -62,10 +62,10 @@ def snapshot(folder: Path, log: Log = lambda _: None) -> Snapshot:
     """
     left_out = LeftOut()
     with readable(folder):
-        return _archive(Listing(folder, _within_limit(folder, left_out, _Watch(log)), left_out), _Watch(log))[0]
+        return _archive(CodeListing(folder, _within_limit(folder, left_out, _Watch(log)), left_out), _Watch(log))[0]
 
 
-def list_code(job: Job, cwd: Path, log: Log, *, bare: bool = False) -> Listing:
+def list_code(job: Job, cwd: Path, log: Log, *, bare: bool = False) -> CodeListing:
     """List a job's code. The launcher's trainer is added if the job runs the module `train` and the code lacks it.
 
     bare: a cluster runs the job without containers. Raises JobInvalid like `snapshot` and `needed_trainer`, and if a
@@ -79,7 +79,7 @@ def list_code(job: Job, cwd: Path, log: Log, *, bare: bool = False) -> Listing:
         files = [file for file in files if file.name not in left_out.why]
         _check_script(job, cwd, folder, left_out)
         broken = check_links(job, folder, files, left_out, visible=bare or job.runtime == "process")
-        return Listing(folder, files, left_out, needed_trainer(job, folder, files), broken)
+        return CodeListing(folder, files, left_out, needed_trainer(job, folder, files), broken)
 
 
 def _check_script(job: Job, cwd: Path, folder: Path, left_out: LeftOut) -> None:
@@ -88,7 +88,7 @@ def _check_script(job: Job, cwd: Path, folder: Path, left_out: LeftOut) -> None:
         job.refuse([(("run", "script"), f"{script} is not sent: {entry} is left out ({left_out.why[entry]})")])
 
 
-def pack(listing: Listing, log: Log, slow: Log | None = None) -> Snapshot:
+def pack(listing: CodeListing, log: Log, slow: Log | None = None) -> Snapshot:
     """Pack a job's code, and report what is sent and what is left out. slow: reports that it takes long, instead of
     `log`. Raises JobInvalid if a file cannot be read.
     """
@@ -179,7 +179,7 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def _archive(listing: Listing, watch: _Watch) -> tuple[Snapshot, list[CodeFile]]:
+def _archive(listing: CodeListing, watch: _Watch) -> tuple[Snapshot, list[CodeFile]]:
     """Return the snapshot and the files in it: what turns out to be a private key is left out now."""
     plain, ends, sent = io.BytesIO(), [0], list[CodeFile]()
     own = [] if listing.trainer is None else list(code_files(listing.trainer))

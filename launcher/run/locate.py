@@ -193,7 +193,7 @@ def engine_of(node: NodeOfRun) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Listing:
+class RunListing:
     """The runs on some nodes, newest last, with their containers by rank.
 
     failed: the errors of the nodes that could not be listed, by the name of the node in the fleet. locked: runs that
@@ -205,14 +205,14 @@ class Listing:
     locked: Collection[RunId]
 
 
-def list_runs(fleet: Fleet, note: Note, *, claims: bool = False) -> Listing:
+def list_runs(fleet: Fleet, note: Note, *, claims: bool = False) -> RunListing:
     """Return the runs on these nodes. claims: also list locks."""
     listed, failed = _list(fleet, None, note, claims=claims)
     away = {**fleet.failed, **{engine.node: error for engine, error in failed.items()}}
-    return Listing(_by_run(listed), away, {f.labels.run for f in listed if f.labels.purpose == "claim"})
+    return RunListing(_by_run(listed), away, {f.labels.run for f in listed if f.labels.purpose == "claim"})
 
 
-def _choose(text: str | None, listing: Listing, fleet: Fleet, where: str) -> RunId:
+def _choose(text: str | None, listing: RunListing, fleet: Fleet, where: str) -> RunId:
     """Resolve `text` among the user's own runs first, then among those of the same account. Raises RunUnknown, or
     NodesFailed if no run was found and nodes are unreachable.
     """

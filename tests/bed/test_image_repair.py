@@ -15,7 +15,7 @@ from launcher.image.ensure import ensure
 from launcher.image.faults import Report
 from launcher.image.image_locations import ImageLocations
 from launcher.image.probe import full_report
-from launcher.image.repair import Verdict, plan_repair
+from launcher.image.repair import ImageVerdict, plan_repair
 from launcher.job.parts import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import standins
@@ -117,7 +117,7 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_without_replacing_torch
     done = ensure(requested, ImageLocations([local], local, Log()), job=JOB)
     info = local.images.inspect(done.reference)
     after, before = (full_report(local, each, done.reference) for each in (info, repair.info))
-    verdict = Verdict(done.reference, after, before)
+    verdict = ImageVerdict(done.reference, after, before)
     rows = {what: (before, after) for what, before, after in verdict.rows()}
     assert re.search("mat1 and mat2 shapes cannot be multiplied", rows["VGG16 on 32x32"][0])
     assert rows["VGG16 on 32x32"][1] == "ok"
@@ -168,7 +168,7 @@ def test_cpu_torch_with_a_cuda_wheel_is_reported(local, bed, tmp_path):
         assert refusal.exit_code == 4  # noqa: PT017
     else:
         report = full_report(local, local.images.inspect(done.reference), done.reference)
-        assert not Verdict(done.reference, report).faults()
+        assert not ImageVerdict(done.reference, report).faults()
 
 
 @pytest.mark.slow
@@ -250,7 +250,9 @@ def test_a_replaced_torch_is_detected_by_its_build_string(local):
     """torch is compared by its whole build string, not just by its version number."""
     before = Report(python="python3", torch="2.6.0a0+ecf3bae40a.nv25.01")
     after = dataclasses.replace(before, torch="2.6.0")
-    assert "torch was replaced: 2.6.0a0+ecf3bae40a.nv25.01 before, 2.6.0 now" in Verdict("x", after, before).faults()
+    assert (
+        "torch was replaced: 2.6.0a0+ecf3bae40a.nv25.01 before, 2.6.0 now" in ImageVerdict("x", after, before).faults()
+    )
 
 
 @pytest.mark.parametrize("buildkit", ["0", "1"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import EngineFailed, EngineUnavailable, ImageUnfit, LauncherError
 from launcher.model.limits import AnswerLimits
-from launcher.node.docker.channel import Connection, dial_local
+from launcher.node.docker.channel import EngineConnection, dial_local
 from launcher.node.docker.client import Dial, DockerClient, checked
 from launcher.node.docker.images import DockerImages
 
@@ -28,7 +28,7 @@ def saying(data: bytes) -> Dial:
     """An engine that sends this in response to every request after the ping."""
     dialled: list[socket.socket] = []
 
-    def dial() -> Connection:
+    def dial() -> EngineConnection:
         ours, theirs = socket.socketpair()
         dialled.append(ours)
         answers = [PONG, data] if len(dialled) == 1 else [data]
@@ -41,7 +41,7 @@ def saying(data: bytes) -> Dial:
                     theirs.sendall(answer)
 
         threading.Thread(target=speak, daemon=True).start()
-        return Connection(ours, lambda: None, ours.close)
+        return EngineConnection(ours, lambda: None, ours.close)
 
     return dial
 

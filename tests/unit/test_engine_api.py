@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from launcher.errors import EngineFailed, EngineUnavailable
-from launcher.node.docker.channel import Connection, dial_local
+from launcher.node.docker.channel import EngineConnection, dial_local
 from launcher.node.docker.client import CONNECTIONS, Dial, DockerClient, checked, found
 from launcher.node.docker.images import DockerImages
 from launcher.node.parallel import run_all
@@ -247,11 +247,11 @@ def test_a_connection_with_a_high_descriptor_number(dial: Dial) -> None:
     number = 1500  # select() supports none above 1023
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 1), hard))
 
-    def high() -> Connection:
+    def high() -> EngineConnection:
         with socket.socket(socket.AF_UNIX) as low:
             low.connect(os.environ["DOCKER_HOST"].removeprefix("unix://"))
             stream = socket.socket(fileno=os.dup2(low.fileno(), number))
-        return Connection(stream, lambda: None, stream.close)
+        return EngineConnection(stream, lambda: None, stream.close)
 
     client = DockerClient("a", "me", high)
     try:

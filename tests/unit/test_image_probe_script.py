@@ -9,7 +9,7 @@ import pytest
 
 from launcher.image.faults import Report, find_faults
 from launcher.image.probe import MARK
-from launcher.image.repair import Verdict
+from launcher.image.repair import ImageVerdict
 
 SCRIPT = Path(__file__).parents[2] / "images" / "probe.py"
 RUN_PY = """
@@ -125,6 +125,6 @@ def test_the_real_torch_of_this_environment_passes():
     found = Report.from_json(json.loads(done.stdout.split(MARK)[1]))
     if not found.torch:
         pytest.skip("no torch in this environment")
-    verdict = Verdict("this environment", found)
+    verdict = ImageVerdict("this environment", found)
     verdict.check()
     assert ("VGG16 on 32x32", "", "ok") in verdict.rows()

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from launcher.errors import HostKeyChanged
 from launcher.node.ssh.certificates import read, verify
-from launcher.node.ssh.config import Target
+from launcher.node.ssh.config import SshTarget
 from launcher.node.ssh.known_hosts import CERTIFIED, HOST_KEY_ALGORITHMS, KnownKey, order_algorithms, parse
 
-HOST = Target("gpu", "gpu-7.cluster")
+HOST = SshTarget("gpu", "gpu-7.cluster")
 
 
 def keygen(*arguments: object) -> None:

@@ -15,7 +15,7 @@ from launcher.errors import UsageError
 from launcher.node.ssh.config import (
     HostSpec,
     Resolver,
-    Target,
+    SshTarget,
     aliases,
     open_ssh_argv,
     parse_answer,
@@ -48,7 +48,7 @@ proxyjump a,u@b:33
 """
 
 
-def read(answer: str, alias: str = "gpu", **environ: str) -> Target:
+def read(answer: str, alias: str = "gpu", **environ: str) -> SshTarget:
     return parse_answer(parse_host(alias), alias, answer, environ)
 
 

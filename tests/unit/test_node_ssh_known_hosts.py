@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.node.ssh import known_hosts
-from launcher.node.ssh.config import Target
+from launcher.node.ssh.config import SshTarget
 from launcher.node.ssh.known_hosts import (
     HOST_KEY_ALGORITHMS,
+    KeyVerdict,
     KnownKey,
-    Verdict,
     judge,
     load,
     matches,
@@ -44,43 +44,47 @@ def hashed(name: str) -> str:
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
-def known_keys(target: Target, text: str) -> list[KnownKey]:
+def known_keys(target: SshTarget, text: str) -> list[KnownKey]:
     return parse(target, [("kh", text)])
 
 
-HOST = Target("gpu", "10.0.0.1")
-PORT = Target("gpu", "10.0.0.1", port=2222)
+HOST = SshTarget("gpu", "10.0.0.1")
+PORT = SshTarget("gpu", "10.0.0.1", port=2222)
 
 
 @pytest.mark.parametrize(
     ("known", "target", "verdict"),
     [
-        ("", HOST, Verdict.UNKNOWN),
-        (line("10.0.0.1", ED), HOST, Verdict.KNOWN),
-        (line("a,10.0.0.1,b", ED), HOST, Verdict.KNOWN),
-        (line("10.0.0.*", ED), HOST, Verdict.KNOWN),
-        (line("10.0.0.*,!10.0.0.1", ED), HOST, Verdict.UNKNOWN),
-        (line(hashed("10.0.0.1"), ED), HOST, Verdict.KNOWN),
-        (line(hashed("10.0.0.2"), ED), HOST, Verdict.UNKNOWN),
-        (line("10.0.0.1", OTHER_ED), HOST, Verdict.CHANGED),
-        (line("10.0.0.1", OTHER_ED) + line("10.0.0.1", ED), HOST, Verdict.KNOWN),
-        (line("10.0.0.1", RSA), HOST, Verdict.UNKNOWN),  # another key type: OpenSSH too treats it as a new host
-        ("@revoked " + line("*", ED) + line("10.0.0.1", ED), HOST, Verdict.REVOKED),
-        ("@revoked " + line("*", OTHER_ED) + line("10.0.0.1", ED), HOST, Verdict.KNOWN),
-        ("@cert-authority " + line("*", ED), HOST, Verdict.UNKNOWN),
-        (line("[10.0.0.1]:2222", ED), PORT, Verdict.KNOWN),
-        (line(hashed("[10.0.0.1]:2222"), ED), PORT, Verdict.KNOWN),
-        (line("10.0.0.1", ED), PORT, Verdict.KNOWN),  # "found matching key w/out port"
-        (line("10.0.0.1", OTHER_ED), PORT, Verdict.UNKNOWN),
-        (line("[10.0.0.1]:2222", OTHER_ED) + line("10.0.0.1", ED), PORT, Verdict.CHANGED),
-        (line("cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="cluster"), Verdict.KNOWN),
-        (line("10.0.0.1", ED), Target("gpu", "10.0.0.1", host_key_alias="cluster"), Verdict.UNKNOWN),
-        (line("Cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="CLUSTER"), Verdict.KNOWN),  # case-insensitive
-        ("|1|torn|\n" + line("|1|torn|", ED) + line("|2|YQ==|YQ==", ED), HOST, Verdict.UNKNOWN),
-        ("# " + line("10.0.0.1", ED) + "torn\n10.0.0.1 ssh-ed25519 !!!\n", HOST, Verdict.UNKNOWN),
+        ("", HOST, KeyVerdict.UNKNOWN),
+        (line("10.0.0.1", ED), HOST, KeyVerdict.KNOWN),
+        (line("a,10.0.0.1,b", ED), HOST, KeyVerdict.KNOWN),
+        (line("10.0.0.*", ED), HOST, KeyVerdict.KNOWN),
+        (line("10.0.0.*,!10.0.0.1", ED), HOST, KeyVerdict.UNKNOWN),
+        (line(hashed("10.0.0.1"), ED), HOST, KeyVerdict.KNOWN),
+        (line(hashed("10.0.0.2"), ED), HOST, KeyVerdict.UNKNOWN),
+        (line("10.0.0.1", OTHER_ED), HOST, KeyVerdict.CHANGED),
+        (line("10.0.0.1", OTHER_ED) + line("10.0.0.1", ED), HOST, KeyVerdict.KNOWN),
+        (line("10.0.0.1", RSA), HOST, KeyVerdict.UNKNOWN),  # another key type: OpenSSH too treats it as a new host
+        ("@revoked " + line("*", ED) + line("10.0.0.1", ED), HOST, KeyVerdict.REVOKED),
+        ("@revoked " + line("*", OTHER_ED) + line("10.0.0.1", ED), HOST, KeyVerdict.KNOWN),
+        ("@cert-authority " + line("*", ED), HOST, KeyVerdict.UNKNOWN),
+        (line("[10.0.0.1]:2222", ED), PORT, KeyVerdict.KNOWN),
+        (line(hashed("[10.0.0.1]:2222"), ED), PORT, KeyVerdict.KNOWN),
+        (line("10.0.0.1", ED), PORT, KeyVerdict.KNOWN),  # "found matching key w/out port"
+        (line("10.0.0.1", OTHER_ED), PORT, KeyVerdict.UNKNOWN),
+        (line("[10.0.0.1]:2222", OTHER_ED) + line("10.0.0.1", ED), PORT, KeyVerdict.CHANGED),
+        (line("cluster", ED), SshTarget("gpu", "10.0.0.1", host_key_alias="cluster"), KeyVerdict.KNOWN),
+        (line("10.0.0.1", ED), SshTarget("gpu", "10.0.0.1", host_key_alias="cluster"), KeyVerdict.UNKNOWN),
+        (
+            line("Cluster", ED),
+            SshTarget("gpu", "10.0.0.1", host_key_alias="CLUSTER"),
+            KeyVerdict.KNOWN,
+        ),  # case-insensitive
+        ("|1|torn|\n" + line("|1|torn|", ED) + line("|2|YQ==|YQ==", ED), HOST, KeyVerdict.UNKNOWN),
+        ("# " + line("10.0.0.1", ED) + "torn\n10.0.0.1 ssh-ed25519 !!!\n", HOST, KeyVerdict.UNKNOWN),
     ],
 )
-def test_verdicts(known: str, target: Target, verdict: Verdict) -> None:
+def test_verdicts(known: str, target: SshTarget, verdict: KeyVerdict) -> None:
     assert judge(known_keys(target, known), "ssh-ed25519", ED).verdict is verdict
 
 
@@ -96,7 +100,7 @@ def test_algorithms_of_known_keys_are_requested_first() -> None:
 
 
 def test_algorithms_that_the_user_disallows_are_not_offered() -> None:
-    target = Target("gpu", "h", host_key_algorithms=("rsa-sha2-512",))
+    target = SshTarget("gpu", "h", host_key_algorithms=("rsa-sha2-512",))
     assert order_algorithms(target, []) == ["rsa-sha2-512"]
 
 
@@ -113,7 +117,7 @@ def test_brackets_are_not_a_character_class() -> None:
 
 def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
-    target = Target("gpu", "10.0.0.1", known_hosts=(str(file),), global_known_hosts=(str(tmp_path / "none"),))
+    target = SshTarget("gpu", "10.0.0.1", known_hosts=(str(file),), global_known_hosts=(str(tmp_path / "none"),))
     assert load(target) == []
     file.write_text(line("10.0.0.1", ED))
     assert [key.location for key in load(target)] == [f"{file}:1"]
@@ -122,15 +126,15 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hash_it", [False, True])
 def test_a_recorded_host_is_known(tmp_path: Path, hash_it: bool) -> None:
     file = tmp_path / "new" / "known_hosts"
-    target = Target("gpu", "10.0.0.1", port=2222, known_hosts=(str(file),), hash_known_hosts=hash_it)
+    target = SshTarget("gpu", "10.0.0.1", port=2222, known_hosts=(str(file),), hash_known_hosts=hash_it)
     known_hosts.remember(target, "ssh-ed25519", ED)
-    assert judge(load(target), "ssh-ed25519", ED).verdict is Verdict.KNOWN
+    assert judge(load(target), "ssh-ed25519", ED).verdict is KeyVerdict.KNOWN
     assert ("10.0.0.1" in file.read_text()) is not hash_it
 
 
 def test_nothing_is_written_if_the_user_has_no_known_hosts_file() -> None:
-    known_hosts.remember(Target("gpu", "h", known_hosts=("/dev/null",)), "ssh-ed25519", ED)
-    known_hosts.remember(Target("gpu", "h"), "ssh-ed25519", ED)
+    known_hosts.remember(SshTarget("gpu", "h", known_hosts=("/dev/null",)), "ssh-ed25519", ED)
+    known_hosts.remember(SshTarget("gpu", "h"), "ssh-ed25519", ED)
 
 
 @given(st.binary())

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from launcher.node.ssh.wire import Wire, dial, run_proxy
+from launcher.node.ssh.wire import SshSocket, dial, run_proxy
 
 
 def test_close_wakes_a_reader_at_once() -> None:
     ours, _theirs = socket.socketpair()
-    wire = Wire(ours)
+    wire = SshSocket(ours)
     closer = threading.Timer(0.2, wire.close)
     closer.start()
     assert wire.recv(1) == b""  # otherwise TimeoutError, after a second
@@ -21,7 +21,7 @@ def test_close_wakes_a_reader_at_once() -> None:
 
 def test_silence_times_out_after_a_second_whatever_paramiko_requests() -> None:
     ours, _theirs = socket.socketpair()
-    wire = Wire(ours)
+    wire = SshSocket(ours)
     wire.settimeout(0.1)
     began = time.monotonic()
     with pytest.raises(TimeoutError):
@@ -31,7 +31,7 @@ def test_silence_times_out_after_a_second_whatever_paramiko_requests() -> None:
 
 def test_the_wire_records_when_data_last_arrived() -> None:
     ours, theirs = socket.socketpair()
-    wire = Wire(ours)
+    wire = SshSocket(ours)
     wire.heard -= 60
     wire.send(b"to them")
     assert time.monotonic() - wire.heard > 59

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed, NodeUnfit
 from launcher.features.bench.health import machine, measures, verdict
-from launcher.features.bench.health.machine import MachineState, Problem
+from launcher.features.bench.health.machine import HealthProblem, MachineState
 from launcher.features.bench.health.measures import Measure, NodeReport
 from launcher.features.bench.health.rounds import Timetable, minutes_needed, rounds, timetable
 from launcher.features.bench.health.verdict import Finding, Network
@@ -233,9 +233,9 @@ def _machine_state(engine: Engine, interface: str = "") -> MachineState:
 
 def _problems(
     observed: Mapping[str, _Observed], measured: Mapping[str, tuple[NodeFacts, tuple[str, ...]]]
-) -> list[Problem]:
+) -> list[HealthProblem]:
     """Return the problems in the machines' states, each once. measured: facts and measured GPUs by node."""
-    found: list[Problem] = []
+    found: list[HealthProblem] = []
     busy = dict[str, MachineState]()
     for name, (node, chosen) in measured.items():
         own = {device.gpu.uuid for device in gpus.devices(node) if device.uuid in chosen}

@@ -20,7 +20,7 @@ from launcher.cli.commands import Command, Group
 from launcher.cli.long_work import LongWork
 from launcher.cli.terminal import Reporter
 from launcher.errors import DataFailed, LauncherError, NodesFailed, UsageError
-from launcher.features.data.distribution import Distributed, Node, distribute, with_image_of_copy
+from launcher.features.data.distribution import DataNode, Distributed, distribute, with_image_of_copy
 from launcher.features.data.locations import Copy, copies, parse_source, remove, root_of, select
 from launcher.features.data.push import verify as verify_copy
 from launcher.image.image_locations import image_store
@@ -160,13 +160,13 @@ def _connected(nodes: str, ssh_config: Path | None, *, allow_failures: bool = Fa
     return connect([(host, host) for host in hosts], "docker", ssh_config, allow_failures=allow_failures)
 
 
-def _node(engine: Engine, image: str) -> Node:
+def _node(engine: Engine, image: str) -> DataNode:
     found = image_store(engine).inspect(image)
     if found is None:
         raise DataFailed(
             engine.node, f"has no image {image}", "use an image that the node has, or run: launcher image ship JOB"
         )
-    return Node(engine, engine.facts(), found.id)
+    return DataNode(engine, engine.facts(), found.id)
 
 
 def _copies(fleet: Fleet) -> Mapping[str, Sequence[Copy]]:
@@ -180,7 +180,7 @@ def _copies(fleet: Fleet) -> Mapping[str, Sequence[Copy]]:
 
 def _verify(engine: Engine, copy: Copy, image: str | None) -> None:
     root = root_of(engine, read_settings(os.environ), copies=False)
-    node = with_image_of_copy(Node(engine, engine.facts(), image or ""), root, copy.name)
+    node = with_image_of_copy(DataNode(engine, engine.facts(), image or ""), root, copy.name)
     damaged = verify_copy(node.endpoint(root), copy.name)
     if damaged:
         names = ", ".join(damaged[:10]) + (f" and {len(damaged) - 10} more" if len(damaged) > 10 else "")

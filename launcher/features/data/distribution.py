@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from launcher.errors import DataFailed, NodesFailed
-from launcher.features.data.locations import Source, copies, copy_path, resolve_source, root_of, shared
-from launcher.features.data.push import Delivered, Endpoint, Origin, push
+from launcher.features.data.locations import DataSource, copies, copy_path, resolve_source, root_of, shared
+from launcher.features.data.push import Delivered, Endpoint, Sender, push
 from launcher.job.settings import read_settings
 from launcher.model.facts import NodeFacts
 from launcher.model.progress import Log, OnProgress
@@ -23,7 +23,7 @@ from launcher.node.parallel import run_all
 
 
 @dataclass(frozen=True)
-class Node:
+class DataNode:
     """A connected node, and the parameters of a container on it. image: the id of an image that it has."""
 
     engine: Engine
@@ -44,8 +44,8 @@ class Distributed:
 
 
 def distribute(
-    source: Source,
-    nodes: Sequence[Node],
+    source: DataSource,
+    nodes: Sequence[DataNode],
     ssh_config: str | None,
     log: Log,
     on_progress: OnProgress,
@@ -61,7 +61,7 @@ def distribute(
     with ExitStack() as held:
         if source.host and not holders:
             fleet = held.enter_context(connect([(source.host, source.host)], "docker", ssh_config))
-            holder = Node(fleet.engines[0], fleet.engines[0].facts(), nodes[0].image)
+            holder = DataNode(fleet.engines[0], fleet.engines[0].facts(), nodes[0].image)
         elif source.host:
             holder = holders[0]
         if source.host:
@@ -71,7 +71,7 @@ def distribute(
         else:
             path, endpoint, machine = source.path, None, LocalMachine("this machine", "")
             single = "" if Path(path).is_dir() else Path(path).name
-        origin = Origin(source, machine, path, single, endpoint, rehash)
+        origin = Sender(source, machine, path, single, endpoint, rehash)
         paths = {node.engine.node: path for node in holders}
         targets = [node for node in nodes if node not in holders]
         if not targets:
@@ -89,15 +89,15 @@ def distribute(
     return Distributed(paths, delivered)
 
 
-def has_source(source: Source, engine: Engine) -> bool:
+def has_source(source: DataSource, engine: Engine) -> bool:
     """Whether this node has the source; it then uses the data in place."""
     return source.host in (engine.host, engine.node) if source.host else engine.host == LOCAL
 
 
-def with_image_of_copy(node: Node, root: str, content: str) -> Node:
+def with_image_of_copy(node: DataNode, root: str, content: str) -> DataNode:
     """Return the node with its image, or else the image that made its copy. Raises DataFailed if both are missing."""
     images = [node.image, *(copy.image for copy in copies(node.engine, root) if copy.name == content)]
     for image in filter(None, images):
         if node.engine.images and node.engine.images.inspect(image):
-            return Node(node.engine, node.facts, image, node.address)
+            return DataNode(node.engine, node.facts, image, node.address)
     raise DataFailed(node.engine.node, "the image that made the copy was removed", "choose another: --image IMAGE")

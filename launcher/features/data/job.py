@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from launcher.errors import LauncherError
-from launcher.features.data.distribution import Node, distribute, has_source
+from launcher.features.data.distribution import DataNode, distribute, has_source
 from launcher.features.data.locations import Copy, copies, parse_source, root_of
 from launcher.job.models import Job
 from launcher.job.settings import read_settings
@@ -34,7 +34,7 @@ def bring_data(
     Raises NodesFailed with every node that did not receive the data, UsageError if a local source is missing.
     """
     every = zip(fleet.engines, facts, job.machines, strict=True)
-    nodes = [Node(engine, node, node.image, entry.address) for engine, node, entry in every]
+    nodes = [DataNode(engine, node, node.image, entry.address) for engine, node, entry in every]
     ready = list(facts)
     for data in job.data:
         source = replace(parse_source(data.source, here), name=data.name)

@@ -71,7 +71,7 @@ mv -- "$2" "$gone" 2>/dev/null || [ ! -e "$2" ] || exit
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """The source of data. host: "" for this machine; path: absolute, or starting with ~ on another machine.
 
     name: in the job's `data`; "" without a job.
@@ -109,7 +109,7 @@ class Copy:
         return self.folder.partition("/")[2]
 
 
-def parse_source(text: str, cwd: Path) -> Source:
+def parse_source(text: str, cwd: Path) -> DataSource:
     """`host:/path`, or a path of this machine. Raises UsageError."""
     if not text:
         raise UsageError("the data's source", "is empty", "give a file or a folder: PATH, or HOST:/PATH")
@@ -117,11 +117,11 @@ def parse_source(text: str, cwd: Path) -> Source:
     if colon and host and "/" not in host:
         if not path.startswith(("/", "~/")):
             raise UsageError(text, "expected an absolute path after the host", f"for example {host}:/data/NAME")
-        return Source(host, path)
+        return DataSource(host, path)
     local = Path(os.path.normpath(cwd / Path(text).expanduser()))
     if not local.exists():
         raise UsageError(text, f"no such file or folder: {local}", "for data on another machine: HOST:/PATH")
-    return Source("", str(local.resolve()))
+    return DataSource("", str(local.resolve()))
 
 
 def root_of(engine: Engine, settings: Settings, *, copies: bool = True, make: bool = True) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 from launcher.errors import DataFailed, LauncherError, NodeUnreachable
 from launcher.features.data import worker
 from launcher.features.data.certificates import certificates
-from launcher.features.data.locations import Source
+from launcher.features.data.locations import DataSource
 from launcher.features.data.worker import Worker, failure
 from launcher.model.container import Mount
 from launcher.model.facts import NodeFacts
@@ -58,10 +58,10 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Origin:
+class Sender:
     """The connected source. single: name of the file if the data is a single file. rehash: read all of it again."""
 
-    source: Source
+    source: DataSource
     machine: Machine
     path: str
     single: str
@@ -93,7 +93,7 @@ class Delivered:
     failed: dict[str, LauncherError] = field(default_factory=dict)
 
 
-def push(origin: Origin, targets: Sequence[Endpoint], log: Log, on_progress: OnProgress) -> Delivered:
+def push(origin: Sender, targets: Sequence[Endpoint], log: Log, on_progress: OnProgress) -> Delivered:
     """Copy until every target has the data or is in `failed`. Raises DataFailed for the source, NodeUnreachable."""
     result, tries = Delivered(received={t.node: 0 for t in targets}), dict.fromkeys((t.node for t in targets), 0)
     waiting, alone, stuck = list(targets), list[Endpoint](), 0
@@ -133,7 +133,7 @@ def push(origin: Origin, targets: Sequence[Endpoint], log: Log, on_progress: OnP
     return result
 
 
-def _refuse_source(origin: Origin, end: Mapping[str, Any] | LauncherError) -> None:
+def _refuse_source(origin: Sender, end: Mapping[str, Any] | LauncherError) -> None:
     if isinstance(end, Mapping) and end.get("end") in ("changed", "refused", "failed"):
         raise failure(origin.machine.node, end)
 
@@ -172,7 +172,7 @@ def _failures(
 
 
 def _round(
-    origin: Origin, targets: Sequence[Endpoint], result: Delivered, on_progress: OnProgress
+    origin: Sender, targets: Sequence[Endpoint], result: Delivered, on_progress: OnProgress
 ) -> dict[Machine, Mapping[str, Any] | LauncherError]:
     """Run one chain; return the final message of each process, or the error if it has none."""
     names = [f"{secrets.token_hex(4)}-{rank}" for rank in range(len(targets) + 1)]

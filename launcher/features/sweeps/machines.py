@@ -27,7 +27,7 @@ AWAY = 30.0  # seconds between two checks of a machine that does not respond
 
 
 @dataclass(frozen=True)
-class Examined:
+class ExaminedPool:
     """Result of inspecting a pool: the capacity of each machine in variants, and the errors of unreachable machines.
 
     listening: ports on which programs listen on any of the machines.
@@ -38,7 +38,7 @@ class Examined:
     failed: Mapping[str, LauncherError]
 
 
-def examine(job: Job, options: StartOptions) -> Examined:
+def examine(job: Job, options: StartOptions) -> ExaminedPool:
     """Connect to all machines of the pool in parallel, and ship the image to the reachable ones.
 
     Raises NodesFailed if no machine is reachable.
@@ -62,7 +62,7 @@ def examine(job: Job, options: StartOptions) -> Examined:
     }
     failed |= {entry.name: no_room(job, entry, facts[entry.name]) for entry in job.nodes if not rooms[entry.name]}
     listening = frozenset(port for node in facts.values() for port in node.listening)
-    return Examined(rooms, listening, failed)
+    return ExaminedPool(rooms, listening, failed)
 
 
 class Machines:

@@ -19,7 +19,7 @@ from launcher.cli.long_work import LongWork
 from launcher.cli.status import STYLES
 from launcher.cli.terminal import Reporter, interactive
 from launcher.errors import StoppedByUser
-from launcher.features.sweeps.sweep import State, Sweep, Variant
+from launcher.features.sweeps.sweep import Sweep, SweepState, Variant
 from launcher.job.models import Job
 from launcher.job.scalars import duration
 from launcher.node.parallel import uninterrupted
@@ -46,8 +46,10 @@ def run_sweep(job: Job, *, resume: str | None, most: int | None, ssh_config: Pat
 def _leave_or_stop(sweep: Sweep, screen: SweepScreen) -> int:
     """After the first Ctrl-C: detach from running variants; stop them on a second one."""
     try:
-        running = [variant for variant in sweep.variants() if variant.state in (State.STARTING, State.RUNNING)]
-        waiting = [variant.name for variant in sweep.variants() if variant.state is State.WAITING]
+        running = [
+            variant for variant in sweep.variants() if variant.state in (SweepState.STARTING, SweepState.RUNNING)
+        ]
+        waiting = [variant.name for variant in sweep.variants() if variant.state is SweepState.WAITING]
         if running:
             screen.log(f"still running: {', '.join(f'{v.name} on {_nodes(v)}' for v in running)}")
         if waiting:
@@ -102,7 +104,9 @@ def _table(variants: Sequence[Variant], height: int) -> list[Table]:
     """Return a table of all variants; if they do not fit, of those that are running or have failed."""
     shown = list(variants)
     if len(shown) + _AROUND > height:
-        shown = [v for v in variants if v.state in (State.STARTING, State.RUNNING, State.FAILED)][: height - _AROUND]
+        shown = [v for v in variants if v.state in (SweepState.STARTING, SweepState.RUNNING, SweepState.FAILED)][
+            : height - _AROUND
+        ]
     table = Table("variant", "nodes", "state", "step", "top-1", "left", box=None, pad_edge=False, header_style="bold")
     for variant in shown:
         now = variant.progress
@@ -117,14 +121,14 @@ def _table(variants: Sequence[Variant], height: int) -> list[Table]:
 def _line(variant: Variant) -> str:
     """Return the line for a pipe; "" for a state that is not reported."""
     match variant.state:
-        case State.RUNNING:
+        case SweepState.RUNNING:
             return f"{variant.name}: running on {_nodes(variant)}: launcher logs {variant.run}"
-        case State.DONE:
+        case SweepState.DONE:
             return f"{variant.name}: done" + ("" if variant.top1 is None else f", top-1 {variant.top1:.2f} %")
-        case State.FAILED:
+        case SweepState.FAILED:
             logs = f": launcher logs {variant.run}" if variant.run else ""
             return f"{variant.name}: failed, {variant.why}{logs}"
-        case State.STOPPED:
+        case SweepState.STOPPED:
             return f"{variant.name}: stopped"
         case _:
             return ""
@@ -136,4 +140,4 @@ def _nodes(variant: Variant) -> str:
 
 def _counts(variants: Sequence[Variant]) -> str:
     counted = Counter(variant.state for variant in variants)
-    return ", ".join(f"{counted[state]} {state.value}" for state in State if counted[state])
+    return ", ".join(f"{counted[state]} {state.value}" for state in SweepState if counted[state])

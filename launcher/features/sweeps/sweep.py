@@ -44,7 +44,7 @@ def is_sweep(text: str | None) -> bool:
     return text is not None and bool(latest_of(text))
 
 
-class State(str, Enum):
+class SweepState(str, Enum):
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
@@ -54,7 +54,7 @@ class State(str, Enum):
 
     @property
     def ended(self) -> bool:
-        return self in (State.DONE, State.FAILED, State.STOPPED)
+        return self in (SweepState.DONE, SweepState.FAILED, SweepState.STOPPED)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Variant:
     """Current state of a variant. why: reason of a failure."""
 
     name: str
-    state: State = State.WAITING
+    state: SweepState = SweepState.WAITING
     nodes: tuple[str, ...] = ()
     run: RunId | None = None
     progress: TrainingProgress | None = None
@@ -150,7 +150,7 @@ class Sweep:
                     break
                 self._changed.wait(TICK)
             show(self.variants())
-            nothing_runs = not states & {State.STARTING, State.RUNNING}
+            nothing_runs = not states & {SweepState.STARTING, SweepState.RUNNING}
             idle_since = (idle_since or time.monotonic()) if nothing_runs else None
             if idle_since is not None:
                 self._machines.require_any(time.monotonic() - idle_since, self._lost_after)
@@ -164,7 +164,7 @@ class Sweep:
         self._machines.close()
         with self._changed:
             self._leaving = True
-            while any(work.shown.state is State.STARTING for work in self._work):
+            while any(work.shown.state is SweepState.STARTING for work in self._work):
                 self._changed.wait(TICK)
             running = [work.run for work in self._work if work.run is not None]
         for run in running:
@@ -177,13 +177,13 @@ class Sweep:
 
     def stop(self) -> None:
         """After `leave`: stop the running variants, in parallel. Raises NodesFailed."""
-        running = [work for work in self._work if work.shown.state is State.RUNNING]
+        running = [work for work in self._work if work.shown.state is SweepState.RUNNING]
         run_all([partial(self._stop, work) for work in running])
 
     def _stop(self, work: _Work) -> None:
         with self._find(work.shown.run) as run:
             run.down()
-        self._show(work, state=State.STOPPED, exit_code=RunState.STOPPED.exit_code)
+        self._show(work, state=SweepState.STOPPED, exit_code=RunState.STOPPED.exit_code)
 
     def _find(self, run: RunId | None) -> Run:
         runs = self._options.here / RUNS
@@ -213,7 +213,7 @@ class Sweep:
             placement = Placement(nodes, record.port)
             self._machines.occupy(placement)
             work.run = run
-            self._show(work, state=State.RUNNING, nodes=nodes, run=run.id)
+            self._show(work, state=SweepState.RUNNING, nodes=nodes, run=run.id)
             in_background(partial(self._attend, work, placement, lambda: run))
         elif run.outcome.state is RunState.DONE:
             self._conclude(work, run.outcome)
@@ -228,13 +228,13 @@ class Sweep:
             self._given_up.append(run.id)
 
     def _begin_what_fits(self) -> None:
-        active = sum(work.shown.state in (State.STARTING, State.RUNNING) for work in self._work)
-        waiting = [work for work in self._work if work.shown.state is State.WAITING]
+        active = sum(work.shown.state in (SweepState.STARTING, SweepState.RUNNING) for work in self._work)
+        waiting = [work for work in self._work if work.shown.state is SweepState.WAITING]
         for work in waiting[: 0 if self._leaving else max(0, self._most - active)]:
             placement = self._machines.take()
             if placement is None:
                 return
-            work.shown = replace(work.shown, state=State.STARTING, nodes=placement.nodes)
+            work.shown = replace(work.shown, state=SweepState.STARTING, nodes=placement.nodes)
             in_background(partial(self._attend, work, placement, partial(self._start, work, placement)))
 
     def _start(self, work: _Work, placement: Placement) -> Run:
@@ -250,7 +250,7 @@ class Sweep:
         try:
             with begin() as run:
                 work.run, work.silent = run, {}
-                self._show(work, state=State.RUNNING, run=run.id)
+                self._show(work, state=SweepState.RUNNING, run=run.id)
                 if not self._leaving:
                     self._conclude(work, run.wait(show=partial(self._note, work)))
                     if work.shown.state.ended and (written := run.written()):
@@ -271,7 +271,7 @@ class Sweep:
         elif isinstance(error, LauncherError):
             self._refused(work, placement, error)
         else:
-            self._show(work, state=State.FAILED, exit_code=1, why=f"{type(error).__name__}: {error}")
+            self._show(work, state=SweepState.FAILED, exit_code=1, why=f"{type(error).__name__}: {error}")
 
     def _note(self, work: _Work, message: messages.Message) -> None:
         """Raises _LostError if a machine has been silent for too long."""
@@ -296,7 +296,9 @@ class Sweep:
         if outcome.state is RunState.FAILED and outcome.failure and outcome.failure.node in work.silent:
             self._give_up(work, "stopped responding")  # and its other machines failed without it
             return
-        state = {RunState.DONE: State.DONE, RunState.STOPPED: State.STOPPED}.get(outcome.state, State.FAILED)
+        state = {RunState.DONE: SweepState.DONE, RunState.STOPPED: SweepState.STOPPED}.get(
+            outcome.state, SweepState.FAILED
+        )
         why = "" if outcome.failure is None else f"{outcome.failure.node}: {outcome.failure.what}"
         self._show(work, state=state, run=outcome.run, exit_code=outcome.exit_code, top1=top1(outcome.last), why=why)
 
@@ -304,7 +306,7 @@ class Sweep:
         """Handle a failed start, or a run with unreachable machines. If a machine is to blame, another is tried."""
         errors = list(error.errors) if isinstance(error, NodesFailed) else [error]
         if not all(isinstance(each, NodeError) for each in errors):
-            self._show(work, state=State.FAILED, exit_code=error.exit_code, why=str(error))
+            self._show(work, state=SweepState.FAILED, exit_code=error.exit_code, why=str(error))
             return
         self._machines.refused(placement, errors)
         if work.run is None:
@@ -314,7 +316,7 @@ class Sweep:
 
     def _wait_again(self, work: _Work) -> None:
         work.run = None
-        self._show(work, state=State.WAITING, nodes=(), run=None, progress=None)
+        self._show(work, state=SweepState.WAITING, nodes=(), run=None, progress=None)
 
     def _give_up(self, work: _Work, why: str) -> None:
         """Start the variant on other machines, and discard what its run does on machines that come back."""

@@ -40,7 +40,7 @@ class DialFailed(ConnectionError):  # noqa: N818 - inside launcher.node only
         self.code = code
 
 
-class Connection:
+class EngineConnection:
     """The engine's socket or a running dial-stdio, with the socket interface that http.client expects.
 
     `exit_of`: returns the exit code and stderr of dial-stdio, or None if it has not exited. `hang_up` may be called
@@ -128,7 +128,7 @@ class Connection:
 
 
 class _Response(io.RawIOBase):
-    def __init__(self, source: Connection) -> None:
+    def __init__(self, source: EngineConnection) -> None:
         super().__init__()
         self._source = source
         self._length = 0
@@ -154,7 +154,7 @@ class _Response(io.RawIOBase):
             self._source.reader_closed()
 
 
-def dial_over_ssh(command: Callable[[str], SshStream]) -> Connection:
+def dial_over_ssh(command: Callable[[str], SshStream]) -> EngineConnection:
     """Connect through ssh. `command`: SshMachine.command of the node. Raises NodeUnreachable."""
     stream = command(DIAL_STDIO)
     channel = stream.channel
@@ -164,10 +164,10 @@ def dial_over_ssh(command: Callable[[str], SshStream]) -> Connection:
             return None
         return channel.exit_status, b"".join(iter(partial(channel.recv_stderr, 4096), b""))
 
-    return Connection(channel, exit_of, stream.close)
+    return EngineConnection(channel, exit_of, stream.close)
 
 
-def dial_local(node: str) -> Connection:
+def dial_local(node: str) -> EngineConnection:
     """Connect to the engine of DOCKER_HOST, else of the current docker context, else at the default socket.
 
     Raises EngineUnavailable if DOCKER_HOST is another machine, PermissionError, FileNotFoundError,
@@ -183,7 +183,7 @@ def dial_local(node: str) -> Connection:
     return _unix_socket(SOCKET) if not host and context in (None, "", "default") else _program()
 
 
-def _unix_socket(path: str) -> Connection:
+def _unix_socket(path: str) -> EngineConnection:
     stream = socket.socket(socket.AF_UNIX)
     try:
         stream.settimeout(CONNECT_TIMEOUT)
@@ -191,10 +191,10 @@ def _unix_socket(path: str) -> Connection:
     except BaseException:
         stream.close()
         raise
-    return Connection(stream, lambda: None, stream.close)
+    return EngineConnection(stream, lambda: None, stream.close)
 
 
-def _program() -> Connection:
+def _program() -> EngineConnection:
     """Run dial-stdio as a subprocess. Raises DialFailed if `docker` is not installed."""
     near, far = socket.socketpair()
     with far:
@@ -222,4 +222,4 @@ def _program() -> Connection:
         with program:  # on exit: closes stderr and waits
             program.kill()
 
-    return Connection(near, exit_of, hang_up)
+    return EngineConnection(near, exit_of, hang_up)

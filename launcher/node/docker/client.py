@@ -22,7 +22,7 @@ from urllib3.connectionpool import HTTPConnectionPool
 
 from launcher.errors import EngineFailed, LauncherError, NodeUnfit
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
-from launcher.node.docker.channel import Connection
+from launcher.node.docker.channel import EngineConnection
 from launcher.node.docker.errors import SDK_ERRORS, explain, is_lost, unwrap_sdk_error
 from launcher.node.parallel import in_background
 
@@ -34,7 +34,7 @@ _POOL_TIMEOUT = 120.0  # seconds to wait for a free connection
 _URL = "http://docker:80"  # never resolved: the adapter mounted on it connects
 _VERSION = re.compile(r"\d{1,3}\.\d{1,3}")
 
-Dial = Callable[[], Connection]
+Dial = Callable[[], EngineConnection]
 
 
 class DockerClient:
@@ -90,9 +90,9 @@ class DockerClient:
         A refusal by the engine is raised as `failure`, with `fix` if the message suggests none. longest: bytes of a
         response, 0 for the default limit.
         """
-        connections: list[Connection] = []
+        connections: list[EngineConnection] = []
 
-        def dial() -> Connection:
+        def dial() -> EngineConnection:
             connections.append(connection := self._dial())
             return connection
 
@@ -183,7 +183,7 @@ class _Connection(HTTPConnection):
 
     @property
     def is_connected(self) -> bool:
-        return isinstance(self.sock, Connection) and self.sock.idle
+        return isinstance(self.sock, EngineConnection) and self.sock.idle
 
 
 class _Pool(HTTPConnectionPool):

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import paramiko
 
 from launcher.errors import HostKeyChanged
-from launcher.node.ssh.config import Target
+from launcher.node.ssh.config import SshTarget
 from launcher.node.ssh.known_hosts import (
     HOST_KEY_ALGORITHMS,
+    KeyVerdict,
     KnownKey,
-    Verdict,
     fingerprint,
     judge,
     matches_pattern,
@@ -35,7 +35,7 @@ class Certificate:
     fault: str
 
 
-def verify(target: Target, known: Sequence[KnownKey], key: paramiko.PKey) -> bool:
+def verify(target: SshTarget, known: Sequence[KnownKey], key: paramiko.PKey) -> bool:
     """Whether an authority in known_hosts signed the server's host key; if not, the key itself must be verified.
 
     Raises HostKeyChanged for a revoked authority, and for a certificate of a known one that is not valid.
@@ -49,7 +49,7 @@ def verify(target: Target, known: Sequence[KnownKey], key: paramiko.PKey) -> boo
         what = f"the authority that signed its host key ({signer}) is revoked in {markers['@revoked']}"
         fix = "do not connect: ask the node's administrator for a newly signed host key"
         raise HostKeyChanged(target.alias, what, fix)
-    revoked = judge(known, key.get_name(), key.asbytes()).verdict is Verdict.REVOKED
+    revoked = judge(known, key.get_name(), key.asbytes()).verdict is KeyVerdict.REVOKED
     if "@cert-authority" not in markers or revoked:
         return False
     if found.fault:

@@ -56,7 +56,7 @@ _DECODE = 'eval "exec $(printf %b "$1")"'
 
 
 @dataclass(frozen=True)
-class Target:
+class SshTarget:
     """An ssh server as OpenSSH would reach it. Paths are absolute, tokens expanded."""
 
     alias: str = field(compare=False)  # two aliases of a server share a connection
@@ -171,21 +171,21 @@ class Resolver:
         self._ssh_config = ssh_config
         self._slots = threading.Semaphore(_SSH_G_PARALLEL)
         self._lock = threading.Lock()
-        self._answers: dict[str, Callable[[], Target]] = {}
+        self._answers: dict[str, Callable[[], SshTarget]] = {}
 
-    def begin(self, alias: str) -> Callable[[], Target]:
+    def begin(self, alias: str) -> Callable[[], SshTarget]:
         """Start in the background; call the returned function for the target, or the error (see resolve)."""
         with self._lock:
             if alias not in self._answers:
                 self._answers[alias] = in_background(lambda: self._ask(alias))
             return self._answers[alias]
 
-    def _ask(self, alias: str) -> Target:
+    def _ask(self, alias: str) -> SshTarget:
         with self._slots:
             return resolve(alias, self._ssh_config)
 
 
-def resolve(alias: str, ssh_config: str | None = None) -> Target:
+def resolve(alias: str, ssh_config: str | None = None) -> SshTarget:
     """Return how OpenSSH would reach `alias`; its defaults if it is not installed and no config file is given.
 
     Raises UsageError for a name or a configuration that OpenSSH rejects, NodeUnreachable if it does not respond.
@@ -212,7 +212,7 @@ def resolve(alias: str, ssh_config: str | None = None) -> Target:
     return parse_answer(spec, alias, done.stdout.decode(errors="surrogateescape"), os.environ)
 
 
-def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, str]) -> Target:
+def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, str]) -> SshTarget:
     """Parse the output of `ssh -G`; missing values get OpenSSH's defaults. Other lines are ignored."""
     many: dict[str, list[str]] = {}
     for line in answer.splitlines():
@@ -232,7 +232,7 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
 
     files = many.get("identityfile", list(DEFAULT_IDENTITIES))
     command = single.get("proxycommand", "none")
-    return Target(
+    return SshTarget(
         alias=alias,
         hostname=hostname,
         port=port,

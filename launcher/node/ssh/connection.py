@@ -18,10 +18,10 @@ import paramiko
 from launcher.errors import NodeUnreachable, UsageError
 from launcher.node.parallel import in_background
 from launcher.node.ssh import certificates, known_hosts
-from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver, Target
+from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver, SshTarget
 from launcher.node.ssh.handshake import handshake, open_tunnel
 from launcher.node.ssh.identities import KeyFiles, authenticate
-from launcher.node.ssh.wire import Wire, dial, run_proxy
+from launcher.node.ssh.wire import SshSocket, dial, run_proxy
 
 CHANNELS = 8  # concurrent sessions per connection: sshd's own limit is 10 (MaxSessions)
 _STARTS = 64  # connections being made at the same time
@@ -34,7 +34,7 @@ _BUSY_PAUSE = 0.3  # seconds until the next attempt: sshd drops connections whil
 class Connection:
     """A connection to an ssh server. Thread-safe."""
 
-    def __init__(self, pool: SshPool, target: Target, hop: Connection | None, index: int = 0) -> None:
+    def __init__(self, pool: SshPool, target: SshTarget, hop: Connection | None, index: int = 0) -> None:
         self.target = target
         self.hop = hop  # the jump host through which it is reached
         self.index = index  # among the connections to this server
@@ -45,7 +45,7 @@ class Connection:
         self._timeout = target.connect_timeout or pool.connect_timeout
         self._address = f"{target.hostname} port {target.port}"
         self._lock = threading.Lock()
-        self.live: tuple[paramiko.Transport, Wire] | None = None
+        self.live: tuple[paramiko.Transport, SshSocket] | None = None
         self._attempt: Callable[[], paramiko.Transport] | None = None
         self._pinging = False
 
@@ -122,7 +122,7 @@ class Connection:
                 fix = "check its sshd: the log, MaxStartups, firewalls and /etc/hosts.deny"
                 raise NodeUnreachable(self.target.alias, what, fix)
 
-    def _start(self, wire: Wire, deadline: float) -> paramiko.Transport | None:
+    def _start(self, wire: SshSocket, deadline: float) -> paramiko.Transport | None:
         """Return None if the server hung up before the key exchange, as a busy sshd does."""
         known = known_hosts.load(self.target)
         transport = self._handshake(wire, known_hosts.order_algorithms(self.target, known), deadline)
@@ -133,18 +133,18 @@ class Connection:
             authenticate(transport, self.target, self._pool.key_files, deadline)
         return transport
 
-    def _open_wire(self, hop: paramiko.Transport | None, deadline: float) -> Wire:
+    def _open_wire(self, hop: paramiko.Transport | None, deadline: float) -> SshSocket:
         target = self.target
         try:
             if hop is not None:
-                return Wire(open_tunnel(hop, target.hostname, target.port, deadline - time.monotonic()))
+                return SshSocket(open_tunnel(hop, target.hostname, target.port, deadline - time.monotonic()))
             if target.proxy_command:
                 return run_proxy(target.proxy_command)
-            return Wire(dial(target.hostname, target.port, deadline, target.family, target.bind_address))
+            return SshSocket(dial(target.hostname, target.port, deadline, target.family, target.bind_address))
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._no_answer(error) from error
 
-    def _handshake(self, wire: Wire, order: list[str], deadline: float) -> paramiko.Transport | None:
+    def _handshake(self, wire: SshSocket, order: list[str], deadline: float) -> paramiko.Transport | None:
         try:
             return handshake(wire, order, deadline)
         except (EOFError, OSError, paramiko.SSHException) as error:
@@ -188,10 +188,10 @@ class SshPool:
         self.starts = threading.Semaphore(_STARTS)
         self.closed = threading.Event()
         self._lock = threading.Lock()
-        self._connections: dict[tuple[Target, int], Connection] = {}
+        self._connections: dict[tuple[SshTarget, int], Connection] = {}
         threading.Thread(target=self._watch, name="ssh keepalive", daemon=True).start()
 
-    def connection(self, alias: str, through: tuple[str, ...] = (), before: tuple[Target, ...] = ()) -> Connection:
+    def connection(self, alias: str, through: tuple[str, ...] = (), before: tuple[SshTarget, ...] = ()) -> Connection:
         """Return the connection to a host through its jump hosts, not made yet.
 
         through: jump hosts instead of its own; `ssh -J a,b host` reaches host through b, and b through a. before: the

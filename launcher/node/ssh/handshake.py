@@ -12,7 +12,7 @@ from typing import Any
 import paramiko
 
 from launcher.node.ssh import known_hosts
-from launcher.node.ssh.wire import Stream, Wire
+from launcher.node.ssh.wire import SshSocket, Stream
 
 # aes128-gcm needs no separate MAC: 2 to 3 times the throughput of paramiko's first choice, aes128-ctr
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
@@ -25,7 +25,7 @@ _CONNECT_FAILED = 2  # SSH_OPEN_CONNECT_FAILED, RFC 4254 5.1
 logging.getLogger(_LOG).addHandler(logging.NullHandler())  # otherwise Python prints paramiko's errors to stderr
 
 
-def handshake(wire: Wire, host_key_algorithms: Sequence[str], deadline: float) -> paramiko.Transport:
+def handshake(wire: SshSocket, host_key_algorithms: Sequence[str], deadline: float) -> paramiko.Transport:
     """Exchange keys with the server; the caller verifies the host key. deadline: of time.monotonic().
 
     Raises TimeoutError, EOFError (it hung up), OSError, paramiko.SSHException.
@@ -81,7 +81,7 @@ def open_tunnel(transport: paramiko.Transport, host: str, port: int, timeout: fl
 def has_key(stream: Stream, expected: str, timeout: float) -> bool:
     """Whether an ssh server behind this stream has the private half of that host key, as a key exchange proves."""
     blob = base64.b64decode(expected)
-    wire = Wire(stream)
+    wire = SshSocket(stream)
     try:
         signatures = known_hosts.signatures(known_hosts.type_of(blob))
         transport = handshake(wire, signatures, time.monotonic() + timeout)

@@ -19,7 +19,7 @@ from paramiko.agent import AgentSSH
 from paramiko.pkey import PublicBlob
 
 from launcher.errors import AuthFailed
-from launcher.node.ssh.config import Target
+from launcher.node.ssh.config import SshTarget
 
 _AGENT_TIMEOUT = 10.0  # seconds
 
@@ -97,7 +97,7 @@ def public_half(path: str) -> bytes | None:
 
 
 def offers(
-    target: Target, agent_keys: Sequence[paramiko.PKey], files: KeyFiles, reasons: list[str]
+    target: SshTarget, agent_keys: Sequence[paramiko.PKey], files: KeyFiles, reasons: list[str]
 ) -> Iterator[tuple[str, paramiko.PKey]]:
     """Yield (description, key) in the order to try them; `reasons` collects why configured keys are missing."""
     held = {key.asbytes(): key for key in agent_keys}
@@ -120,7 +120,7 @@ def offers(
             yield path, key
 
 
-def _without_a_key(transport: paramiko.Transport, target: Target, deadline: float, reasons: list[str]) -> bool:
+def _without_a_key(transport: paramiko.Transport, target: SshTarget, deadline: float, reasons: list[str]) -> bool:
     """Ask for the method "none", as OpenSSH does first: some servers (Tailscale SSH) know the user by the network."""
     transport.auth_timeout = max(0.1, deadline - time.monotonic())
     try:
@@ -133,7 +133,7 @@ def _without_a_key(transport: paramiko.Transport, target: Target, deadline: floa
     return not further
 
 
-def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles, deadline: float) -> None:
+def authenticate(transport: paramiko.Transport, target: SshTarget, files: KeyFiles, deadline: float) -> None:
     """Log in as the target's user. deadline: of time.monotonic(). Raises AuthFailed; where: the target's alias."""
     reasons: list[str] = []
     if _without_a_key(transport, target, deadline, reasons):
@@ -172,7 +172,7 @@ def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles,
     raise AuthFailed(target.alias, "; ".join([offered, *reasons]), _fix(target, reasons))
 
 
-def _fix(target: Target, reasons: Sequence[str]) -> str:
+def _fix(target: SshTarget, reasons: Sequence[str]) -> str:
     for reason in reasons:
         if "is encrypted" in reason:
             return f"add it to your ssh-agent: ssh-add {reason.split(' is encrypted')[0]}"

@@ -21,7 +21,7 @@ from pathlib import Path
 import paramiko
 
 from launcher.errors import HostKeyChanged, HostKeyUnknown
-from launcher.node.ssh.config import Target, ssh_options
+from launcher.node.ssh.config import SshTarget, ssh_options
 
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")  # of an ssh-rsa key; any other type signs under its own name
 _ECDSA = tuple(f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521))
@@ -41,7 +41,7 @@ class KnownKey:
     exact: bool  # it also matches the target's port, if that is not 22
 
 
-class Verdict(str, Enum):
+class KeyVerdict(str, Enum):
     """The result of comparing a server's host key with the known ones."""
 
     KNOWN = "known"
@@ -51,12 +51,12 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
-    verdict: Verdict
+class KeyFinding:
+    verdict: KeyVerdict
     locations: tuple[str, ...] = ()  # of the lines that it is based on
 
 
-def load(target: Target) -> list[KnownKey]:
+def load(target: SshTarget) -> list[KnownKey]:
     """Return the target's known keys; a missing file has none. Raises HostKeyUnknown for a file that is not readable.
 
     The files are read for every connection: this process or another may have added the host since.
@@ -73,7 +73,7 @@ def load(target: Target) -> list[KnownKey]:
     return parse(target, texts)
 
 
-def parse(target: Target, texts: Iterable[tuple[str, str]]) -> list[KnownKey]:
+def parse(target: SshTarget, texts: Iterable[tuple[str, str]]) -> list[KnownKey]:
     """Return the keys of a target in (file, text) pairs; other lines are ignored, as by OpenSSH.
 
     If `[host]:port` has none, return those of `host`, as OpenSSH does.
@@ -118,20 +118,20 @@ def matches_pattern(host: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(host, pattern.replace("[", "[[]"))
 
 
-def judge(known: Sequence[KnownKey], key_type: str, blob: bytes) -> Finding:
+def judge(known: Sequence[KnownKey], key_type: str, blob: bytes) -> KeyFinding:
     """Compare the server's host key with the known ones."""
     revoked = [key.location for key in known if key.marker == "@revoked" and key.blob == blob]
     if revoked:
-        return Finding(Verdict.REVOKED, tuple(revoked))
+        return KeyFinding(KeyVerdict.REVOKED, tuple(revoked))
     plain = [key for key in known if not key.marker]
     same = [key.location for key in plain if key.blob == blob]
     if same:
-        return Finding(Verdict.KNOWN, tuple(same))
+        return KeyFinding(KeyVerdict.KNOWN, tuple(same))
     other = tuple(key.location for key in plain if key.exact and key.type == key_type)
-    return Finding(Verdict.CHANGED, other) if other else Finding(Verdict.UNKNOWN)
+    return KeyFinding(KeyVerdict.CHANGED, other) if other else KeyFinding(KeyVerdict.UNKNOWN)
 
 
-def order_algorithms(target: Target, known: Sequence[KnownKey]) -> list[str]:
+def order_algorithms(target: SshTarget, known: Sequence[KnownKey]) -> list[str]:
     """Return the algorithms to request, of those that the user allows: certificates if an authority is known first."""
     held = {name for key in known if not key.marker for name in signatures(key.type)}
     certified = CERTIFIED if any(key.marker == "@cert-authority" for key in known) else ()
@@ -157,22 +157,22 @@ def type_of(blob: bytes) -> str:
     return blob[4 : 4 + length].decode("ascii")
 
 
-def verify(target: Target, known: Sequence[KnownKey], key_type: str, blob: bytes, ssh_config: str | None) -> None:
+def verify(target: SshTarget, known: Sequence[KnownKey], key_type: str, blob: bytes, ssh_config: str | None) -> None:
     """Verify the server's host key as OpenSSH does. Raises HostKeyUnknown, HostKeyChanged."""
     finding = judge(known, key_type, blob)
     shown = f"{key_type} {fingerprint(blob)}"
-    if finding.verdict is Verdict.REVOKED:
+    if finding.verdict is KeyVerdict.REVOKED:
         what = f"its host key ({shown}) is revoked in {', '.join(finding.locations)}"
         fix = "do not connect: ask the node's administrator for its new host key"
         raise HostKeyChanged(target.alias, what, fix)
-    if finding.verdict is Verdict.CHANGED and target.strict != "no":
+    if finding.verdict is KeyVerdict.CHANGED and target.strict != "no":
         file = next(iter(target.known_hosts), "~/.ssh/known_hosts")
         what = f"its host key ({shown}) differs from the known one in {', '.join(finding.locations)}: "
         what += "the host was reinstalled, or this is a man-in-the-middle attack"
         fix = "compare it with the output of `ssh-keygen -lf` on the node; if it is right, remove the old one: "
         fix += f"ssh-keygen -R '{target.known_as}' -f {file}"
         raise HostKeyChanged(target.alias, what, fix)
-    if finding.verdict is Verdict.UNKNOWN:
+    if finding.verdict is KeyVerdict.UNKNOWN:
         if target.strict not in ("no", "accept-new"):
             options = [*ssh_options(ssh_config), "-o", "StrictHostKeyChecking=ask"]
             fix = f"show it: ssh-keyscan -p {target.port} {target.hostname} | ssh-keygen -lf -; "
@@ -181,7 +181,7 @@ def verify(target: Target, known: Sequence[KnownKey], key_type: str, blob: bytes
         remember(target, key_type, blob)
 
 
-def remember(target: Target, key_type: str, blob: bytes) -> None:
+def remember(target: SshTarget, key_type: str, blob: bytes) -> None:
     """Append a new host's key to the user's first known_hosts file, as `StrictHostKeyChecking accept-new` does."""
     if not target.known_hosts or target.known_hosts[0] == "/dev/null":
         return

@@ -28,7 +28,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Wire:
+class SshSocket:
     """The socket that paramiko uses. It records when data from the server last arrived."""
 
     def __init__(self, stream: Stream, command: subprocess.Popen[bytes] | None = None, stderr: IO[bytes] | None = None):
@@ -111,7 +111,7 @@ def dial(host: str, port: int, deadline: float, family: int = socket.AF_UNSPEC, 
     raise last
 
 
-def run_proxy(command: str) -> Wire:
+def run_proxy(command: str) -> SshSocket:
     """Return a wire through a ProxyCommand, which a shell runs, as with OpenSSH. Raises OSError."""
     ours, theirs = socket.socketpair()
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - the wire keeps it
@@ -128,4 +128,4 @@ def run_proxy(command: str) -> Wire:
             ours.close()
             stderr.close()
             raise
-    return Wire(ours, process, stderr)
+    return SshSocket(ours, process, stderr)

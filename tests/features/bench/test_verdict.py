@@ -12,7 +12,7 @@ from rich.console import Console
 
 from launcher.features.bench.health import links, outliers
 from launcher.features.bench.health.measures import MARK, Measure, NodeReport, read
-from launcher.features.bench.health.problem import Problem
+from launcher.features.bench.health.problem import HealthProblem
 from launcher.features.bench.health.rounds import MOST_ROUNDS, rounds, timetable
 from launcher.features.bench.health.verdict import Finding, Network, judge
 from launcher.features.bench.run import BenchResult
@@ -54,7 +54,7 @@ def receiving(node: str, nodes: str, value: float) -> dict[tuple[str, str], floa
     return {(other, node): value for other in nodes if other != node}
 
 
-def verdict(measures: list[Measure], *problems: Problem) -> list[Finding]:
+def verdict(measures: list[Measure], *problems: HealthProblem) -> list[Finding]:
     return judge(reports_of(*measures), problems, NETWORK, {})
 
 
@@ -91,8 +91,8 @@ def test_the_timetable_respects_the_duration_if_it_is_sufficient(
 def test_a_slow_gpu_is_reported_with_its_cause_and_fix() -> None:
     measures = [gpu(node, index, 301.0 + index, A100) for node in "abc" for index in range(4)]
     measures[-1] = gpu("c", 3, 212.0, A100)
-    problem = Problem("c", "GPU 3", "throttled, software thermal slowdown", "check its cooling")
-    elsewhere = Problem("a", "GPU 1", "PCIe 8x of 16x", "reseat it")
+    problem = HealthProblem("c", "GPU 3", "throttled, software thermal slowdown", "check its cooling")
+    elsewhere = HealthProblem("a", "GPU 1", "PCIe 8x of 16x", "reseat it")
     found = verdict(measures, problem, elsewhere)
     assert [each.line for each in found] == [
         "c GPU 3: 212 TFLOP/s, others 302 (0.70): throttled, software thermal slowdown; check its cooling",
@@ -130,7 +130,9 @@ def test_of_two_nodes_neither_is_blamed_unless_one_reaches_its_peak() -> None:
     assert "50.0 GFLOP/s on b, 100 on a (0.50)" in found.line
     assert "not enough to identify" in found.line
     assert not BenchResult(("a", "b"), findings=(found,)).faulty
-    (cause,) = verdict([processor("a", 100.0), processor("b", 50.0)], Problem("b", "processor", "throttled", "cool it"))
+    (cause,) = verdict(
+        [processor("a", 100.0), processor("b", 50.0)], HealthProblem("b", "processor", "throttled", "cool it")
+    )
     assert BenchResult(("a", "b"), findings=(cause,)).faulty
     assert cause.line.endswith("(0.50): throttled; cool it")
     (direction,) = verdict(pairs("ab", {("a", "b"): 1.0}))
@@ -201,7 +203,7 @@ def test_packet_loss_is_reported_even_if_the_link_is_hardly_slower() -> None:
 
 
 def test_a_link_problem_reported_by_the_machine_is_the_cause() -> None:
-    problem = Problem("c", "link eth0", "its speed is 1 Gb/s, that of the others 10", "check the cable")
+    problem = HealthProblem("c", "link eth0", "its speed is 1 Gb/s, that of the others 10", "check the cable")
     found = verdict(pairs("abcd", sending("c", "abcd", 1.0) | receiving("c", "abcd", 1.0)), problem)
     assert all("its speed is 1 Gb/s" in each.line for each in found)
     assert len(found) == 2

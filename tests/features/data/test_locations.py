@@ -18,7 +18,7 @@ from launcher.features.data.distribution import Distributed
 from launcher.features.data.job import check_data_set
 from launcher.features.data.locations import (
     Copy,
-    Source,
+    DataSource,
     copies,
     is_network,
     parse_source,
@@ -38,8 +38,8 @@ from launcher.planning.checks import Level
 
 def test_a_source_is_local_or_on_another_machine(tmp_path: Path) -> None:
     (tmp_path / "pets").mkdir()
-    assert parse_source("gpu-a:/data/x", tmp_path) == Source("gpu-a", "/data/x")
-    assert parse_source("./pets", tmp_path) == Source("", str(tmp_path / "pets"))
+    assert parse_source("gpu-a:/data/x", tmp_path) == DataSource("gpu-a", "/data/x")
+    assert parse_source("./pets", tmp_path) == DataSource("", str(tmp_path / "pets"))
     for wrong in ("gpu-a:data", "./cats", ""):
         with pytest.raises(UsageError):
             parse_source(wrong, tmp_path)

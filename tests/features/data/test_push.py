@@ -19,8 +19,8 @@ import pytest
 from launcher.errors import DataFailed
 from launcher.features.data import certificates, worker
 from launcher.features.data import push as push_
-from launcher.features.data.locations import Source
-from launcher.features.data.push import Delivered, Endpoint, Origin, push, verify
+from launcher.features.data.locations import DataSource
+from launcher.features.data.push import Delivered, Endpoint, Sender, push, verify
 from launcher.model.container import Mount
 from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.model.progress import no_progress
@@ -46,12 +46,12 @@ class Here(Endpoint):
 
 
 @pytest.fixture
-def origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Origin:
+def origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sender:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "pack").write_bytes(random.Random(0).randbytes(SIZE))
-    return Origin(Source("", str(folder)), LocalMachine("this machine", "me"), str(folder), "", None)
+    return Sender(DataSource("", str(folder)), LocalMachine("this machine", "me"), str(folder), "", None)
 
 
 def target(folder: Path, name: str, first: str = "", address: str = "127.0.0.1") -> Endpoint:
@@ -63,7 +63,7 @@ def target(folder: Path, name: str, first: str = "", address: str = "127.0.0.1")
     return Here(Reached(name, "me"), facts, str(root), "", address, inside=str(root))
 
 
-def pushed(origin: Origin, *targets: Endpoint) -> tuple[Delivered, list[str]]:
+def pushed(origin: Sender, *targets: Endpoint) -> tuple[Delivered, list[str]]:
     messages: list[str] = []
     return push(origin, targets, messages.append, no_progress), messages
 
@@ -72,7 +72,7 @@ def has_it(copy: Endpoint, done: Delivered) -> bool:
     return (Path(copy.root) / "copies" / done.content / "files" / "pack").stat().st_size == SIZE
 
 
-def test_one_copy_leaves_the_source(tmp_path: Path, origin: Origin) -> None:
+def test_one_copy_leaves_the_source(tmp_path: Path, origin: Sender) -> None:
     targets = [target(tmp_path, name) for name in "abc"]
     done, _ = pushed(origin, *targets)
     assert not done.failed
@@ -80,7 +80,7 @@ def test_one_copy_leaves_the_source(tmp_path: Path, origin: Origin) -> None:
     assert all(has_it(each, done) and verify(each, done.content) == [] for each in targets)
 
 
-def test_a_node_that_keeps_failing_is_excluded_and_the_others_get_the_data(tmp_path: Path, origin: Origin) -> None:
+def test_a_node_that_keeps_failing_is_excluded_and_the_others_get_the_data(tmp_path: Path, origin: Sender) -> None:
     first, last = target(tmp_path, "a"), target(tmp_path, "c")
     broken = target(tmp_path, "b", "echo no disk >&2; exit 1")
     done, messages = pushed(origin, first, broken, last)
@@ -91,7 +91,7 @@ def test_a_node_that_keeps_failing_is_excluded_and_the_others_get_the_data(tmp_p
     assert has_it(last, done)
 
 
-def test_a_node_that_fails_once_is_retried(tmp_path: Path, origin: Origin) -> None:
+def test_a_node_that_fails_once_is_retried(tmp_path: Path, origin: Sender) -> None:
     once = 'mkdir "$(dirname "$0")/tried" 2>/dev/null && exit 1; exec "$@"'
     targets = [target(tmp_path, "a"), target(tmp_path, "b", once)]
     done, messages = pushed(origin, *targets)
@@ -100,7 +100,7 @@ def test_a_node_that_fails_once_is_retried(tmp_path: Path, origin: Origin) -> No
     assert all(has_it(each, done) for each in targets)
 
 
-def test_nodes_reachable_only_by_ssh_get_the_data_from_this_machine(tmp_path: Path, origin: Origin) -> None:
+def test_nodes_reachable_only_by_ssh_get_the_data_from_this_machine(tmp_path: Path, origin: Sender) -> None:
     """The address is reserved and unused (RFC 5737)."""
     targets = [target(tmp_path, name, address="198.51.100.7") for name in "ab"]
     done, messages = pushed(origin, *targets)
@@ -109,14 +109,14 @@ def test_nodes_reachable_only_by_ssh_get_the_data_from_this_machine(tmp_path: Pa
     assert all(has_it(each, done) for each in targets)
 
 
-def test_a_missing_source_is_reported(tmp_path: Path, origin: Origin) -> None:
+def test_a_missing_source_is_reported(tmp_path: Path, origin: Sender) -> None:
     (Path(origin.path) / "pack").unlink()
     Path(origin.path).rmdir()
     with pytest.raises(DataFailed, match="No such file"):
         pushed(origin, target(tmp_path, "a"))
 
 
-def test_several_pushes_of_the_same_data_at_once_send_it_once(tmp_path: Path, origin: Origin) -> None:
+def test_several_pushes_of_the_same_data_at_once_send_it_once(tmp_path: Path, origin: Sender) -> None:
     (Path(origin.path) / "folder" / "below").mkdir(parents=True)
     targets = [target(tmp_path, name) for name in "ab"]
     with ThreadPoolExecutor() as pool:
@@ -128,7 +128,7 @@ def test_several_pushes_of_the_same_data_at_once_send_it_once(tmp_path: Path, or
         assert SIZE <= sum(each.received[node] for each in every) < 1.05 * SIZE
 
 
-def test_a_node_that_finds_its_copy_damaged_gets_the_piece_again(tmp_path: Path, origin: Origin) -> None:
+def test_a_node_that_finds_its_copy_damaged_gets_the_piece_again(tmp_path: Path, origin: Sender) -> None:
     first, second = target(tmp_path, "a"), target(tmp_path, "b")
     done, _ = pushed(origin, first)
     copy = Path(first.root) / "copies" / done.content / "files" / "pack"
@@ -156,7 +156,7 @@ def test_a_message_of_a_worker_is_checked(message: Any) -> None:
         forger.until("anything", 10)
 
 
-def test_a_node_that_forges_messages_is_excluded_and_the_others_get_the_data(tmp_path: Path, origin: Origin) -> None:
+def test_a_node_that_forges_messages_is_excluded_and_the_others_get_the_data(tmp_path: Path, origin: Sender) -> None:
     forger = target(tmp_path, "b", """echo '{"port": "x", "received": -1}'; exec "$@" """)
     first = target(tmp_path, "a")
     done, _ = pushed(origin, first, forger)
@@ -167,7 +167,7 @@ def test_a_node_that_forges_messages_is_excluded_and_the_others_get_the_data(tmp
 
 @pytest.mark.parametrize(("margin", "says"), [(-1, "is not yet valid by this node's clock"), (40, "has expired")])
 def test_clocks_that_differ_are_named(
-    tmp_path: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch, margin: int, says: str
+    tmp_path: Path, origin: Sender, monkeypatch: pytest.MonkeyPatch, margin: int, says: str
 ) -> None:
     monkeypatch.setattr(certificates, "_MARGIN", timedelta(days=margin))
     monkeypatch.setattr(certificates, "_LONGEST", timedelta(days=2 if margin < 0 else -39))
@@ -181,7 +181,7 @@ def test_clocks_that_differ_are_named(
 
 
 def test_a_file_that_cannot_be_read_is_named_by_the_users_path_before_anything_is_sent(
-    tmp_path: Path, origin: Origin
+    tmp_path: Path, origin: Sender
 ) -> None:
     (Path(origin.path) / "z").write_bytes(b"secret")
     (Path(origin.path) / "z").chmod(0)

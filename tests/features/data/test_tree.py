@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.features.data.container_scripts import data_tree as tree
-from launcher.features.data.container_scripts.data_tree import Entry, RefusedError
+from launcher.features.data.container_scripts.data_tree import DataEntry, RefusedError
 
 NAMES = st.binary(min_size=1, max_size=12).filter(
     lambda name: not {b"/"[0], 0} & set(name) and name not in (b".", b"..")
@@ -21,7 +21,7 @@ NAMES = st.binary(min_size=1, max_size=12).filter(
 @given(st.lists(NAMES, unique=True, max_size=8), st.data())
 def test_a_list_of_any_names_is_read_as_it_was_written(names: list[bytes], data: st.DataObject) -> None:
     entries = sorted(
-        Entry(
+        DataEntry(
             name, tree.FILE, 0o600, data.draw(st.integers(0, 3 * tree.PIECE)), b"", data.draw(st.integers(0, 1 << 62))
         )
         for name in names
@@ -37,28 +37,28 @@ def test_a_list_of_any_names_is_read_as_it_was_written(names: list[bytes], data:
 
 
 HOSTILE = [
-    [Entry(b"../out", "f", 0o600, 1)],
-    [Entry(b"/etc/passwd", "f", 0o600, 1)],
-    [Entry(b"a", "d", 0o700), Entry(b"a/../../out", "f", 0o600, 1)],
-    [Entry(b"a//b", "f", 0o600, 1)],
-    [Entry(b".", "d", 0o700)],
-    [Entry(b"", "f", 0o600, 1)],
-    [Entry(b"a\0b", "f", 0o600, 1)],
-    [Entry(b"a/b", "f", 0o600, 1)],
-    [Entry(b"a", "f", 0o600, 1), Entry(b"a/b", "f", 0o600, 1)],
-    [Entry(b"a", "l", 0o777, 0, b"b"), Entry(b"a/b", "f", 0o600, 1)],
-    [Entry(b"a", "l", 0o777, 0, b"/etc")],
-    [Entry(b"a", "l", 0o777, 0, b"../etc")],
-    [Entry(b"a", "l", 0o777, 0, b"")],
-    [Entry(b"a", "b", 0o600, 1)],
-    [Entry(b"a", "f", 0o600, 1 << 60)],
-    [Entry(b"b", "f", 0o600, 1), Entry(b"a", "f", 0o600, 1)],
-    [Entry(b"a", "f", 0o600, 1), Entry(b"a", "f", 0o600, 1)],
+    [DataEntry(b"../out", "f", 0o600, 1)],
+    [DataEntry(b"/etc/passwd", "f", 0o600, 1)],
+    [DataEntry(b"a", "d", 0o700), DataEntry(b"a/../../out", "f", 0o600, 1)],
+    [DataEntry(b"a//b", "f", 0o600, 1)],
+    [DataEntry(b".", "d", 0o700)],
+    [DataEntry(b"", "f", 0o600, 1)],
+    [DataEntry(b"a\0b", "f", 0o600, 1)],
+    [DataEntry(b"a/b", "f", 0o600, 1)],
+    [DataEntry(b"a", "f", 0o600, 1), DataEntry(b"a/b", "f", 0o600, 1)],
+    [DataEntry(b"a", "l", 0o777, 0, b"b"), DataEntry(b"a/b", "f", 0o600, 1)],
+    [DataEntry(b"a", "l", 0o777, 0, b"/etc")],
+    [DataEntry(b"a", "l", 0o777, 0, b"../etc")],
+    [DataEntry(b"a", "l", 0o777, 0, b"")],
+    [DataEntry(b"a", "b", 0o600, 1)],
+    [DataEntry(b"a", "f", 0o600, 1 << 60)],
+    [DataEntry(b"b", "f", 0o600, 1), DataEntry(b"a", "f", 0o600, 1)],
+    [DataEntry(b"a", "f", 0o600, 1), DataEntry(b"a", "f", 0o600, 1)],
 ]
 
 
 @pytest.mark.parametrize("entries", HOSTILE)
-def test_a_list_with_paths_outside_is_refused(entries: list[Entry]) -> None:
+def test_a_list_with_paths_outside_is_refused(entries: list[DataEntry]) -> None:
     with pytest.raises(RefusedError):
         tree.check(entries)
 

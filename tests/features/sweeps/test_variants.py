@@ -11,7 +11,7 @@ import pytest
 
 from launcher.api.jobs import load
 from launcher.api.run import Run
-from launcher.features.sweeps.sweep import State, Sweep, _LostError
+from launcher.features.sweeps.sweep import Sweep, SweepState, _LostError
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from launcher.run import messages
@@ -36,7 +36,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> I
     made = Sweep(load({**keys, "sweep": [{"lr": 1}], "lost_after": "5s"}), log=said.append)
     (work,) = made._work
     work.run = Run(Record(RunPaths(tmp_path / "runs" / RUN)))
-    made._show(work, state=State.RUNNING, nodes=("local-0", "local-1"), run=RUN)
+    made._show(work, state=SweepState.RUNNING, nodes=("local-0", "local-1"), run=RUN)
     yield made
     made._machines.close()
 
@@ -60,7 +60,7 @@ def test_a_variant_that_failed_with_its_lost_machine_moves(
     sweep._note(work, messages.NodeLost("local-1", "cut", time.time()))
     failure = Failure(failed, None, None, "stopped responding", "", "")
     sweep._conclude(work, Outcome(RUN, RunState.FAILED, failure))
-    assert sweep.variants()[0].state is (State.WAITING if moves else State.FAILED)
+    assert sweep.variants()[0].state is (SweepState.WAITING if moves else SweepState.FAILED)
     assert (work.earlier == RUN) is moves
     assert any(line.startswith("local-1 stopped responding: lr=1 moves") for line in said) is moves
     sweep.leave()

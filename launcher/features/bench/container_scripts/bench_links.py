@@ -25,7 +25,7 @@ LARGEST = {"cpu": 32 << 20, "cuda": 256 << 20}
 PIECE = 0.1  # share of a direction's time that one message may take
 
 
-class Group(NamedTuple):
+class ProcessGroup(NamedTuple):
     """Address of a process group's store, and this process's rank in the group."""
 
     address: str
@@ -42,7 +42,7 @@ def store(address: str, port: int, *, hosts: bool, seconds: float) -> Any:
     )
 
 
-def create_group(group: Group, name: str, backend: str, own: Any, until: float) -> None:
+def create_group(group: ProcessGroup, name: str, backend: str, own: Any, until: float) -> None:
     """Create the process group. own: this process's store, used if it hosts the group."""
     left = max(until - time.monotonic(), 0.1)
     if not group.hosts:  # torch's own connection attempt to an unreachable machine exceeds its time limit
@@ -64,7 +64,7 @@ def create_group(group: Group, name: str, backend: str, own: Any, until: float) 
     )
 
 
-def pair(group: Group, name: str, device: str, own: Any, start: float, length: float, report: Report) -> None:
+def pair(group: ProcessGroup, name: str, device: str, own: Any, start: float, length: float, report: Report) -> None:
     """Measure a pair for `length` seconds from `start`: latency, then the lower rank sends, then the higher one.
 
     report: called with each measurement of this process. Raises RuntimeError if the other process is lost.
@@ -161,7 +161,7 @@ def segments() -> tuple[int, int]:
     return int(values[names.index("OutSegs")]), int(values[names.index("RetransSegs")])
 
 
-def together(group: Group, device: str, own: Any, start: float, length: float, report: Report) -> None:
+def together(group: ProcessGroup, device: str, own: Any, start: float, length: float, report: Report) -> None:
     """Measure an all-reduce over all nodes. Bus bandwidth as in nccl-tests: bytes / time * 2 (n - 1) / n.
 
     Raises RuntimeError.

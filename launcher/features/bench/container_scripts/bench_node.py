@@ -57,7 +57,7 @@ def report(**fields: Any) -> None:
         sys.stdout.flush()
 
 
-class Rendezvous:
+class Participants:
     """The participants, and the address of each one's store for the pairs in which it is the lower rank."""
 
     def __init__(self, seconds: float) -> None:
@@ -101,10 +101,10 @@ class Rendezvous:
         store.wait(["go"], timedelta(seconds=self._left() + 5))
         return {int(rank): tuple(address) for rank, address in json.loads(store.get("go")).items()}
 
-    def group(self, *ranks: int) -> links.Group:
+    def group(self, *ranks: int) -> links.ProcessGroup:
         """Return the process group of these ranks, which include this one."""
         address, port = self.addresses[ranks[0]]
-        return links.Group(address, port, ranks[0] == self.rank, ranks.index(self.rank), len(ranks))
+        return links.ProcessGroup(address, port, ranks[0] == self.rank, ranks.index(self.rank), len(ranks))
 
 
 def main() -> None:
@@ -114,7 +114,7 @@ def main() -> None:
     Pulse.last = time.monotonic()  # torch has been imported
     threading.Thread(target=_end_after, args=(rest,), daemon=True).start()
     try:
-        meeting = Rendezvous(times["join"] - (time.monotonic() - BEGAN))
+        meeting = Participants(times["join"] - (time.monotonic() - BEGAN))
     except RuntimeError as error:
         report(kind="failed", part="meeting", what=f"could not reach the first node: {_first_line(error)}")
         meeting = None  # the node's own parts are measured anyway
@@ -139,7 +139,9 @@ def main() -> None:
     os._exit(0)  # even if a library is still waiting
 
 
-def _links(meeting: Rendezvous, rounds: list[list[list[int]]], times: dict[str, float], device: str, at: float) -> None:
+def _links(
+    meeting: Participants, rounds: list[list[list[int]]], times: dict[str, float], device: str, at: float
+) -> None:
     for number, pairs in enumerate(rounds):
         mine = next((pair for pair in pairs if meeting.rank in pair), None)
         if mine and all(rank in meeting.addresses for rank in mine):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.faults.table import RESET
-from launcher.features.bench.health.problem import Problem, number, plain
+from launcher.features.bench.health.problem import HealthProblem, number, plain
 
 # docs.nvidia.com/deploy/nvml-api, NvmlClocksEventReasons; the fixes require physical access to the machine
 _REASONS = {
@@ -178,10 +178,10 @@ def _gpu(index: int, values: Mapping[str, str], processes: list[Process]) -> Gpu
     )
 
 
-def problems(node: str, gpu: GpuState, *, busy: bool) -> Iterator[Problem]:
+def problems(node: str, gpu: GpuState, *, busy: bool) -> Iterator[HealthProblem]:
     """Yield the problems of a GPU. busy: the state was read while the benchmark ran on it."""
     for what, fix in (*_memory(gpu), *_power(gpu), *(_loaded(gpu) if busy else _others(gpu))):
-        yield Problem(node, f"GPU {gpu.index}", what, fix.format(index=gpu.index, bus=gpu.bus))
+        yield HealthProblem(node, f"GPU {gpu.index}", what, fix.format(index=gpu.index, bus=gpu.bus))
 
 
 def _memory(gpu: GpuState) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.features.bench.health.problem import Problem
+from launcher.features.bench.health.problem import HealthProblem
 
 _LINE = re.compile(r"^\./([\w.-]{1,64})/(?:ports/(\d{1,3})/)?([a-z_]+)(?:/(\w+))?(?:/(\d{1,4}))?(?::(.*))?$", re.ASCII)
 _RATE = re.compile(r"(\d{1,5}(?:\.\d)?) Gb/sec(?: \((\d{1,2})X(?: (\w{2,6}))?\))?", re.ASCII)
@@ -84,7 +84,7 @@ def _word(text: str) -> str:
     return match[1] if match else ""
 
 
-def problems(node: str, ports: Sequence[Port]) -> Iterator[Problem]:
+def problems(node: str, ports: Sequence[Port]) -> Iterator[HealthProblem]:
     """Yield the problems of a node's ports.
 
     Unused ports are not a problem: a port without a cable on a card with another active port, and a port that was
@@ -93,7 +93,7 @@ def problems(node: str, ports: Sequence[Port]) -> Iterator[Problem]:
     active = {port.card for port in ports if port.active}
     for port in ports:
         for what, fix in _port_problems(port, used=port.card in active, any_active=bool(active)):
-            yield Problem(node, f"InfiniBand {port.name}", what, fix)
+            yield HealthProblem(node, f"InfiniBand {port.name}", what, fix)
 
 
 def _port_problems(port: Port, *, used: bool, any_active: bool) -> Iterator[tuple[str, str]]:
@@ -125,7 +125,7 @@ def _off(port: Port) -> str:
     return "enable it: sudo ip link set INTERFACE up, or ibportstate" if port.physical == "Disabled" else _WIRE
 
 
-def between(states: Mapping[str, Sequence[Port]]) -> Iterator[Problem]:
+def between(states: Mapping[str, Sequence[Port]]) -> Iterator[HealthProblem]:
     """Yield problems of nodes that have fewer active ports or a lower rate than most. Ports are compared by name."""
     active = {node: {port.name: port for port in ports if port.active} for node, ports in states.items()}
     usual = common(len(ports) for ports in active.values())
@@ -139,18 +139,18 @@ def between(states: Mapping[str, Sequence[Port]]) -> Iterator[Problem]:
         for port in down:
             if f"InfiniBand {port.name}" not in reported:
                 what = f"down ({port.physical or port.state}), but active on {_some(full)}"
-                yield Problem(node, f"InfiniBand {port.name}", what, _off(port))
+                yield HealthProblem(node, f"InfiniBand {port.name}", what, _off(port))
         if not down and not reported:
             what = f"{len(active[node])} active ports, but {usual} on {_some(full)}"
             fix = "check the hardware (lspci | grep -i -e mellanox -e infiniband) and the driver (ibstat)"
-            yield Problem(node, "InfiniBand", what, fix)
+            yield HealthProblem(node, "InfiniBand", what, fix)
     for name in sorted({name for ports in active.values() for name in ports}):
         rates = {node: ports[name].rate for node, ports in active.items() if name in ports and ports[name].rate}
         usual_rate = common(rates.values())
         for node, rate in rates.items():
             if rate < usual_rate:
                 others = _some([other for other, its in rates.items() if its == usual_rate])
-                yield Problem(node, f"InfiniBand {name}", f"{rate:g} Gb/s, but {usual_rate:g} on {others}", _WIRE)
+                yield HealthProblem(node, f"InfiniBand {name}", f"{rate:g} Gb/s, but {usual_rate:g} on {others}", _WIRE)
 
 
 def common(values: Iterable[float]) -> float:

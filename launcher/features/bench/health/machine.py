@@ -15,9 +15,9 @@ from pathlib import Path
 from launcher.features.bench.health import gpu, infiniband
 from launcher.features.bench.health.gpu import GpuState
 from launcher.features.bench.health.infiniband import Port, common
-from launcher.features.bench.health.problem import Problem, number, plain
+from launcher.features.bench.health.problem import HealthProblem, number, plain
 
-__all__ = ["LinkState", "MachineState", "Problem", "between", "parse", "problems", "script"]
+__all__ = ["HealthProblem", "LinkState", "MachineState", "between", "parse", "problems", "script"]
 
 _SLOWEST = 1000  # Mb/s: the minimum on a GPU machine; at 100, only two of a cable's four pairs work
 _CUT_OFF = ("124", "137")  # by timeout(1)
@@ -75,7 +75,7 @@ def parse(text: str) -> MachineState:
     )
 
 
-def problems(node: str, state: MachineState, *, busy: bool) -> list[Problem]:
+def problems(node: str, state: MachineState, *, busy: bool) -> list[HealthProblem]:
     """Return the problems of one node. busy: the state was read during the benchmark."""
     found = [each for one in state.gpus for each in gpu.problems(node, one, busy=busy)]
     found += infiniband.problems(node, state.ports)
@@ -86,11 +86,11 @@ def problems(node: str, state: MachineState, *, busy: bool) -> list[Problem]:
     elif 0 < link.speed < _SLOWEST:
         what = f"it negotiated {link.speed} Mb/s"
     if what:
-        found.append(Problem(node, _link(link), what, _CABLE.format(link=link.name)))
+        found.append(HealthProblem(node, _link(link), what, _CABLE.format(link=link.name)))
     return found
 
 
-def between(states: Mapping[str, MachineState]) -> list[Problem]:
+def between(states: Mapping[str, MachineState]) -> list[HealthProblem]:
     """Return differences between nodes: link speed, MTU, active ports and their rate, enforced power limits."""
     links = {node: state.link for node, state in states.items()}
     found = []
@@ -99,11 +99,11 @@ def between(states: Mapping[str, MachineState]) -> list[Problem]:
     for node, link in links.items():
         if 0 < link.speed < speed:
             what = f"it negotiated {link.speed} Mb/s, the other nodes {speed:.0f}"
-            found.append(Problem(node, _link(link), what, _CABLE.format(link=link.name)))
+            found.append(HealthProblem(node, _link(link), what, _CABLE.format(link=link.name)))
         if link.mtu and link.mtu != mtu:
             what = f"its MTU is {link.mtu}, that of the other nodes {mtu:.0f}"
             fix = f"sudo ip link set dev {link.name} mtu {mtu:.0f}; also in the network configuration and on the switch"
-            found.append(Problem(node, _link(link), what, fix))
+            found.append(HealthProblem(node, _link(link), what, fix))
     found += infiniband.between({node: state.ports for node, state in states.items()})
     return found + _limits(states)
 
@@ -112,14 +112,14 @@ def _link(link: LinkState) -> str:
     return f"link {link.name}"
 
 
-def _limits(states: Mapping[str, MachineState]) -> list[Problem]:
+def _limits(states: Mapping[str, MachineState]) -> list[HealthProblem]:
     """Return GPUs with an enforced power limit below the usual one of their model that was not set by a user."""
     every = [(node, one) for node, state in states.items() for one in state.gpus if one.power.limit]
     usual = {one.name: 0.0 for _, one in every}
     for name in usual:
         usual[name] = common(one.power.limit for _, one in every if one.name == name)
     return [
-        Problem(
+        HealthProblem(
             node,
             f"GPU {one.index}",
             f"its power limit is {one.power.limit} W, that of the other {one.name} {usual[one.name]:.0f} W",

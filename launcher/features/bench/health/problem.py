@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Problem:
+class HealthProblem:
     """node: its name in the job; part: "GPU 3", "link eth0", "InfiniBand mlx5_0/1"; what: the problem."""
 
     node: str

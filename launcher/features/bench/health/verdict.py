@@ -15,7 +15,7 @@ from launcher.features.bench.health import links, outliers
 from launcher.features.bench.health.links import Slow
 from launcher.features.bench.health.measures import BANDWIDTH, LATENCY, Measure, NodeReport
 from launcher.features.bench.health.peaks import REACHED, peak
-from launcher.features.bench.health.problem import Problem, plain
+from launcher.features.bench.health.problem import HealthProblem, plain
 
 DIFFER = 1.5  # factor between two parts without any other to compare
 FACTOR_READING, DIFFER_READING = 1.5, 2.0  # storage is often shared
@@ -62,7 +62,7 @@ class Network:
 
 
 def judge(
-    reports: Sequence[NodeReport], problems: Sequence[Problem], network: Network, lost: Mapping[str, str]
+    reports: Sequence[NodeReport], problems: Sequence[HealthProblem], network: Network, lost: Mapping[str, str]
 ) -> list[Finding]:
     """Return all findings, lost nodes first. lost: reason by node."""
     measures = [measure for each in reports for measure in each.measures]
@@ -206,7 +206,7 @@ def _slow_link(each: Slow, network: Network, *, alone: bool) -> Finding:
     return Finding(each.nodes, "link", ("pair",), what, cause, _FIXES["link"], undecided=alone and not cause)
 
 
-def _matching(found: Finding, problems: Sequence[Problem]) -> list[Problem]:
+def _matching(found: Finding, problems: Sequence[HealthProblem]) -> list[HealthProblem]:
     """Return the problems that the machine reports for this part, or for any of its links."""
     of_link = ("link", "InfiniBand")
     return [
@@ -217,7 +217,7 @@ def _matching(found: Finding, problems: Sequence[Problem]) -> list[Problem]:
     ]
 
 
-def _explained(found: Finding, problems: Sequence[Problem]) -> Finding:
+def _explained(found: Finding, problems: Sequence[HealthProblem]) -> Finding:
     matching = _matching(found, problems)
     if not matching:
         return found

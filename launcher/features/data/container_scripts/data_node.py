@@ -50,7 +50,7 @@ class AgainError(Exception):
     """A piece that this node had is damaged and now missing; another try sends it. The message names the file."""
 
 
-class Progress:
+class Reporter:
     """Reports progress to the launcher, also as a sign of life."""
 
     def __init__(self) -> None:
@@ -93,10 +93,10 @@ def send_digests(link: wire.Link, kind: int, digests: bytes | bytearray) -> None
         link.send(kind, bytes(digests[start : start + step]))
 
 
-class Source:
+class Holder:
     """The node with the data. It caches hashes by path, size, mtime, ctime and inode."""
 
-    def __init__(self, order: dict[str, Any], progress: Progress) -> None:
+    def __init__(self, order: dict[str, Any], progress: Reporter) -> None:
         self._root, self._progress = os.fsencode(order["path"]), progress
         self._label = order["label"]
         self._kept = Path(order["root"]) / "hashes" / store.digest(self._label.encode("utf-8", "surrogateescape")).hex()
@@ -104,7 +104,7 @@ class Source:
         self.pieces = tree.Pieces(self.entries)
         self._require_readable()
         self.digests = bytearray(self.pieces.count * tree.DIGEST) if order.get("rehash") else self._known()
-        self._files = store.Files(self._top(), self.pieces)
+        self._files = store.Pieces(self._top(), self.pieces)
         progress.total = self.pieces.bytes
 
     def _top(self) -> bytes:
@@ -186,7 +186,7 @@ class Source:
 class Sink:
     """A node that stores a copy and forwards the data."""
 
-    def __init__(self, order: dict[str, Any], progress: Progress) -> None:
+    def __init__(self, order: dict[str, Any], progress: Reporter) -> None:
         self._root, self._order, self._progress = Path(order["root"]), order, progress
         self._down: wire.Link | None = None
 
@@ -206,7 +206,7 @@ class Sink:
         self._relay(up, pieces, mine)
         return self._end(up, entries, mine)
 
-    def _copy(self, entries: list[tree.Entry], signature: str, content: str) -> store.Partial | store.Whole:
+    def _copy(self, entries: list[tree.DataEntry], signature: str, content: str) -> store.Partial | store.Whole:
         """Return the whole copy or, once no other process writes to it, the partial one. Raises BusyError."""
         while True:
             if found := store.whole(self._root, content, signature):
@@ -220,8 +220,8 @@ class Sink:
             with contextlib.suppress(store.MovedError):
                 return store.Partial(self._root, signature, entries, self._order["about"])
 
-    def _listing(self, up: wire.Link) -> tuple[list[tree.Entry], bytearray]:
-        entries: list[tree.Entry] = []
+    def _listing(self, up: wire.Link) -> tuple[list[tree.DataEntry], bytearray]:
+        entries: list[tree.DataEntry] = []
         known = bytearray()
         while True:
             kind, data = up.receive(wire.LIST, wire.KNOWN, wire.START)
@@ -277,7 +277,7 @@ class Sink:
             raise tree.RefusedError("the upstream node sent a piece out of order or with a wrong size")
         return data[_NUMBER.size :]
 
-    def _end(self, up: wire.Link, entries: list[tree.Entry], mine: store.Partial | store.Whole) -> str:
+    def _end(self, up: wire.Link, entries: list[tree.DataEntry], mine: store.Partial | store.Whole) -> str:
         digests = bytearray()
         while True:
             kind, data = up.receive(wire.DIGESTS, wire.END)
@@ -318,11 +318,11 @@ def verify(order: dict[str, Any]) -> None:
     report(end="verified", damaged=[name for name, _ in damaged])
 
 
-def copy(order: dict[str, Any], progress: Progress) -> None:
+def copy(order: dict[str, Any], progress: Reporter) -> None:
     config, up = {**order["tls"], "private": order["root"]}, None
     Path(order["root"]).mkdir(parents=True, exist_ok=True)
     if order["role"] == "source":
-        source = Source(order, progress)
+        source = Holder(order, progress)
         report(files=len(source.entries), bytes=source.pieces.bytes)
         following = json.loads(sys.stdin.readline())
         watch_stdin()
@@ -355,7 +355,7 @@ def watch_stdin() -> None:
 
 def main() -> None:
     order = json.loads(sys.stdin.readline())
-    progress = Progress()
+    progress = Reporter()
     try:
         verify(order) if order["role"] == "verify" else copy(order, progress)
     except wire.LostError as error:

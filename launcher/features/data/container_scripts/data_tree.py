@@ -32,7 +32,7 @@ class RefusedError(Exception):
     """The data or a message is invalid; the message is shown to the user."""
 
 
-class Entry(NamedTuple):
+class DataEntry(NamedTuple):
     """A path of a data set, relative to its folder. mtime, ctime (ns) and inode: of the source, keys of its hashes."""
 
     path: bytes
@@ -53,7 +53,7 @@ def shown(path: bytes) -> str:
     return path.decode("utf-8", "replace")
 
 
-def walk(root: bytes) -> list[Entry]:
+def walk(root: bytes) -> list[DataEntry]:
     """Return the entries of a folder, sorted by name, or of a single file. Raises RefusedError, OSError."""
     found = os.stat(root)
     if stat.S_ISREG(found.st_mode):
@@ -63,7 +63,7 @@ def walk(root: bytes) -> list[Entry]:
     return sorted(_below(root, b""))
 
 
-def _below(root: bytes, prefix: bytes) -> Iterator[Entry]:
+def _below(root: bytes, prefix: bytes) -> Iterator[DataEntry]:
     with os.scandir(posixpath.join(root, prefix) if prefix else root) as listed:
         children = [(prefix + child.name, child.stat(follow_symlinks=False)) for child in listed]
     for path, found in children:
@@ -73,18 +73,18 @@ def _below(root: bytes, prefix: bytes) -> Iterator[Entry]:
             yield from _below(root, path + b"/")
 
 
-def _entry(path: bytes, full_path: bytes, found: os.stat_result) -> Entry:
+def _entry(path: bytes, full_path: bytes, found: os.stat_result) -> DataEntry:
     mode = stat.S_IMODE(found.st_mode) & 0o777
     if stat.S_ISDIR(found.st_mode):
-        return Entry(path, FOLDER, mode | 0o700)
+        return DataEntry(path, FOLDER, mode | 0o700)
     if stat.S_ISREG(found.st_mode):
         times = found.st_mtime_ns % (1 << 63), found.st_ino, found.st_ctime_ns % (1 << 63)
-        return Entry(path, FILE, mode | 0o400, found.st_size, b"", *times)
+        return DataEntry(path, FILE, mode | 0o400, found.st_size, b"", *times)
     if stat.S_ISLNK(found.st_mode):
         target = os.readlink(full_path)
         if not is_inside(path, target):
             raise RefusedError(f"{shown(path)} is a link to {shown(target)}, outside the data: replace it by a copy")
-        return Entry(path, LINK, 0o777, 0, target)
+        return DataEntry(path, LINK, 0o777, 0, target)
     raise RefusedError(f"{shown(path)} is not a file, folder or link, and cannot be copied")
 
 
@@ -95,7 +95,7 @@ def is_inside(path: bytes, target: bytes) -> bool:
     return end != b".." and not end.startswith(b"../")
 
 
-def check(entries: list[Entry]) -> None:
+def check(entries: list[DataEntry]) -> None:
     """Raises RefusedError for a list that `walk` cannot have produced."""
     folders = {b""}
     last = b""
@@ -116,7 +116,7 @@ def check(entries: list[Entry]) -> None:
         last = path
 
 
-def rows(entries: Iterable[Entry]) -> list[list[Any]]:
+def rows(entries: Iterable[DataEntry]) -> list[list[Any]]:
     """Return entries as JSON values: Latin-1 maps each byte to a character."""
     return [
         [e.path.decode("latin-1"), e.kind, e.mode, e.size, e.target.decode("latin-1"), e.mtime, e.inode, e.ctime]
@@ -124,11 +124,11 @@ def rows(entries: Iterable[Entry]) -> list[list[Any]]:
     ]
 
 
-def entries_of(found: Any) -> list[Entry]:
+def entries_of(found: Any) -> list[DataEntry]:
     """Parse entries from another machine. Raises RefusedError."""
     try:
         return [
-            Entry(_bytes(path), str(kind), _whole(mode) & 0o777, _whole(size), _bytes(to), *map(_whole, times))
+            DataEntry(_bytes(path), str(kind), _whole(mode) & 0o777, _whole(size), _bytes(to), *map(_whole, times))
             for path, kind, mode, size, to, *times in found
         ]
     except (TypeError, ValueError):
@@ -145,7 +145,7 @@ def _whole(value: Any) -> int:
     return value
 
 
-def signature(source: str, entries: list[Entry]) -> str:
+def signature(source: str, entries: list[DataEntry]) -> str:
     """Return a hash of one state of one source, from its file system's metadata only."""
     found = hashlib.sha256(source.encode("utf-8", "surrogateescape"))
     for start in range(0, len(entries), BATCH):
@@ -153,7 +153,7 @@ def signature(source: str, entries: list[Entry]) -> str:
     return found.hexdigest()
 
 
-def content(entries: list[Entry], digests: bytes | bytearray) -> str:
+def content(entries: list[DataEntry], digests: bytes | bytearray) -> str:
     """Return the name of a copy: a hash of its names, modes, sizes and bytes, independent of the source."""
     found, at = hashlib.sha256(), 0
     for entry in entries:
@@ -163,13 +163,13 @@ def content(entries: list[Entry], digests: bytes | bytearray) -> str:
     return found.hexdigest()
 
 
-def pack(entries: list[Entry], digests: bytes) -> bytes:
+def pack(entries: list[DataEntry], digests: bytes) -> bytes:
     """Return a manifest file: the list, and the hashes of all pieces in order."""
     listed = zlib.compress(json.dumps(rows(entries)).encode(), 1)
     return b"launcher data 1\n%d\n" % len(listed) + listed + digests
 
 
-def unpack(data: bytes) -> tuple[list[Entry], bytearray]:
+def unpack(data: bytes) -> tuple[list[DataEntry], bytearray]:
     """Parse a manifest file. Raises RefusedError if `pack` did not write it."""
     try:
         magic, size, rest = data.split(b"\n", 2)
@@ -186,7 +186,7 @@ def unpack(data: bytes) -> tuple[list[Entry], bytearray]:
 class Pieces:
     """All pieces of a list of entries, numbered in order."""
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[DataEntry]) -> None:
         self.entries = entries
         self.files = [entry for entry in entries if entry.size]
         self.starts: list[int] = []  # number of the first piece of each file
