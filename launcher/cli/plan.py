@@ -63,7 +63,7 @@ def plan(
         pack(listing, log)
         typer.echo(text, nl=False)
         return
-    if docker and loaded.runtime != "docker":
+    if docker and not loaded.traits.has_limits:
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "run: launcher plan JOB")
     made = launcher.plan(loaded, offline=offline_, log=terminal.Reporter().log, ssh_config=ssh_config)
     if json:
@@ -107,7 +107,7 @@ def show(plan: Plan, console: Console) -> None:
         workers = counted(node.processes, "worker")
         console.print(f"\n[bold cyan]{escape(node.node)}[/]  {_role(plan, node)}  {workers}  {spec.name}")
         console.print(f"  address {meeting.addresses[node.rank]} on {meeting.interfaces[node.rank]}")
-        if plan.runtime == "docker":
+        if plan.traits.has_limits:
             limits = " ".join(f"--ulimit {k}={v}" for k, v in spec.ulimits)
             console.print(f"  --network {spec.network} --ipc {spec.ipc} --init --user {spec.user} {limits}".rstrip())
         console.print(f"  gpus {', '.join(spec.gpus) or 'none'}")

@@ -135,7 +135,7 @@ def _part_at(path: Path) -> type[Part] | None:
 
 def _conflicts(job: Job) -> Iterator[Conflict]:
     """Yield keys that conflict with each other."""
-    if job.runtime == "docker":
+    if job.traits.has_images:
         yield from _docker(job)
     else:
         yield from _process(job)
@@ -154,7 +154,7 @@ def _nodes(job: Job) -> Iterator[Conflict]:
         first = rank if node.host == ANY else seen.setdefault(machine(node.host), rank)
         if first != rank and (node.host != LOCAL or job.machines[first].host != LOCAL):
             yield path, f"{node.host} is already listed as entry {first}", {key}
-        elif first != rank and job.runtime == "docker":
+        elif first != rank and not job.traits.one_machine:
             yield path, "local may be repeated only with runtime: process", {key, "runtime"}
         elif names.setdefault(node.name, rank) != rank:
             message = f"entry {names[node.name]} has the same name, {node.name}; choose another `name`"

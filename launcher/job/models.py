@@ -29,6 +29,7 @@ from launcher.job.parts import (
 )
 from launcher.job.problems import BadValueError, LocatedError, Mark, Path, Positions, Problem, refusal, show
 from launcher.job.scalars import ANY, Gpus, whole
+from launcher.model.runtime import TRAITS, Traits
 
 MOST_VARIANTS = 10_000
 ELASTIC = {"restarts": 10, "lost_after": "15s"}  # defaults with min_nodes
@@ -210,6 +211,10 @@ class Job(Part):
         if not isinstance(data, Mapping) or data.get("min_nodes") is None:
             return data
         return {**ELASTIC, **{key: value for key, value in data.items() if value is not None or key not in ELASTIC}}
+
+    @property
+    def traits(self) -> Traits:
+        return TRAITS[self.runtime]
 
     @property
     def machines(self) -> tuple[NodeEntry, ...]:

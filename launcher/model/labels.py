@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from launcher.model import checked
 from launcher.model.plan import RunId
+from launcher.model.runtime import TRAITS
 
 RUN = "launcher.run"
 JOB = "launcher.job"
@@ -23,7 +24,7 @@ UID = "launcher.uid"  # uid of the ssh user on the node, who owns the run
 OWNER = "launcher.owner"  # user@host of the caller
 CREATED = "launcher.created"  # seconds since the epoch, by the caller's clock
 VERSION = "launcher.version"
-RUNTIME = "launcher.runtime"  # docker | process
+RUNTIME = "launcher.runtime"  # launcher.model.runtime
 MIN_NODES = "launcher.min_nodes"  # minimum number of nodes with which the run continues, if not all
 SPARES = "launcher.spares"  # with MIN_NODES: number of spare nodes at the end of the list
 PURPOSE = "launcher.purpose"  # run | shell | bench | claim | probe; any launcher removes probes that it finds
@@ -89,7 +90,7 @@ def read(labels: Mapping[str, object]) -> RunLabels:
     return RunLabels(
         run=run,
         purpose=checked.text(labels.get(PURPOSE), "[a-z]{1,20}", "purpose"),
-        runtime=checked.text(labels.get(RUNTIME), "docker|process", "runtime"),
+        runtime=checked.text(labels.get(RUNTIME), "|".join(TRAITS), "runtime"),
         node=checked.node_name(labels.get(NODE)),
         rank=checked.number(labels.get(NODE_RANK), 10**5),
         ranks=range(start, start + checked.number(count, 10**4)),

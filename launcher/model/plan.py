@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.model.container import ContainerSpec
+from launcher.model.runtime import TRAITS, Traits
 
 _READABLE = 256  # maximum number of nodes of a plan that is indented
 
@@ -71,6 +72,10 @@ class Plan:
     warnings: tuple[str, ...] = ()
     min_nodes: int = 0  # minimum number of nodes with which the run continues; 0: all are required
     spares: int = 0  # number of spare nodes, the last ones: they wait and replace lost nodes
+
+    @property
+    def traits(self) -> Traits:
+        return TRAITS[self.runtime]
 
     @property
     def master(self) -> NodePlan:

@@ -136,7 +136,7 @@ def _warnings(
         found.append(
             f"sshd forbids testing connections between the nodes; {rendezvous.address} is assumed to be reachable"
         )
-    for limit, _ in WANTED_ULIMITS if job.runtime == "docker" else ():
+    for limit, _ in WANTED_ULIMITS if job.traits.has_limits else ():
         limited = [node.name for node in facts if limit not in dict(node.ulimits)]
         if limited:
             found.append(f"{_LIMITS[limit]} is limited on {', '.join(limited)}")

@@ -54,9 +54,9 @@ def written(job: Job) -> list[str]:
 
 def of_node(node: NodeFacts, job: Job | None = None) -> list[Check]:
     """Return all checks of a single node except those of its GPUs. job: the job it will run, if known."""
-    docker = job is None or job.runtime == "docker"
-    found = [_clock(node), *([engine(node, job), _disk(node)] if docker else [])]
-    if docker and (job is None or job.docker.ipc == "host"):
+    containers = job is None or job.traits.has_images
+    found = [_clock(node), *([engine(node, job), _disk(node)] if containers else [])]
+    if containers and (job is None or job.docker.ipc == "host"):
         found.append(_shm(node))
     return found
 

@@ -49,7 +49,7 @@ def build(job: Job, python: str, gpus_of_a_node: int | None = None) -> ClusterPl
         job=job,
         gpus=gpus,
         processes=command.workers(job, gpus),
-        image="" if job.image is None or job.runtime == "process" else job.image.ref or job.image.base or "",
+        image="" if job.image is None or not job.traits.has_images else job.image.ref or job.image.base or "",
         program=program if job.run.command is not None else (python, *program),
         env={**base, **job.env},
         warnings=(*checks.written(job), *([unknown] if everything is None else [])),
@@ -66,7 +66,7 @@ def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
                 )
     if isinstance(job.gpus, tuple):
         yield ("gpus",), "a cluster allocates GPUs by number: give the number of GPUs per node"
-    elif job.gpus == "all" and gpus_of_a_node is None and (job.runtime == "docker" or "gpus" in job.model_fields_set):
+    elif job.gpus == "all" and gpus_of_a_node is None and (job.traits.isolates or "gpus" in job.model_fields_set):
         what = "the number of GPUs of a node is unknown: give it (gpus: 8, or none), or set `gpus` of the cluster in"
         yield ("gpus",), f"{what} the settings file and name the cluster: --on CLUSTER"
     if job.min_nodes is not None:

@@ -38,7 +38,7 @@ def assumed_data(job: Job, home: str) -> tuple[Mount, ...]:
 
 def layout(job: Job, node: NodeFacts, run: RunId) -> Layout:
     """Return the fixed paths inside a container; for plain processes, folders below the run's output folder."""
-    if job.runtime == "docker":
+    if job.traits.isolates:
         return Layout(code=CODE, output=job.output, kit=KIT)
     output = output_dir(node.home, run)
     kit = posixpath.join(output, ".node", node.name, "kit")
@@ -49,11 +49,11 @@ def container(
     context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], ranks: range
 ) -> ContainerSpec:
     """Return the container of the node with this rank. uuids: its GPUs. ranks: global ranks of its workers."""
-    job, docker = context.job, context.job.runtime == "docker"
+    job, traits = context.job, context.job.traits
     paths = layout(job, node, context.run)
-    user, groups = login_of(node) if docker else ("", ())
-    gpu_driver = gpus.driver(node, uuids) if uuids and docker else ""
-    devices = ((INFINIBAND,) if node.infiniband and docker else ()) + job.docker.devices
+    user, groups = login_of(node) if traits.isolates else ("", ())
+    gpu_driver = gpus.driver(node, uuids) if uuids and traits.isolates else ""
+    devices = ((INFINIBAND,) if node.infiniband and traits.isolates else ()) + job.docker.devices
     if gpu_driver == "nvidia":
         named = {text.partition(":")[0] for text in devices}
         devices += tuple(file for file in gpus.device_files(node, uuids) if file not in named)
@@ -67,11 +67,11 @@ def container(
         workdir=workdir(output_dir(node.home, context.run), node.name),
         user=user,
         groups=groups,
-        mounts=(*job.mounts, *node.data) if docker else (),
+        mounts=(*job.mounts, *node.data) if traits.isolates else (),
         gpus=uuids,
         gpu_driver=gpu_driver,
         ipc=job.docker.ipc,
-        userns="host" if docker and node.engine is not None and node.engine.remapped else "",
+        userns="host" if traits.isolates and node.engine is not None and node.engine.remapped else "",
         ulimits=node.ulimits,
         devices=devices,
         cap_add=job.docker.cap_add,
@@ -88,7 +88,7 @@ def container(
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:
     """Return what a node of a job with min_nodes must know of the others, for elastic/container_scripts/elastic.py."""
     job, found = context.job, context.rendezvous
-    several = job.runtime == "process"  # nodes on one machine, each with its own port
+    several = job.traits.one_machine  # each node has its own port
     addresses = {
         entry.name: f"{address}:{found.port + rank * several}"
         for rank, (entry, address) in enumerate(zip(job.machines, found.addresses, strict=True))
@@ -126,7 +126,7 @@ def _environment(
     if not uuids:
         sharing = sum(other.host == entry.host for other in job.machines)  # nodes of the job on this machine
         env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (processes * sharing)))
-    if job.runtime == "process" and node.gpus:
+    if not job.traits.isolates and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     if any(map(gpus.is_instance, uuids)):  # rank.sh gives each worker one: CUDA uses only one instance per process
         env["LAUNCHER_MIG"] = ",".join(uuids[worker % len(uuids)] for worker in range(processes))

@@ -19,7 +19,7 @@ NCCL_AND_MIG = (
 _PEERS = re.compile(r"^[ \t]*GPU\d+((?:[ \t]+[A-Z]{1,4})+)[ \t]*$", re.MULTILINE)
 
 
-def of_node(node: NodeFacts, wanted: Gpus, *, docker: bool) -> Iterator[Check]:
+def of_node(node: NodeFacts, wanted: Gpus, *, isolated: bool) -> Iterator[Check]:
     """Yield the checks of a node's GPUs. wanted: the job's request, or `all` without a job."""
     try:
         chosen = gpus.select(node, wanted)
@@ -37,7 +37,7 @@ def of_node(node: NodeFacts, wanted: Gpus, *, docker: bool) -> Iterator[Check]:
             yield Check(node.name, "gpus", level, problem.what, problem.fix)
     if node.gpus and wanted != "none":
         yield from _machine(node)
-    if chosen and docker:
+    if chosen and isolated:
         yield _toolkit(node, chosen)
         if lost := gpus.lost_at_reload(node):
             what = f"with {lost}, containers lose their GPUs on a systemd reload; containers of runs are not affected"

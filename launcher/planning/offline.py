@@ -22,7 +22,7 @@ def offline(job: Job, code: str) -> Plan:
     """Return the plan for typical nodes: Linux, uid 1000, the GPUs that the job requests, a current torch."""
     count = len(job.machines)
     facts, image = [_node(job, rank) for rank in range(count)], assumed_image(job)
-    if job.runtime == "process" or count == 1:
+    if job.traits.one_machine or count == 1:
         meeting = on_one_machine(count, job.port)
     else:
         own = tuple(entry.address or f"{_NETWORK}.{rank + 1}" for rank, entry in enumerate(job.machines))
@@ -61,7 +61,6 @@ def _gpus(request: Gpus) -> tuple[Gpu, ...]:
 
 def _node(job: Job, rank: int) -> NodeFacts:
     entry = job.machines[rank]
-    docker = job.runtime == "docker"
     return NodeFacts(
         name=entry.name,
         host=entry.host,
@@ -76,7 +75,7 @@ def _node(job: Job, rank: int) -> NodeFacts:
         interfaces=(Interface("eth0", (f"{_NETWORK}.{rank + 1}/24",)),),
         routes=(Route("0.0.0.0/0", "eth0"),),
         gpus=_gpus(job.gpus_of(entry)),
-        python="" if docker else "python3",
-        ulimits=WANTED_ULIMITS if docker else (),
+        python="" if job.traits.has_images else "python3",
+        ulimits=WANTED_ULIMITS if job.traits.has_limits else (),
         data=assumed_data(job, "/home/user"),
     )

@@ -78,7 +78,7 @@ def list_code(job: Job, cwd: Path, log: Log, *, bare: bool = False) -> CodeListi
         left_out.why.update((file.name, CREDENTIALS) for file in files if file.name in secrets and not file.wanted)
         files = [file for file in files if file.name not in left_out.why]
         _check_script(job, cwd, folder, left_out)
-        broken = check_links(job, folder, files, left_out, visible=bare or job.runtime == "process")
+        broken = check_links(job, folder, files, left_out, visible=bare or not job.traits.isolates)
         return CodeListing(folder, files, left_out, needed_trainer(job, folder, files), broken)
 
 

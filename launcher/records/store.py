@@ -24,6 +24,7 @@ from launcher.local_files import APPEND, open_regular, parse_object, write_atomi
 from launcher.model import checked, labels
 from launcher.model.host import cluster_name
 from launcher.model.plan import Plan, RunId, is_run_id, plain
+from launcher.model.runtime import TRAITS, Traits
 from launcher.records.code_files import LeftOut
 from launcher.records.masking import Masker
 from launcher.records.paths import RUNS, RunPaths, as_shown, not_a_folder, require_folder
@@ -315,7 +316,12 @@ class Record:
 
     @property
     def runtime(self) -> str:
-        return "process" if self._plan.get("runtime") == "process" else "docker"
+        found = self._plan.get("runtime")
+        return found if found in TRAITS else "docker"
+
+    @property
+    def traits(self) -> Traits:
+        return TRAITS[self.runtime]
 
     @cached_property
     def _plan(self) -> dict[str, Any]:

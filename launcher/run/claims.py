@@ -33,8 +33,8 @@ def claim_all(engine: Engine, plan: Plan) -> None:
         return
     for uuid in sorted(planned.container.gpus):  # in a fixed order, so that two runs cannot block each other
         _claim(engine, planned, _name(uuid), f"GPU {uuid} is in use", "choose other GPUs: gpus")
-    if plan.min_nodes and plan.runtime == "process":
-        port += planned.rank  # on one machine, each node uses its own port
+    if plan.min_nodes and plan.traits.one_machine:
+        port += planned.rank  # each node uses its own port
     listens = len(plan.nodes) > 1 or "--master_port" in planned.container.argv  # torchrun does so on a single node too
     if plan.min_nodes or (planned.rank == 0 and listens):
         _claim(engine, planned, _port(port), f"rendezvous port {port} is locked", another_port(port))

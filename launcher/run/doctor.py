@@ -78,7 +78,7 @@ def check_nodes(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
     for check in _facts_and_network(job, fleet):
         failed = failed or (isinstance(check, Check) and check.level is Level.FAIL)
         yield check
-    if job is not None and job.runtime == "docker" and not failed:
+    if job is not None and job.traits.has_limits and not failed:
         yield from _containers(job, fleet)
 
 
@@ -105,9 +105,8 @@ def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFa
             yield Check(engine.node, "ssh sessions", Level.WARN, what, fix)
         entry = next((e for e in job.machines if e.name == engine.node), None) if job else None
         wanted = "all" if job is None or entry is None else job.gpus_of(entry)
-        docker = job is None or job.runtime == "docker"
         yield from checks.of_node(node, job)
-        yield from gpu_checks.of_node(node, wanted, docker=docker)
+        yield from gpu_checks.of_node(node, wanted, isolated=job is None or job.traits.isolates)
         if wanted != "none":
             need_gpus.append(node)
         if node.gpus:
@@ -116,7 +115,7 @@ def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFa
     yield from _peers(usable)
     if job is not None:
         yield from _mounts(job, [engine for engine, _ in usable])
-        if job.runtime == "docker" and job.image is not None and usable:
+        if job.traits.has_images and job.image is not None and usable:
             with caller_engine() as local:
                 lock = lock_path(job.file) if job.file else None
                 locations = ImageLocations([engine for engine, _ in usable], local, lambda _: None)
@@ -127,7 +126,7 @@ def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFa
         yield from gpu_checks.alike(need_gpus, job=job is not None and job.each is None)
     if job is not None and facts and not fleet.failed and len(facts) == len(job.machines):
         yield checks.master_port(job, facts[0])
-        if job.runtime == "docker" and len(facts) > 1:
+        if not job.traits.one_machine and len(facts) > 1:
             yield from _between(job, fleet, facts)
         yield from _same_data(job, fleet)
     for feature in features.FEATURES.values() if job is not None else ():
@@ -161,7 +160,7 @@ def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Che
     if not users:
         return
     name, version = "", ""
-    if job.runtime == "docker" and job.image is not None:
+    if job.traits.has_images and job.image is not None:
         name = job.image.base or job.image.ref or ""
         seen = run_all_settled([partial(image_store(engine).inspect, name) for engine, _ in users])
         own = (info.cuda for info in seen if isinstance(info, ImageInfo) and info.cuda)
@@ -177,7 +176,7 @@ def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Che
 
 
 def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
-    for mount in job.mounts if job.runtime == "docker" else ():
+    for mount in job.mounts if job.traits.isolates else ():
         path = mount.source
         for engine, found in zip(engines, _everywhere(engines, _READABLE, path), strict=True):
             level, what, fix = Level.FAIL, f"{path} is not readable by the ssh user", ""
@@ -333,7 +332,7 @@ def _containers(job: Job, fleet: Fleet) -> Iterator[Check]:
 
 def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
     """Check that read-only mounts have the same names, sizes and a sample of contents on every node."""
-    for mount in job.mounts if len(fleet.engines) > 1 and job.runtime == "docker" else ():
+    for mount in job.mounts if len(fleet.engines) > 1 and job.traits.isolates else ():
         if not mount.read_only:
             continue
         seen = _everywhere(fleet.engines, _DATA, mount.source, str(SAMPLE), timeout=DATA_TIMEOUT)

@@ -88,7 +88,7 @@ def shell(
     to a run.
     """
     _note_local_ports(entry.host, ports, log)
-    caller = os.getpid() if job.runtime == "process" else 0
+    caller = os.getpid() if job.traits.one_machine else 0
     alone = job.model_copy(update={"nodes": (entry,), "timeout": None})
     facts = [_shared(node) for node in fleet.facts()]
     idle = ("sh", "-c", _IDLE, "sh", str(caller))

@@ -223,7 +223,7 @@ class Follow:
                     self._stop.wait(REMOVAL)
                     state = node.engine.wait(node.container, 0)
             except ContainerGone:
-                folder = node.node.output if self._attached.record.runtime == "process" else ""
+                folder = "" if self._attached.record.traits.isolates else node.node.output
                 self._put(messages.NodeRemoved(node.name, folder))
                 break
             except LauncherError as error:

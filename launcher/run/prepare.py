@@ -81,7 +81,7 @@ def make_plan(job: Job, prepared: Prepared, code: str) -> Plan:
 
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
     """Return the rendezvous address, after testing that all nodes can reach it."""
-    if job.runtime == "process":
+    if job.traits.one_machine:
         return on_one_machine(len(job.machines), job.port)
     addresses = [entry.address for entry in job.machines]
     probes = probe_master(fleet, facts, job.port, addresses[0])
@@ -92,7 +92,7 @@ def inspect_image(
     job: Job, fleet: Fleet, facts: Sequence[NodeFacts]
 ) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
     """Return the image's properties as found on the nodes, the facts, and notes on assumptions."""
-    if job.runtime == "process" or job.image is None:
+    if not job.traits.has_images or job.image is None:
         return _own_python(job, fleet, facts)
     name = job.image.ref or job.image.base or ""
 
@@ -137,7 +137,7 @@ def make_image(
     job: Job, fleet: Fleet, facts: Sequence[NodeFacts], log: Log, on_progress: OnProgress, lock_file: Path | None
 ) -> tuple[ImageFacts, list[NodeFacts]]:
     """Provide the job's image on every node; return its properties and the facts with the granted ulimits."""
-    if job.runtime == "process" or job.image is None:
+    if not job.traits.has_images or job.image is None:
         own, seen, notes = _own_python(job, fleet, facts)
         for note in notes:
             log(f"note: {note}")

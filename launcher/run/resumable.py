@@ -30,7 +30,7 @@ echo "@@started $boot ${20}"
 def restarted(attached: Attached, states: Mapping[str, ContainerState]) -> Failure | None:
     """Return the failure of a node whose machine has restarted since its container started; None if there is none."""
     ended = [node for node in attached.nodes if node.name in states and states[node.name].exit_code]
-    asked = [node for node in ended if cluster_name(node.host) is None and attached.record.runtime != "process"]
+    asked = [node for node in ended if cluster_name(node.host) is None and not attached.record.traits.one_machine]
     found = run_all_settled([partial(_machine_started, attached.engines[node.name]) for node in asked])
     for node, when in zip(asked, found, strict=True):
         began = states[node.name].started

@@ -92,7 +92,7 @@ def bench(job: Job, fleet: Fleet, seconds: float, unfit: Mapping[str, str], log:
     if not image.python:
         raise ImageUnfit(f"image {image.reference}", "has no Python, which --bench needs", "use an image with torch")
     entries = tuple(entry for entry in job.machines if entry.name in names)
-    paths = [each.target for each in job.mounts] + [each.at for each in job.data] if job.runtime == "docker" else []
+    paths = [each.target for each in job.mounts] + [each.at for each in job.data] if job.traits.isolates else []
     turns, with_gpus = rounds(len(seen)), any(chosen for _, chosen in seen)
     times = timetable(seconds, len(turns), gpus=with_gpus, reads=bool(paths))
     notes = _notes(len(seen), len(turns), seconds, times, minutes_needed(len(turns), gpus=with_gpus, reads=bool(paths)))

@@ -116,7 +116,7 @@ def check(job: Job, *, jobset: bool, image: str | None) -> None:
 
 
 def _refused(job: Job, *, jobset: bool) -> Refused:
-    if job.runtime == "process":
+    if not job.traits.has_images:
         yield ("runtime",), "pods are containers: expected docker"
     longest = _LONGEST - len(_pod_name("", len(job.nodes) - 1, jobset=jobset) + _RANDOM)
     if not re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", job.name) or len(job.name) > longest:

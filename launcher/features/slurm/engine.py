@@ -42,6 +42,7 @@ from launcher.model.container import BatchSpec, ContainerSpec, ContainerState, P
 from launcher.model.facts import NodeFacts
 from launcher.model.forward import Forward
 from launcher.model.labels import RUN
+from launcher.model.runtime import TRAITS
 from launcher.node.connect import LOCAL, Access
 from launcher.node.engine import Engine
 from launcher.node.files import Files
@@ -282,7 +283,7 @@ class SlurmEngine(Engine):
         if run.job is None or run.phase is not Phase.RUNNING:
             raise EngineFailed(self.node, f"{container} is not running", "run: launcher status")
         known = run.run_labels
-        if known.runtime != "process":
+        if TRAITS[known.runtime].isolates:
             what, fix = "cannot run a command in a container on a cluster", f"use: srun --jobid={run.job.id}"
             raise NodeUnfit(self.node, what, fix)
         asked = self._slurm('squeue -h -o %A -j "$1"; srun --version', run.job.id).out.decode(errors="replace")

@@ -89,7 +89,7 @@ def check(job: Job, container: str) -> None:
 
 
 def _refused(job: Job, container: str) -> Refused:
-    if job.runtime == "docker" and container == "none":
+    if job.traits.has_images and container == "none":
         what = "the cluster has no container tool: set runtime: process, or set the tool in the settings file"
         yield ("image",), f"{what} (container: pyxis, apptainer or oci) and name the cluster: --on CLUSTER"
     if job.docker.ipc != "host":
@@ -100,7 +100,7 @@ def _refused(job: Job, container: str) -> Refused:
         yield ("docker", "extra_hosts"), "containers on Slurm use the machine's /etc/hosts: remove it"
     if job.resources.cpus is not None and job.resources.cpus % 1:
         yield ("resources", "cpus"), "Slurm allocates only whole CPUs"
-    image = job.image if job.runtime == "docker" and container != "none" else None
+    image = job.image if job.traits.has_images and container != "none" else None
     if image is not None and "@sha256:" not in (image.ref or image.base or ""):
         key = "ref" if image.ref else "base"
         name = shlex.quote(f"docker://{image.ref or image.base}")
