@@ -215,5 +215,5 @@ def test_the_capability_files_of_a_gpu_are_passed_with_all_of_its_instances() ->
 )
 def test_doctor_warns_of_a_toolkit_that_loses_gpus(toolkit: str, mode: str, cgroup: str, warns: bool) -> None:
     facts = machine(dataclasses.replace(LEGACY, cgroup=cgroup), toolkit=toolkit, toolkit_mode=mode)
-    told = [check.what for check in gpu_checks.of_node(facts, "all", docker=True) if check.level is Level.WARN]
+    told = [check.what for check in gpu_checks.of_node(facts, "all", isolated=True) if check.level is Level.WARN]
     assert [f"with NVIDIA Container Toolkit {toolkit}, containers lose" in what for what in told] == [True] * warns

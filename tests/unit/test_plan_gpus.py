@@ -43,7 +43,7 @@ def refused(machine: Machine, gpus: object = "all") -> str:
 def checks(node: NodeFacts, wanted: Any = "all") -> dict[str, Check]:
     """Return the worst level of each check."""
     order = [Level.OK, Level.WARN, Level.FAIL]
-    found = sorted(gpu_checks.of_node(node, wanted, docker=True), key=lambda check: order.index(check.level))
+    found = sorted(gpu_checks.of_node(node, wanted, isolated=True), key=lambda check: order.index(check.level))
     assert all(check.fix for check in found if check.level is not Level.OK)
     return {check.name: check for check in found}
 
