@@ -49,6 +49,8 @@ class Origin:
 
 
 # --- who is asked by the launcher
+IMAGE, NODE = "image", "node"  # the places that a program's libraries and modules come from
+
 SMI = Origin("nvidia-smi")
 ENGINE = Origin("the container engine")
 
@@ -206,15 +208,14 @@ def _no_kernel(_: re.Match[str], text: str, __: Mapping[str, str]) -> Cause:
 
 
 def _missing_library(found: re.Match[str], _: str, known: Mapping[str, str]) -> Cause:
-    library, runtime = found["library"], known.get("runtime")
-    place = {"docker": "image", "process": "node"}.get(runtime or "", "environment")
-    what = f"the {place} lacks the library {library}"
+    library, place = found["library"], known.get("place")
+    what = f"the {place or 'environment'} lacks the library {library}"
     package = _DEBIAN.get(library.partition(".so")[0] + ".so")
-    if library.startswith("libcuda.so") and runtime == "docker":
+    if library.startswith("libcuda.so") and place == IMAGE:
         return Cause(f"{library}, the library of the NVIDIA driver, is missing: a container has it if it has a GPU")
-    if package is None or runtime is None:
+    if package is None or place is None:
         return Cause(what)
-    if runtime == "process":
+    if place == NODE:
         return Cause(what, f"install its package on the node (Debian: sudo apt-get install {package})")
     return Cause(
         what,
@@ -225,7 +226,7 @@ def _missing_library(found: re.Match[str], _: str, known: Mapping[str, str]) -> 
 
 def _missing_module(found: re.Match[str], _: str, known: Mapping[str, str]) -> Cause:
     """Of a submodule, the package is there, in another version."""
-    module, contained = found["module"], known.get("runtime") == "docker"
+    module, contained = found["module"], known.get("place") == IMAGE
     what = f"there is no module {module}"
     if "." in module:
         return Cause(what)

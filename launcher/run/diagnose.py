@@ -71,7 +71,7 @@ class Failure:
 def first_failure(evidence: Sequence[Evidence], known: Mapping[str, str] = _NOTHING) -> Failure | None:
     """Return the failure that caused the others, or None if every container exited with code 0.
 
-    known: of the run, for faults.lookup.of_output: port, runtime, output.
+    known: of the run, for faults.lookup.of_output: port, place, output.
 
     Suspended ranks, out-of-memory kills reported by the engine and time limits come first; then ranks that failed on
     their own, then nodes that did not start, before ranks that only lost a peer; then by time, then by rank. If all

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from launcher.container_scripts.words import reason
 from launcher.errors import LauncherError
 from launcher.faults import disk
+from launcher.faults.table import IMAGE, NODE
 from launcher.hangs import report
 from launcher.model.container import ContainerState
 from launcher.model.host import cluster_name
@@ -189,7 +190,7 @@ def _of_run(record: Record) -> dict[str, str]:
     known = {"port": str(record.port)} if record.port else {}
     if any(cluster_name(node.host) for node in record.nodes()):
         return known  # its image cannot be changed by the job file
-    known["runtime"] = record.runtime
+    known["place"] = IMAGE if record.traits.has_images else NODE
     with contextlib.suppress(LookupError, TypeError):  # rebuilt from labels, without the plan
         known["output"] = str(record.container(record.nodes()[0].rank)["layout"]["output"])
     return known

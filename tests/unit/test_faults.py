@@ -12,7 +12,7 @@ from launcher.container_scripts.words import lost_peer
 from launcher.faults import disk
 from launcher.faults.cause import Cause
 from launcher.faults.lookup import of_output, said
-from launcher.faults.table import ENGINE, RULES, SMI
+from launcher.faults.table import ENGINE, IMAGE, RULES, SMI
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import first_failure, is_victim
 from launcher.run.evidence import Evidence, collective_failed
@@ -242,7 +242,7 @@ def test_only_gloo_and_nccl_say_that_a_collective_was_not_joined() -> None:
 
 # --- known causes
 
-KNOWN = {"node": "n0", "port": "29500", "runtime": "docker", "output": "/output"}
+KNOWN = {"node": "n0", "port": "29500", "place": IMAGE, "output": "/output"}
 IN_USE = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
 WHERE = INSIDE.format("distributed/rendezvous.py")
 # (what a program printed, the cause, the fix, its exit code)
