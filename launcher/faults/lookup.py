@@ -23,8 +23,8 @@ def of_output(message: str, log: str, known: Mapping[str, str]) -> Cause | None:
 
     message: its traceback, or the end of its log. log: more of its log, in which CUDA and NCCL print more than the
     exception has; read only if the exception is theirs, or if there is none. known: the `node`, the exit `code`, the
-    `port` of the rendezvous, the `place` of its libraries (IMAGE or NODE) and the `output` folder as the program sees it, as
-    far as they are known.
+    `port` of the rendezvous, the `place` of the libraries (IMAGE or NODE) and the `output` folder as the program sees
+    it, as far as they are known.
     """
     first = first_raised(message)
     errors = [error for error in raised(message) if error == first or not lost(error)]  # that would be a consequence
