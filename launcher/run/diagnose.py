@@ -52,7 +52,10 @@ _BY_SLURM = {  # Slurm's job state, and the fix
     "PREEMPTED": _AGAIN,
 }
 # A task of Slurm that ended before the node's program started, or the batch script
-_UNSTARTED = re.compile(r"(?:its task|job \S+: \w+ \(JobLaunchFailure\))(?: on (\S+))?")
+_UNSTARTED = re.compile(
+    r"(?:its task|its batch script could not write to .*?|job \S+: \w+ \(JobLaunchFailure\))"
+    r"(?: on (\S+))?(?: exited .*)?"
+)
 _SEES = "check whether {} sees the cluster's workdir and can write there: launcher doctor JOB --on CLUSTER"
 
 
@@ -170,7 +173,7 @@ def _describe(evidence: Evidence, known: Mapping[str, str]) -> Failure:
     elif state.error:
         what = f"could not be started: {state.error}"
         fix = cause.fix if (cause := said(ENGINE, state.error)) else ""
-        if unstarted := _UNSTARTED.match(state.error):
+        if unstarted := _UNSTARTED.fullmatch(state.error):
             fix = _sees(unstarted[1])
     elif _did_not_start(evidence) and state.exit_code in (SIGTERM_CODE, SIGKILL_CODE):
         what, fix = "did not start its program", _sees(None)

@@ -99,6 +99,20 @@ def test_a_rank_that_raises_is_named_with_its_own_traceback(cli: Cli) -> None:
     assert cli.result().keys() == there.keys()
 
 
+def test_a_busy_controller_is_asked_again_for_the_address(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+    """It does not answer twice, in the middle of which there is no job without an address."""
+    busy, path = tmp_path / "bin" / "scontrol", slurm.env["PATH"]
+    busy.parent.mkdir()
+    refuses = f"echo x >>{tmp_path}/asked; [ $(wc -l <{tmp_path}/asked) -gt 2 ] || exit 1"
+    busy.write_text(
+        f'#!/bin/bash\ncase "$*" in "show node"*) {refuses} ;; esac\nexec {shutil.which("scontrol", path=path)} "$@"\n'
+    )
+    busy.chmod(0o755)
+    here = Cli(cli.cwd, {**cli.env, "PATH": f"{busy.parent}:{path}"})
+    assert here("up", job(here, "echo at $MASTER_ADDR", nodes=1), "--on", "hpc").stdout == "at 127.0.0.1\n"
+    assert len(text_of(tmp_path / "asked").split()) == 3
+
+
 def test_a_time_limit(cli: Cli) -> None:
     done = cli("up", job(cli, "sleep 600", timeout="2s"), "--on", "hpc", code=1)
     assert "time limit" in done.stdout + done.stderr
@@ -496,6 +510,10 @@ def test_a_node_that_does_not_see_the_shared_folder_is_found_and_blamed(slurm: S
         assert re.search(r"could not be started: job \d+: FAILED \(JobLaunchFailure\) on n4", first), first
         assert "check whether n4 sees the cluster's workdir" in first
         assert "dmesg" not in first
+        one = here.job("one", runtime="process", nodes=1, gpus="none", run={"command": ["echo"]}, sweep=[["a"], ["b"]])
+        task = here("up", one, "--on", "hpc", *ON_N4, code=1).stderr
+        assert re.search(r"could not be started: its batch script could not write to \S+ on n4", task), task
+        assert "check whether n4 sees the cluster's workdir" in task
 
 
 def test_doctor_finds_a_shared_folder_without_free_space(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:

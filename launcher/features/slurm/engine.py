@@ -357,6 +357,6 @@ def _array_script(root: str, runs: Sequence[str], code: str) -> str:
 root={shlex.quote(root)}
 runs=({" ".join(runs)})
 run=${{runs[SLURM_ARRAY_TASK_ID]}}
-cd "$root/$run/{code}" &&
-  exec bash "$root/$run/{NODES}/{SCRIPT}" "$run" "$root/$run" >>"$root/$run/logs/slurm.log" 2>&1
+cd "$root/$run/{code}" || exit {_NOT_STORED}
+exec bash "$root/$run/{NODES}/{SCRIPT}" "$run" "$root/$run" >>"$root/$run/logs/slurm.log" 2>&1
 """

@@ -101,7 +101,8 @@ print_end() {{
   echo "$ended"
   echo "exit $code"
   printf '%s\n' "$shown" | sed -n 's/.* BatchHost=\([^ ]*\).*/host \1/p'
-  below logs/slurm.log grep -a -m 100 '^srun: error: .*: Exited with exit code ' 2>/dev/null
+  below logs/slurm.log sed -n '/^srun: error: .*: Exited with exit code /p
+    s/^slurmstepd: error: [*][*][*] .* DUE TO .*/again/p' 2>/dev/null | tail -n 2000
   below logs/slurm.log grep -a '^slurmstepd: error: [*][*][*] .* DUE TO ' 2>/dev/null | tail -n 1
 }}
 for folder in "$2"/$3/; do
@@ -197,18 +198,23 @@ class RunInQueue:
         if phase.ended and ended_by:
             states[0] = replace(states[0], error=f"was ended by Slurm: {ended_by}")
         elif phase.ended and codes[0] == _NOT_WRITTEN and not self.attempts:
-            what = f"its batch script could not write to {self.run_labels.output}"
+            what = f"its batch script could not write to {self.run_labels.output}{self._on_its_host()}"
             states[0] = replace(states[0], error=what)
         return states
 
     def _unstarted(self) -> dict[int, tuple[str, int]]:
-        """Return by rank, for nodes that did not start their programs, what srun said: the machine and an exit code."""
-        found: dict[int, tuple[str, int]] = {}
-        for machine, ranks, code in _OF_A_TASK.findall(self.over):
-            for first, last in re.findall(r"(\d+)(?:-(\d+))?", ranks):
-                every = range(int(first), min(int(last or first) + 1, self.run_labels.nodes))
-                found |= dict.fromkeys(every, (machine, int(code)))
-        return {rank: said for rank, said in found.items() if rank not in self.attempts}
+        """Return by rank, for nodes that did not start their programs, what srun said: the machine and an exit code.
+
+        Only the first of them: srun ends all others as soon as one fails.
+        """
+        last = self.over.rpartition("\nagain\n")[2]  # attempt
+        for machine, ranks, code in _OF_A_TASK.findall(last):
+            found = set[int]()
+            for start, end in re.findall(r"(\d+)(?:-(\d+))?", ranks):
+                found |= {*range(int(start), min(int(end or start) + 1, self.run_labels.nodes))}
+            if found := found - self.attempts.keys():
+                return dict.fromkeys(found, (machine, int(code)))
+        return {}
 
     @property
     def ended_by(self) -> str:
@@ -232,7 +238,8 @@ class RunInQueue:
     def _state(self, phase: Phase, rank: int, code: int | None, failed: bool) -> ContainerState:
         """failed: whether any node's program has exited with a code other than 0."""
         started, _, finished = self.attempts.get(rank, _NOTHING)
-        show_job = self.job is not None and (self.job.waits or not (started or failed))
+        ran = started or failed or (phase.ended and self.end)  # the script, or a program
+        show_job = self.job is not None and (self.job.waits or not ran)
         count = len(self.run_labels.ranks)
         own = {labels.NODE: f"node-{rank}", labels.NODE_RANK: str(rank), labels.RANKS: f"{rank * count}+{count}"}
         name = f"{self.spec['name'].rpartition('-')[0]}-{rank}"
@@ -251,11 +258,15 @@ class RunInQueue:
 
     def _about_job(self) -> str:
         """`job 12: PENDING (PartitionConfig): what to do`, or `job 12: FAILED (JobLaunchFailure) on n4`."""
-        host = re.search(r"^host ([A-Za-z0-9._-]{1,100})$", self.over, re.MULTILINE)
-        if self.job and self.job.reason == "JobLaunchFailure" and host:
-            return f"{self.job} on {host[1]}"
+        if self.job and self.job.reason == "JobLaunchFailure":
+            return f"{self.job}{self._on_its_host()}"
         advice = self.job.advice if self.job else ""
         return f"{self.job}: {advice}" if advice else str(self.job)
+
+    def _on_its_host(self) -> str:
+        """` on n4`, the machine of the batch script; "" if Slurm has forgotten it."""
+        host = re.search(r"^host ([A-Za-z0-9._-]{1,100})$", self.over, re.MULTILINE)
+        return f" on {host[1]}" if host else ""
 
     @property
     def phase(self) -> Phase:

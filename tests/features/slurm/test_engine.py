@@ -180,7 +180,7 @@ def fails(run: RunInQueue, root: Path, nodes: int = 2) -> Failure:
 
 @pytest.mark.parametrize("first", [NOT_STARTED, None, 143, 0], ids=["not started", "no exit", "stopped", "done"])
 def test_a_node_that_did_not_start_is_the_reason_with_its_machine(first: int | None, tmp_path: Path) -> None:
-    log = "srun: error: n4: task 1: Exited with exit code 2\nsrun: error: n1: task 0: Terminated\n"
+    log = "srun: error: n4: task 1: Exited with exit code 2\nsrun: error: n1: task 0: Exited with exit code 73\n"
     run = ended(tmp_path, listed(tmp_path / ".launcher", "FAILED"), end="2 1700000009 ", log=log, codes=(first,))
     found = fails(run, tmp_path)
     assert (found.node, found.exit_code) == ("node-1", 2)
@@ -202,12 +202,25 @@ def test_a_node_that_did_not_start_is_a_suspect_and_no_victim(tmp_path: Path) ->
     assert "sees the cluster's workdir" in found.cure
 
 
-def test_a_task_of_an_earlier_attempt_is_not_the_reason(tmp_path: Path) -> None:
-    log = (
-        "srun: error: n4: task 1: Exited with exit code 2\nsrun: error: n[1-2]: tasks 0-99,7: Exited with exit code 3\n"
-    )
-    run = ended(tmp_path, listed(tmp_path / ".launcher", "FAILED"), end="7 1700000009 ", log=log, codes=(0, 7))
-    assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (7, "")]
+@pytest.mark.parametrize(
+    ("codes", "log", "blamed"),
+    [
+        ((0, 7), ["n4: task 1", "n[1-2]: tasks 0-99,7"], ""),  # both have started
+        ((0,), ["n4: task 1", "again", "n2: task 0"], ""),
+        ((), ["n4: task 1", "again", "n[2-3]: tasks 0-1"], "n[2-3]"),
+        ((), ["n2: task 7", "n3: task "], ""),
+        ((), ["again", "n3: tasks 5,1"], "n3"),
+    ],
+)
+def test_the_first_task_of_the_last_attempt_that_started_nothing_is_named(
+    codes: tuple[int, ...], log: list[str], blamed: str, tmp_path: Path
+) -> None:
+    again = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-27T02:37:26 DUE TO JOB REQUEUE ***"
+    text = [again if line == "again" else f"srun: error: {line}: Exited with exit code 3" for line in log]
+    run = ended(tmp_path, listed(tmp_path / ".launcher", "FAILED"), end="3 1 ", log="\n".join([*text, ""]), codes=codes)
+    errors = [state.error for state in run.states() if state.error]
+    assert all(error == f"its task on {blamed} exited with code 3 before its program started" for error in errors)
+    assert bool(errors) == bool(blamed)
 
 
 def test_a_launch_that_failed_asks_whether_the_machine_sees_the_folder(tmp_path: Path) -> None:
