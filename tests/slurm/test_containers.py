@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +45,27 @@ def in_containers(pushed: tuple[str, dict[str, str]], cli: Cli) -> tuple[Cli, di
     """Return the launcher, and the job keys to run in the image."""
     image, env = pushed
     return Cli(cli.cwd, {**cli.env, **env}), {"image": {"ref": image}, "gpus": "none"}
+
+
+def test_the_command_that_gets_a_digest_prints_the_name_that_a_job_needs(cli: Cli, tmp_path: Path) -> None:
+    need("skopeo", "umoci", packages=("skopeo", "umoci"))
+    for argv in (["init", "--layout", "made"], ["new", "--image", "made:it"]):
+        subprocess.run(["umoci", *argv], cwd=tmp_path, check=True)
+    with registry(tmp_path) as address:
+        image = f"{address}/team/tool:1.0"
+        push = ["skopeo", "copy", "--dest-tls-verify=false", "oci:made:it", f"docker://{image}"]
+        subprocess.run(push, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+        export = ("--to", "slurm", "--on", "oci", "--set", f"image.ref={image}")
+        file = cli.job("tool", image={"ref": "other"}, nodes=1, gpus="none", run={"command": ["true"]})
+        refused = cli("export", file, *export, code=2).stderr
+        command = refused[refused.index("skopeo inspect") :].splitlines()[0]
+        insecure = tmp_path / ".config" / "containers" / "registries.conf"
+        insecure.parent.mkdir(parents=True)
+        insecure.write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
+        env = {**os.environ, "HOME": str(tmp_path)}
+        printed = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=True).stdout
+    assert printed.startswith(f"{address}/team/tool@sha256:")
+    assert printed.strip() in cli("export", file, *export[:-1], f"image.ref={printed.strip()}").stdout
 
 
 @pytest.mark.slow

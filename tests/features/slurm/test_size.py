@@ -134,7 +134,7 @@ def test_an_export_for_no_cluster_says_so_and_names_those_of_the_settings(cluste
 
 
 def test_the_list_of_runs_in_a_pipe_has_whole_ids(cluster: Cli) -> None:
-    """Each on one line, with all its nodes; in a narrow terminal too, the ID is whole."""
+    """Each on one line, with all its nodes."""
     name = "a-name-of-a-job-that-is-as-long-as-a-name-may-be-0123456789"
     file = cluster.job(name, runtime="process", nodes=9, gpus="none", run={"command": ["true"]})
     cluster("up", file, "-d", "--on", "hpc")
