@@ -66,7 +66,7 @@ def _run(config: Config) -> TrainError | None:
             raise
         where = error.filename2 or error.filename or f"a file in {config.output}"
         failure = TrainError(f"{where} could not be written: {error.strerror}")
-        failure.alike = config.parallel == "fsdp"  # its ranks write together, and all report the error of one
+        failure.alike = config.shards_weights  # its ranks write together, and all report the error of one
         return failure
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from train.config import Config
 from train.distributed.methods import abilities
@@ -12,21 +12,28 @@ ADAM = ("adamw", "muon")
 SCALED_OR_HALF = ("fp16", "O2", "O3")
 
 
-def check(config: Config, kind: str, amp: str, processes: int, device: str) -> None:
+def check(config: Config, kind: str, amp: str, local_sizes: Sequence[int], device: str) -> None:
     """Check the options. `kind` and `amp`: the selected --parallel and --amp, never auto; `device`: cpu or cuda.
+
+    `local_sizes`: for each process, the number of processes on its node.
 
     Raises:
         TrainError: the first combination that is not supported.
     """
-    for problem in _problems(config, kind, amp, processes, device):
+    for problem in _problems(config, kind, amp, local_sizes, device):
         raise TrainError(problem)
 
 
-def _problems(config: Config, kind: str, amp: str, processes: int, device: str) -> Iterator[str]:
+def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], device: str) -> Iterator[str]:
     can = abilities(kind)
     if found := [text for name, text in used(config, amp).items() if name in can.cannot]:
         yield f"--parallel {kind} does not support {', '.join(found)}; remove the option, or use ddp"
-    yield from can.problems(config, processes)
+    yield from can.problems(config, len(local_sizes))
+    if kind == "hsdp" and (len(set(local_sizes)) > 1 or not 1 < local_sizes[0] < len(local_sizes)):
+        yield (
+            f"--parallel hsdp needs two or more nodes, each with the same number of processes, two or more; here they "
+            f"have {', '.join(map(str, _nodes(local_sizes)))}; use fsdp"
+        )
     if config.gradient_compression != "none" and kind != "ddp":
         yield f"--gradient-compression {config.gradient_compression} needs ddp on several processes, not {kind}"
     if config.syncbn == "library" and device == "cpu":
@@ -45,6 +52,15 @@ def _problems(config: Config, kind: str, amp: str, processes: int, device: str) 
         yield f"--optimizer {config.optimizer} needs --momentum and --adam-beta2 less than 1"
     if config.optimizer == "muon" and config.muon_momentum >= 1:
         yield f"--muon-momentum {config.muon_momentum}: must be less than 1"
+
+
+def _nodes(local_sizes: Sequence[int]) -> list[int]:
+    """Return the number of processes of each node; ranks of a node are adjacent."""
+    found, rank = [], 0
+    while rank < len(local_sizes):
+        found.append(local_sizes[rank])
+        rank += local_sizes[rank]
+    return found
 
 
 def used(config: Config, amp: str) -> dict[str, str]:

@@ -249,16 +249,22 @@ class ParallelOptions:
     parallel: str = option(
         "parallel",
         "parallel method; dp: DataParallel in one process; ddp: DistributedDataParallel; fsdp: FSDP2, sharded weights; "
-        "model: one stage per process; pipeline: model with micro-batches; dual_batch: parameter server; auto: ddp "
+        "hsdp: sharded over the processes of a node, replicated on every node; model: one stage per process; pipeline: "
+        "model with micro-batches; dual_batch: parameter server; auto: ddp "
         "with several processes, else single",
         "auto",
-        choices=("auto", "single", "dp", "ddp", "fsdp", "model", "pipeline", "dual_batch"),
+        choices=("auto", "single", "dp", "ddp", "fsdp", "hsdp", "model", "pipeline", "dual_batch"),
     )
     replicas: int = option("parallel", "dp: number of replicas; 0: one per GPU, or 2 on CPU", 0, minimum=0)
     micro_batches: int = option(
         "parallel", "pipeline: number of micro-batches per batch; 0: one per stage", 0, minimum=0
     )
     pipeline_schedule: str = option("parallel", "pipeline schedule", "gpipe", choices=("gpipe", "1f1b"))
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether every rank has only a shard of each weight."""
+        return self.parallel in ("fsdp", "hsdp")
 
 
 @dataclass(frozen=True, kw_only=True)

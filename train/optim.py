@@ -30,7 +30,7 @@ def make_optimizer(
     parameters = parameters or [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = parameter_groups(config, model, parameters)
     # torch has no fused SGD for sharded weights
-    fused = config.parallel != "fsdp" and all(p.dtype == torch.float32 and has_fused_kernel(p) for p in parameters)
+    fused = not config.shards_weights and all(p.dtype == torch.float32 and has_fused_kernel(p) for p in parameters)
     make: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused

@@ -101,7 +101,7 @@ def choose_precision(config: Config, device: torch.device) -> Precision:
         scaled=name in ("fp16", "O2"),
         layout=layout,
         # fully_shard accepts no other; cuDNN converts a gathered weight to the layout of the images
-        weights_layout=torch.contiguous_format if config.parallel == "fsdp" else layout,
+        weights_layout=torch.contiguous_format if config.shards_weights else layout,
     )
 
 

@@ -65,7 +65,9 @@ class Files:
         def check_folder() -> None:
             folder = self._config.checkpoint_folder
             if (sharded := folder / "last.sharded").exists():
-                raise TrainError(f"{sharded} was saved with --parallel fsdp; use it again, or another --output")
+                raise TrainError(
+                    f"{sharded} was saved with --parallel fsdp or hsdp; use one of them again, or another --output"
+                )
             check_replaceable(folder)
 
         reads = self._world.local_rank == 0 if self._config.replicated else self._world.first

@@ -27,7 +27,7 @@ from train.data.loader import Loader
 from train.data.open import is_synthetic, open_dataset
 from train.data.repeat import Repeated
 from train.distributed.agreement import agree, start_alike
-from train.distributed.methods import abilities, device_count, make_step, make_store, method
+from train.distributed.methods import device_count, make_step, make_store, method
 from train.distributed.world import StopSignal, World
 from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
@@ -82,7 +82,8 @@ class Trainer:
         self.config, self.world, self.progress = config, world, Progress()
         self.precision, self.method = choose_precision(config, world.device), method(config, world)
         amp, together = self.precision.name, world.all_ranks_or_exit
-        together(lambda: check(config, self.method, amp, world.size, world.device.type))
+        local_sizes = world.gather(world.local_size)
+        together(lambda: check(config, self.method, amp, local_sizes, world.device.type))
         self.log = make_log(config, world, self.precision.scaled)
         self.store = make_store(config, world)
         self.resumed = None if config.evaluate else self.store.find()
@@ -106,7 +107,7 @@ class Trainer:
             side: ideal_seconds(self.model, side, gpu, amp, config.tf32) for side in config.sides()
         }  # per image
         # an unsharded model may be too large for the device
-        device = torch.device("cpu") if abilities(self.method).shards_weights else world.device
+        device = torch.device("cpu") if config.shards_weights else world.device
         self.model = self.precision.cast(synchronised(self.model, config), device)
         if found := self.resumed:
             together(lambda: found.load_model(config.arch, self.dataset.classes, self.model))

@@ -29,7 +29,7 @@ _PARTS: Mapping[Path, type[Part]] = {
 LEAST_SILENCE = 5  # seconds
 
 # Parallel methods of the trainer in which no node has the complete model.
-SPLIT = ("fsdp", "model", "pipeline", "dual_batch")
+SPLIT = ("fsdp", "hsdp", "model", "pipeline", "dual_batch")
 
 # Names of these keys in other tools.
 _SYNONYMS = {

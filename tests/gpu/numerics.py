@@ -73,9 +73,9 @@ def new_step(config: Config, world: World, arch: str = "smallcnn") -> Step:
     """Return a step like `setup.prepare`, in the layout and precision that the options select on this device."""
     torch.manual_seed(0)
     precision = choose_precision(config, world.device)
-    home = torch.device("cpu") if config.parallel == "fsdp" else world.device
+    home = torch.device("cpu") if config.shards_weights else world.device
     model = precision.cast(make_model(arch, 10), home)
-    if config.parallel == "fsdp":
+    if config.shards_weights:
         return ShardedStep(config, world, precision, model)
     return make_step(config, world, precision, model)
 

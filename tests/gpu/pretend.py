@@ -192,7 +192,7 @@ def _patches() -> dict[str, Any]:
         "torch.compile": partial(compiled, backend="eager"),  # the CPU's backend needs a C++ compiler and half a minute
         "torch.distributed.init_process_group": lambda backend, **named: join("gloo", **named),
         "train.distributed.ddp.DistributedDataParallel": OnCpu,
-        "train.distributed.fsdp.init_device_mesh": lambda device, shape: mesh("cpu", shape),
+        "train.distributed.fsdp.init_device_mesh": lambda device, *shape, **named: mesh("cpu", *shape, **named),
     }
 
 

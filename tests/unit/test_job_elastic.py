@@ -58,7 +58,7 @@ def test_two_machines_cannot_tolerate_a_loss() -> None:
         parse_job(JOB.replace("[a, b, c]", "[a, b]") + "min_nodes: 1\n")
 
 
-@pytest.mark.parametrize("way", ["fsdp", "model", "pipeline", "dual_batch"])
+@pytest.mark.parametrize("way", ["fsdp", "hsdp", "model", "pipeline", "dual_batch"])
 def test_a_sharded_model_is_refused(way: str) -> None:
     for args, key in ((f"{{parallel: {way}}}", "parallel"), (f"[--parallel, {way}]", "1")):
         with pytest.raises(JobInvalid, match=f":3: run.args.{key}: with {way}, a lost node takes its part"):

@@ -1,5 +1,8 @@
 """--parallel fsdp: weights, gradients and optimiser state sharded over all ranks (torch's fully_shard, FSDP2).
 
+--parallel hsdp: sharded over the ranks of a node, replicated on every node, so that weights are gathered within a node
+and only the gradients of a shard cross the network.
+
 For models that do not fit on one device. A block's weights are gathered while it computes; its gradients are averaged
 and sharded again. The result is the same as with DDP. Before it is sharded, every rank has the whole model on its CPU:
 a model that is built without storage would not start from the weights that DDP starts from.
@@ -26,17 +29,16 @@ from train.precision import Precision
 from train.step import Plan, Step
 
 
-def problems(_config: Config, processes: int) -> Iterator[str]:
+def problems(config: Config, processes: int) -> Iterator[str]:
     """Yield reasons to reject these options with this number of processes."""
     if processes == 1:
-        yield "--parallel fsdp shards the weights over processes; start two or more (processes: 2)"
+        yield f"--parallel {config.parallel} shards the weights over processes; start two or more (processes: 2)"
 
 
 ABILITIES = Abilities(
     # an overflow in one shard would have to be known to all; EMA, LARS and Muon need whole tensors
     frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph", "replicate"}),
     problems,
-    shards_weights=True,
 )
 # layers whose weights autocast rounds to 16 bits
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
@@ -91,10 +93,13 @@ class ShardedStep(Step):
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         except ImportError:
             raise TrainError(
-                f"--parallel fsdp needs torch.distributed.fsdp.fully_shard, which torch {torch.__version__} lacks; "
-                f"use an image with torch 2.6 or newer, or --parallel ddp"
+                f"--parallel {config.parallel} needs torch.distributed.fsdp.fully_shard, which torch "
+                f"{torch.__version__} lacks; use an image with torch 2.6 or newer, or --parallel ddp"
             ) from None
-        mesh = init_device_mesh(world.device.type, (world.size,))
+        shape = {"ranks": world.size}
+        if config.parallel == "hsdp":  # fully_shard replicates over the first dimension
+            shape = {"nodes": world.size // world.local_size, "ranks": world.local_size}
+        mesh = init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         exact = MixedPrecisionPolicy(cast_forward_inputs=False)
         rounded = MixedPrecisionPolicy(precision.autocast, torch.float32, cast_forward_inputs=False)
         if kept := unrounded(model) if precision.autocast else []:

@@ -21,6 +21,7 @@ MODULES = {
     "ddp": "train.distributed.ddp",
     "dp": "train.experiments.dp",
     "fsdp": "train.distributed.fsdp",
+    "hsdp": "train.distributed.fsdp",
     "model": "train.experiments.model",
     "pipeline": "train.experiments.pipeline",
     "dual_batch": "train.experiments.dual_batch.options",  # only ABILITIES: its workers create their own steps
@@ -41,7 +42,6 @@ class Abilities:
 
     cannot: frozenset[str] = frozenset()
     problems: Callable[[Config, int], Iterator[str]] = no_problems
-    shards_weights: bool = False  # every rank has only a shard of each weight
 
 
 def method(config: Config, world: World) -> str:
@@ -75,7 +75,7 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
 
 def make_store(config: Config, world: World) -> Store:
     """Return the store of the run's checkpoints."""
-    if abilities(method(config, world)).shards_weights:
+    if config.shards_weights:
         from train.distributed.shards import Shards  # imports torch.distributed.checkpoint, which takes a second
 
         return Shards(config, world)

@@ -1,4 +1,4 @@
-"""Sharded checkpoints of --parallel fsdp: every rank writes its shard; any number of ranks can read them.
+"""Sharded checkpoints of --parallel fsdp and hsdp: every rank writes its shard; any number of ranks can read them.
 
 A checkpoint is a folder in the format of torch.distributed.checkpoint, plus run.pt with the rest of the checkpoint and
 the SHA-256 of every shard. It is written under a temporary name and renamed, so it is either complete or absent. All
@@ -63,7 +63,7 @@ class Shards:
 
     def _select(self) -> Loaded | None:
         if self._config.resume != "none" and (whole := self._folder / "last.pt").exists():
-            raise TrainError(f"{whole} was saved without --parallel fsdp; use another --output")
+            raise TrainError(f"{whole} was saved without --parallel fsdp or hsdp; use another --output")
         return select(self._config.resume, self._folder, (LAST, PREVIOUS), lambda path: _verified(path, self._world))
 
     def open(self) -> None:
@@ -196,8 +196,8 @@ def check_shared(folder: Path, world: World) -> None:
         mark.unlink()
     if not seen:
         raise TrainError(
-            f"--parallel fsdp: {folder} is not the same folder as on rank 0; a sharded checkpoint needs a folder "
-            f"shared by all machines: mount one, and set --checkpoints"
+            f"{folder} is not the same folder as on rank 0; the sharded checkpoints of --parallel fsdp and hsdp need "
+            f"a folder shared by all machines: mount one, and set --checkpoints"
         )
 
 

@@ -1,11 +1,13 @@
-"""--parallel fsdp: the same training as DDP, with checkpoints that any number of processes can read."""
+"""--parallel fsdp and hsdp: the same training as DDP, with checkpoints that any number of processes can read."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 
 from tests.train.experiments.test_parallel_methods import distance
 from tests.train.runs import ROOT, Rank, digit_tree, finish, run, start
@@ -112,6 +114,35 @@ def test_four_and_two_ranks_equal_ddp_and_read_the_same_bits(tmp_path: Path) -> 
     assert "__1_0.distcp: damaged" in first["why"]
     assert "a folder shared by all machines" in second["refused"]
     assert "refused" not in first
+
+
+@pytest.mark.ci
+def test_shards_inside_a_node_equal_one_process_and_are_read_by_any_number_of_ranks(data: Path, tmp_path: Path) -> None:
+    """Four ranks that take themselves to be two nodes, stopped inside the epoch."""
+    (alone,) = run(tmp_path / "alone", 1, "--data", data, *COMMON, "--batch-size", "16")
+    assert len(alone.metrics("step")) == 5
+    kept = tmp_path / "checkpoints"
+    hsdp = ["--data", data, *COMMON, "--parallel", "hsdp", "--checkpoints"]
+    ranks = start(tmp_path, 4, *hsdp, kept, nodes=2)
+    ranks[0].wait_for("Epoch: [1][2/")
+    ranks[3].process.send_signal(signal.SIGTERM)
+    assert finish(ranks) == [143] * 4, ranks[0].text
+    for name, world, options in [
+        ("hsdp", 4, ["--parallel", "hsdp"]),
+        ("fsdp", 4, ["--parallel", "fsdp"]),
+        ("fewer", 2, ["--parallel", "fsdp", "--batch-size", "8"]),
+    ]:
+        shutil.copytree(kept, tmp_path / name / "checkpoints")
+        more = [*options, "--checkpoints", tmp_path / name / "checkpoints"]
+        again = run(tmp_path / name, world, "--data", data, *COMMON, *more, nodes=2)
+        assert "resumed" in again[0].text
+        assert distance(best(again), alone.checkpoint()["model"]) < 1e-12, name
+    shards = FileSystemReader(kept / "last.sharded").read_metadata().state_dict_metadata["model.classifier.weight"]
+    assert len(shards.chunks) == 2, "each node has all weights"
+    whole = run(tmp_path / "whole", 4, *hsdp, tmp_path / "whole" / "checkpoints", nodes=2)
+    assert distance(best(whole), alone.checkpoint()["model"]) < 1e-12
+    assert distance(torch.load(tmp_path / "hsdp" / "checkpoints" / "best.pt")["model"], best(whole)) == 0
+    assert len({rank.digest for rank in whole}) == 1
 
 
 def test_a_torch_without_fully_shard_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,10 +114,10 @@ def test_a_world_that_lacks_a_node_takes_the_same_global_batches(options: list[s
     assert [rank.metrics("start")[0]["global_batch"] for rank in (full, lacking)] == [8, 8]
 
 
-@pytest.mark.parametrize("kind", ["model", "pipeline", "fsdp", "dual_batch"])
+@pytest.mark.parametrize("kind", ["model", "pipeline", "fsdp", "hsdp", "dual_batch"])
 def test_only_a_replicated_model_is_replicated(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrainError, match=f"--parallel {kind} does not support --replicate True"):
-        check(Config(data="", replicate=True), kind, "none", 2, "cpu")
+        check(Config(data="", replicate=True), kind, "none", [1, 1], "cpu")
     monkeypatch.setenv("LAUNCHER_MIN_NODES", "2")
     with pytest.raises(TrainError, match=f"--parallel {kind} does not support the job's min_nodes"):
-        check(Config(data=""), kind, "none", 2, "cpu")
+        check(Config(data=""), kind, "none", [1, 1], "cpu")

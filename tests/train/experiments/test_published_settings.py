@@ -97,7 +97,7 @@ def test_no_published_job_is_refused_on_a_gpu_without_bf16(name: str) -> None:
         processes = settings(job)["processes"]
         size = len(job.nodes) * (processes if isinstance(processes, int) else 8)
         kind = config.parallel if config.parallel != "auto" else "ddp" if size > 1 else "single"
-        check(config, kind, "fp16" if config.amp == "auto" else config.amp, size, "cuda")
+        check(config, kind, "fp16" if config.amp == "auto" else config.amp, [1] * size, "cuda")
 
 
 def test_experiment_2s_model_is_keras_one() -> None:

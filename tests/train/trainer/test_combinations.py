@@ -1,5 +1,7 @@
 """Unsupported combinations of options are refused by name, before anything is read."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from train.combinations import check
@@ -9,13 +11,15 @@ from train.errors import TrainError
 FAMILY = {"O0": "none", "O1": "fp16"}
 
 
-def problem(options: str, processes: int = 2, amp: str | None = None, device: str = "cpu") -> str:
+def problem(
+    options: str, processes: int = 2, amp: str | None = None, device: str = "cpu", local_sizes: Sequence[int] = ()
+) -> str:
     """The message for these options; `amp` is what --amp auto selects on this device."""
     config = parse(["--data", "unused", *options.split()])
     kind = config.parallel if config.parallel != "auto" else "ddp" if processes > 1 else "single"
     amp = amp or FAMILY.get(config.amp, config.amp).replace("auto", "none")
     try:
-        check(config, kind, amp, processes, device)
+        check(config, kind, amp, local_sizes or [processes] * processes, device)
     except TrainError as error:
         return str(error)
     return ""
@@ -42,6 +46,7 @@ def problem(options: str, processes: int = 2, amp: str | None = None, device: st
         (2, "--parallel fsdp --ema-decay 0.9 --compile", "does not support --ema-decay 0.9, --compile"),
         (2, "--parallel fsdp --optimizer lars --static-graph", "does not support --optimizer lars, --static-graph"),
         (2, "--parallel fsdp --amp fp16", "does not support --amp fp16"),
+        (2, "--parallel hsdp --ema-decay 0.9", "--parallel hsdp does not support --ema-decay 0.9"),
         (2, "--parallel dual_batch --schedule multistep --repeats 2", "does not support --repeats 2"),
         (2, "--parallel dual_batch --schedule multistep --pretrained a.pt", "does not support --pretrained a.pt"),
         (2, "--parallel dual_batch", "--schedule multistep"),
@@ -63,6 +68,15 @@ def problem(options: str, processes: int = 2, amp: str | None = None, device: st
 )
 def test_refused(processes: int, options: str, why: str) -> None:
     assert why in problem(options, processes)
+
+
+@pytest.mark.parametrize(
+    ("local_sizes", "found"),
+    [([4] * 4, "4"), ([1] * 4, "1, 1, 1, 1"), ([2, 2, 1], "2, 1"), ([1, 2, 2], "1, 2"), ([2] * 4, "")],
+)
+def test_hsdp_needs_nodes_with_the_same_number_of_processes(local_sizes: list[int], found: str) -> None:
+    message = problem("--parallel hsdp", local_sizes=local_sizes)
+    assert message.endswith(f"here they have {found}; use fsdp") if found else not message
 
 
 @pytest.mark.parametrize("kind", ["model", "fsdp", "pipeline --last-batch drop", "dual_batch --schedule multistep"])

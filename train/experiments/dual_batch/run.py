@@ -56,7 +56,7 @@ def run(config: Config) -> None:
         torch.set_num_threads(config.threads)
     device = choose_device(config, *device_index(rank, local_rank, local_size))
     world = World(0, 1, local_rank, local_size, device, "none", core_sharers=local_size)
-    check(config, "dual_batch", choose_precision(config, world.device).name, size, world.device.type)
+    check(config, "dual_batch", choose_precision(config, world.device).name, [1] * size, world.device.type)
     dataset = open_dataset(config.data)
     plan = plan_of(config, size - 1, len(dataset.train.labels))
     stop, saving = threading.Event(), threading.Event()
