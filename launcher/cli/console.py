@@ -90,6 +90,7 @@ class FirstOutput:
         self._since, self.queued = None, False
 
     def wait(self, now: float, *, queued: bool) -> None:
+        """queued: whether the program still has not been started. Afterwards it may take as long as any other."""
         if queued:
             self.end()
         elif self.queued:
