@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from train.config import Config
+from train.config import CUDA_GRAPHS, Config
 from train.distributed.methods import abilities
 from train.errors import TrainError
 
@@ -40,6 +40,13 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         yield "--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom"
     if config.dtype == "float64" and amp != "none":
         yield f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights"
+    if config.compile_mode != "default" and not config.compile:
+        yield f"--compile-mode {config.compile_mode} needs --compile"
+    if config.compile_mode in CUDA_GRAPHS and config.accumulate > 1:
+        yield (
+            f"--compile-mode {config.compile_mode} with --accumulate {config.accumulate}: a CUDA graph overwrites the "
+            f"gradients of the micro-batch before; use --compile-mode default or max-autotune-no-cudagraphs"
+        )
     if config.static_graph and config.accumulate > 1:
         yield f"--static-graph with --accumulate {config.accumulate}: DDP does not support the combination"
     if config.optimizer == "muon" and kind in ("model", "pipeline"):

@@ -109,8 +109,8 @@ class ModelOptions:
     )
     pretrained: str = option(
         "model",
-        "initial weights, on every machine: a checkpoint of this trainer, or a torchvision or timm state dict; the "
-        "last layer is reinitialised if the number of classes differs",
+        "initial weights, on every machine: a checkpoint of this trainer, a torchvision or timm state dict, or "
+        ".safetensors; the last layer is reinitialised if the number of classes differs",
         "",
     )
     evaluate: str = option("model", "validate the weights in this file, without training", "")
@@ -316,11 +316,20 @@ class PrecisionOptions:
     )
 
 
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
+
+
 @dataclass(frozen=True, kw_only=True)
 class SystemOptions:
     """Use of the machine."""
 
     compile: bool = option("system", "compile the model with torch.compile", False)
+    compile_mode: str = option(
+        "system",
+        "torch.compile's mode; max-autotune*: try more kernels; reduce-overhead and max-autotune: use CUDA graphs",
+        "default",
+        choices=("default", *CUDA_GRAPHS, "max-autotune-no-cudagraphs"),
+    )
     bucket_mb: float = option("system", "DDP gradient bucket size in MiB", 25.0, above=0)
     gradient_compression: str = option(
         "system",

@@ -41,7 +41,9 @@ def compiled(model: nn.Module, config: Config) -> nn.Module:
 
     torch's default would create a dynamic graph after the smaller last batch of an epoch.
     """
-    return cast(nn.Module, torch.compile(model, dynamic=False)) if config.compile else model
+    if not config.compile:
+        return model
+    return cast(nn.Module, torch.compile(model, dynamic=False, mode=config.compile_mode))
 
 
 def wrap(model: nn.Module, world: World, config: Config) -> nn.Module:

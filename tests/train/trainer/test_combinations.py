@@ -56,6 +56,8 @@ def problem(
         (2, "--parallel dual_batch --last-batch drop --static-graph", "--static-graph True, --last-batch drop"),
         (2, "--parallel dual_batch --accumulate 2", "does not support --accumulate 2"),
         (2, "--static-graph --accumulate 2", "--static-graph with --accumulate 2"),
+        (1, "--compile-mode reduce-overhead", "--compile-mode reduce-overhead needs --compile"),
+        (1, "--compile --compile-mode max-autotune --accumulate 2", "a CUDA graph overwrites the gradients"),
         (1, "--gradient-compression bf16", "needs ddp on several processes, not single"),
         (1, "--cycle-momentum --schedule cosine", "needs onecycle with sgd or lars, not cosine with sgd"),
         (1, "--cycle-momentum --optimizer adamw", "not onecycle with adamw"),
@@ -94,6 +96,8 @@ def test_the_selection_of_amp_auto_is_checked(kind: str) -> None:
         "--accumulate 2 --syncbn custom",
         "--nesterov",
         "--amp O2",
+        "--compile --compile-mode reduce-overhead",
+        "--compile --compile-mode max-autotune-no-cudagraphs --accumulate 2",
         "--parallel fsdp --amp bf16 --clip-norm 1 --accumulate 2 --syncbn custom --mixup 0.2 --optimizer adamw",
     ],
 )

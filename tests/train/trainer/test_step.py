@@ -17,6 +17,7 @@ from tests.train.runs import finish, start
 from train import foreach
 from train.config import Config
 from train.data.batch import Batch
+from train.distributed.ddp import compiled
 from train.distributed.methods import make_step
 from train.distributed.world import World
 from train.ema import EMA
@@ -289,6 +290,20 @@ def test_a_short_batch_leaves_the_full_ones_their_static_graph(monkeypatch: pyte
         images = torch.ones(size, 8, 8, 3).byte()
         step.accumulate(Batch(images, torch.arange(size), torch.ones(size), size, last=True), Plan(0.1, 0))
     assert graphs == [True, True], "a graph of a size of its own each, and no further one"
+
+
+@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+def test_the_mode_reaches_the_compiler(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], mode: str = "default") -> object:
+        modes.append(mode)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    model = compiled(SmallCNN(10), Config(data="", compile=True, compile_mode=mode))
+    model(torch.ones(2, 3, 8, 8))
+    assert modes == [mode]
 
 
 def parameter(values: object, gradient: object) -> nn.Parameter:
