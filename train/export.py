@@ -1,4 +1,7 @@
-"""Export a trained model with torch.export (.pt2) or as ONNX: `python -m train export CHECKPOINT FILE`."""
+"""Export a trained model with torch.export (.pt2) or as ONNX, or its weights as safetensors.
+
+`python -m train export CHECKPOINT FILE`
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from train.arguments import Parser
 from train.config import Config
 from train.errors import TrainError
 from train.models import configured_model
-from train.weights import read_weights
+from train.weights import read_weights, write_safetensors
+
+# file name -> packages that writing it needs besides torch
+FORMATS = {".pt2": (), ".onnx": ("onnx", "onnxscript"), ".safetensors": ("safetensors",)}
 
 
 class Classifier(nn.Module):
@@ -41,16 +47,19 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "checkpoint", type=Path, help="checkpoint, such as checkpoints/best.pt; EMA weights are exported if present"
     )
-    parser.add_argument("file", type=Path, help="output file, .pt2 (for torch.export.load) or .onnx")
+    parser.add_argument("file", type=Path, help="output file: .pt2 (for torch.export.load), .onnx or .safetensors")
     options = parser.parse_args(argv)
-    if options.file.suffix not in (".pt2", ".onnx"):
-        raise TrainError(f"{options.file}: the file name must end in .pt2 or .onnx")
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
-    if options.file.suffix == ".onnx" and missing:
-        raise TrainError(f"{options.file}: ONNX needs {' and '.join(missing)}: pip install onnx onnxscript")
+    if (needed := FORMATS.get(options.file.suffix)) is None:
+        raise TrainError(f"{options.file}: the file name must end in .pt2, .onnx or .safetensors")
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        raise TrainError(f"{options.file} needs {' and '.join(missing)}: pip install {' '.join(needed)}")
     weights = read_weights(options.checkpoint)
     if weights.state is None:
         raise TrainError(f"{options.checkpoint}: not a checkpoint of this trainer: its classes are unknown")
+    if options.file.suffix == ".safetensors":
+        write_safetensors(weights, options.file)
+        print(f"train: exported {options.checkpoint} to {options.file}: {len(weights.tensors)} tensors")
+        return
     known = {item.name for item in fields(Config)}
     config = Config(**{name: value for name, value in weights.state["config"].items() if name in known})
     model, classes = configured_model(config, len(weights.state["classes"])), weights.state["classes"]

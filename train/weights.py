@@ -1,8 +1,9 @@
-"""Read weights for --pretrained, --evaluate and export from checkpoints of this trainer, torchvision or timm."""
+"""Read weights for --pretrained, --evaluate and export: of this trainer, torchvision or timm, or as safetensors."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,12 +32,16 @@ OF_TIMM = re.compile(r"patch_embed\.|stages\.\d|layers\.\d+\.blocks|conv_stem\.|
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of a file by name; `state`: the complete checkpoint if it is one of this trainer."""
+    """Weights of a file by name; `state`: the complete checkpoint if it is one of this trainer.
+
+    `arch`, `classes`: those of the file; empty if it does not name them.
+    """
 
     path: Path
     tensors: Mapping[str, Tensor]
     state: checkpoint.State | None
-    arch: str = ""  # value for --arch, if the file contains it
+    arch: str = ""
+    classes: tuple[str, ...] = ()
 
     def load(self, model: nn.Module, other_classes: bool) -> list[str]:
         """Copy the weights to `model`; return the names of parameters that keep their initial values.
@@ -91,14 +96,12 @@ def read_weights(path: Path) -> Weights:
         TrainError: the file is missing or damaged, or has no weights.
     """
     if path.suffix == ".safetensors":
-        raise TrainError(
-            f"{path}: not supported; convert the file: python -c 'import torch, safetensors.torch as s; "
-            f'torch.save(s.load_file("{path.name}"), "{path.stem}.pth")\''
-        )
+        tensors, about = _load_safetensors(path)
+        return Weights(path, _named(tensors), None, about.get("arch", ""), _classes(about.get("classes", "")))
     content = _load(path)
     if isinstance(content, dict) and "sha256" in content:
         state = checkpoint.read(path)
-        return Weights(path, state.get("ema") or state["model"], state, state["arch"])
+        return Weights(path, state.get("ema") or state["model"], state, state["arch"], tuple(state["classes"]))
     arch = _arch(content) if isinstance(content, dict) else ""
     for key in KEYS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -106,21 +109,30 @@ def read_weights(path: Path) -> Weights:
             break
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise TrainError(f"{path}: not a state dict")
+    return Weights(path, _named(content), None, arch)
+
+
+def _named(content: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights by the model's own names, without those that this trainer's models lack."""
     averaged = {
         name: value for name, value in content.items() if name != "n_averaged"
     }  # a counter of torch's AveragedModel
     named = {OLD_DENSENET.sub(r"\1\2.", WRAPPERS.sub("", name, 1)): value for name, value in averaged.items()}
-    return Weights(path, {name: value for name, value in named.items() if not AUXILIARY.match(name)}, None, arch)
+    return {name: value for name, value in named.items() if not AUXILIARY.match(name)}
 
 
-def _load(path: Path) -> Any:
-    torch.serialization.add_safe_globals(HARMLESS)
+def _check_readable(path: Path) -> None:
     try:
         check_regular(path)
     except FileNotFoundError:
         raise TrainError(f"{path}: no such file on this machine") from None
     except OSError as error:
         raise TrainError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _load(path: Path) -> Any:
+    torch.serialization.add_safe_globals(HARMLESS)
+    _check_readable(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged zip or pickle can raise any exception
@@ -130,6 +142,50 @@ def _load(path: Path) -> Any:
                 f"only its state dict to another file"
             ) from error
         raise TrainError(f"{path}: not a file of weights ({type(error).__name__})") from error
+
+
+def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a file."""
+    _check_readable(path)
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise TrainError(
+            f"{path} needs safetensors: pip install safetensors, or add safetensors to the job's image.packages"
+        ) from None
+    try:
+        with safe_open(path, "pt") as file:
+            names = file.keys()  # a method of a file, which cannot be iterated
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+    except SafetensorError as error:
+        raise TrainError(f"{path}: not a file of weights ({error})") from error
+
+
+def _classes(text: str) -> tuple[str, ...]:
+    """Return the classes in the metadata of `write_safetensors`; another program's may mean something else."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return ()
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def write_safetensors(weights: Weights, file: Path) -> None:
+    """Write the weights with the names of the state dict; the metadata has arch and classes (JSON).
+
+    Raises:
+        TrainError: the file could not be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    # its tensors are contiguous, and none is another's memory
+    tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.tensors.items()}
+    about = {"format": "pt", "arch": weights.arch, "classes": json.dumps(weights.classes)}
+    try:
+        save_file(tensors, file, about)
+    except SafetensorError as error:
+        raise TrainError(f"{file} could not be written: {error}") from error
 
 
 def _arch(content: dict[str, Any]) -> str:
@@ -150,7 +206,7 @@ def load_initial(
         TrainError: see `read_weights` and `Weights.load`; or --evaluate has other classes than the data.
     """
     weights, here = read_weights(Path(file).expanduser()), list(classes)
-    if evaluating and weights.state and (saved := weights.state["classes"]) != here:
+    if evaluating and weights.classes and (saved := list(weights.classes)) != here:
         raise TrainError(f"--evaluate {file} has classes {short(saved)}, but the data has {short(here)}")
     fresh = weights.load(model, other_classes=not evaluating)
     say(f"train: loaded weights from {file}" + (f"; initialised: {', '.join(fresh)}" if fresh else ""))

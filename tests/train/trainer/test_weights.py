@@ -2,18 +2,21 @@
 
 import importlib
 import json
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tests.train.runs import DIGITS, digit_tree, run
 from train.__main__ import main
 from train.errors import TrainError
 from train.models import make_model
-from train.weights import read_weights
+from train.weights import Weights, read_weights, write_safetensors
 
 OPTIONS = "--arch smallcnn --image-size 16 --val-resize 16 --batch-size 8 --workers 1 --threads 1 --device cpu"
 
@@ -181,6 +184,59 @@ def test_the_exported_onnx_model_computes_the_same(trained: Path, tmp_path: Path
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == [str(digit) for digit in range(10)]
 
 
+def test_weights_as_safetensors_are_those_of_the_checkpoint(
+    data: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best, file = trained / "checkpoints" / "best.pt", tmp_path / "weights.safetensors"
+    assert main(["export", str(best), str(file)]) == 0
+    saved = torch.load(best, weights_only=True)["ema"]
+    found = load_file(file)
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[name], value) for name, value in saved.items())
+    with safe_open(file, "pt") as opened:
+        about = opened.metadata()
+    assert (about["arch"], json.loads(about["classes"])) == ("smallcnn", [str(digit) for digit in range(10)])
+
+    options = ["--data", str(data), "--output", str(tmp_path / "out"), *OPTIONS.split()]
+    assert main([*options, "--evaluate", str(file)]) == 0
+    score = max(lines(trained, "epoch"), key=lambda line: float(line["val"]["top1"]))["val"]
+    assert {name: lines(tmp_path / "out", "end")[0][name] for name in score} == pytest.approx(score, rel=1e-6)
+    assert main([*options, "--epochs", "1", "--lr", "1e-12", "--pretrained", str(file)]) == 0
+    tuned = torch.load(tmp_path / "out" / "checkpoints" / "last.pt", weights_only=True)["model"]
+    assert all(torch.allclose(tuned[name], value, atol=1e-6) for name, value in saved.items())
+
+    capsys.readouterr()
+    assert main(["export", str(best), str(tmp_path / "nowhere" / "weights.safetensors")]) == 2
+    assert "weights.safetensors could not be written" in capsys.readouterr().err
+    tree = digit_tree(tmp_path / "data", 48, 21)
+    for folder in tree.glob("*/9"):
+        folder.rename(folder.with_name("nine"))
+    assert main([*options, "--data", str(tree), "--evaluate", str(file)]) == 2
+    assert "has classes (10) 0, 1, 2, ..., but the data has" in capsys.readouterr().err
+
+
+def test_safetensors_of_other_programs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images in another layout and tied weights are written too: torch has no such limits."""
+    model, file = make_model("resnet18", 7).to(memory_format=torch.channels_last), tmp_path / "weights.safetensors"
+    state = model.state_dict()
+    save_file({f"module.{name}": value.contiguous() for name, value in state.items()}, file, {"classes": "not JSON"})
+    weights = read_weights(file)
+    assert (weights.arch, weights.classes) == ("", ())
+    assert weights.load(make_model("resnet18", 5), other_classes=True) == ["fc.weight", "fc.bias"]
+    write_safetensors(Weights(file, state | {"tied": state["fc.bias"]}, None), tmp_path / "other.safetensors")
+    found = load_file(tmp_path / "other.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in state.items())
+    assert torch.equal(found["tied"], state["fc.bias"])
+    file.write_bytes(b"no weights")
+    with pytest.raises(TrainError, match="not a file of weights"):
+        read_weights(file)
+    with pytest.raises(TrainError, match="no such file on this machine"):
+        read_weights(tmp_path / "third.safetensors")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(TrainError, match="needs safetensors: pip install safetensors, or add"):
+        read_weights(tmp_path / "other.safetensors")
+
+
 def test_what_cannot_be_exported_is_refused(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,5 +244,7 @@ def test_what_cannot_be_exported_is_refused(
         patch.setattr("importlib.util.find_spec", lambda name: None)
         assert main(["export", str(trained / "checkpoints" / "best.pt"), str(tmp_path / "model.onnx")]) == 2
         assert "pip install onnx onnxscript" in capsys.readouterr().err
+        assert main(["export", str(trained / "checkpoints" / "best.pt"), str(tmp_path / "model.safetensors")]) == 2
+        assert "pip install safetensors" in capsys.readouterr().err
     assert main(["export", str(DIGITS), str(tmp_path / "model.pt2")]) == 2
     assert main(["export", str(trained / "checkpoints" / "best.pt"), str(tmp_path / "model.txt")]) == 2
