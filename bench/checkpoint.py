@@ -63,7 +63,7 @@ def measure(arch: str, method: str, rounds: int, output: str) -> dict[str, Any]:
     world = start(config)
     trainer = Trainer(config, world)
     trainer.log = Silent()
-    trainer.train_step(micro_batches(trainer.batches()))  # creates the state of the optimizer
+    trainer.train_step(micro_batches(trainer.load()))  # creates the state of the optimizer
     trainer.store.open()
     before = peak()
     kept = [tensor.detach().clone() for tensor in tensors_of(trainer)]  # buffers for the plain copies, already paged in

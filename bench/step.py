@@ -84,7 +84,7 @@ def our_loop(trainer: Trainer, stop: StopSignal, measuring: type[OwnWork] = OwnW
     # one epoch for all turns: its 1.28 million images are shuffled once, as in training
     clock = Clock(trainer.world.device, forward=True, kind=measuring)
     trainer.clock = clock
-    batches = trainer.batches()
+    batches = trainer.load()
 
     def train(steps: int) -> None:
         trainer.clock, trainer.step.computed = clock, clock.computed

@@ -39,8 +39,7 @@ def evaluate(
     config, count, size = objective.config, len(loader.source.labels), loader.batch_size
     if world.data_shards > 1:  # batch norm: every rank validates and saves the running statistics of rank 0
         broadcast_together(list(model.buffers()))
-    mine = validation_indices(config.metrics, count, world)
-    total = -(-count // world.data_shards // size)  # batches of the largest shard, the same on every rank
+    mine, total = validation_indices(config.metrics, count, world, size)
     pieces = (mine[start : start + size] for start in range(0, total * size, size))
     filler = np.zeros(1, np.int64)  # equally many batches on every rank: --parallel fsdp gathers weights in each
     requests = (Request(piece, count) if len(piece) else Request(filler, count, filler=1) for piece in pieces)

@@ -31,14 +31,17 @@ def counts(logits: Tensor, labels: Tensor, losses: Tensor, weights: Tensor) -> T
     return torch.stack([value.double() for value in sums])
 
 
-def validation_indices(mode: str, count: int, world: World) -> sampler.Indices:
-    """Return this rank's share of `count` validation images; every image is in exactly one share.
+def validation_indices(mode: str, count: int, world: World, batch: int) -> tuple[sampler.Indices, int]:
+    """Return this rank's share of `count` validation images, and the number of batches, the same on every rank.
 
-    exact: every rank computes its share. scatter: rank 0 sends each rank equally many indices, padded at the end, and
-    the number of valid ones (as in experiment 3: one more transfer, the same result).
+    Every image is in exactly one share. exact: every rank computes its share, in proportion to the ranks' `batch`
+    sizes. scatter: rank 0 sends each rank equally many indices, padded at the end, and the number of valid ones (as in
+    experiment 3: one more transfer, the same result).
     """
+    sizes = world.gather(batch) if world.sharded else [batch]
+    shares = sampler.validation_shares(count, sizes)
     if mode == "exact" or world.data_shards == 1:
-        return sampler.validation_share(count, world.shard, world.data_shards)
+        return shares[world.shard], max(-(-len(share) // size) for share, size in zip(shares, sizes, strict=True))
     shard = -(-count // world.size)
     mine, valid = torch.zeros(shard, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     parts: list[Tensor] | None = None
@@ -50,7 +53,7 @@ def validation_indices(mode: str, count: int, world: World) -> sampler.Indices:
     dist.scatter(mine, parts)
     dist.scatter(valid, valid_counts)
     indices: sampler.Indices = mine[: int(valid)].numpy().astype(np.int64)
-    return indices
+    return indices, max(-(-shard // size) for size in sizes)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from train.data.decode import choose_decoder
 from train.data.loader import Loader
 from train.data.open import is_synthetic, open_dataset
 from train.data.repeat import Repeated
-from train.distributed.agreement import agree, start_alike
+from train.distributed.agreement import agree, agree_on_options, start_alike
 from train.distributed.methods import device_count, make_step, make_store, method
 from train.distributed.world import StopSignal, World
 from train.errors import Stopped, TrainError
@@ -84,6 +84,7 @@ class Trainer:
         amp, together = self.precision.name, world.all_ranks_or_exit
         local_sizes = world.gather(world.local_size)
         together(lambda: check(config, self.method, amp, local_sizes, world.device.type))
+        agree_on_options(config, world)
         self.log = make_log(config, world, self.precision.scaled)
         self.store = make_store(config, world)
         self.resumed = None if config.evaluate else self.store.find()
@@ -101,6 +102,9 @@ class Trainer:
             start_alike(self.model, world)
         self.images, self.decoder = contents.digest("train"), decoder.name  # of the training set
 
+        own = config.batch_size, config.accumulate
+        self.batches = world.gather(own) if world.sharded else [own]  # batch size and number of batches, by rank
+        self.global_batch = together(self._count_images)
         self.epoch_steps = together(self._count_steps)
         gpu = device_name(world.device)
         self.ideal_seconds = {
@@ -130,11 +134,6 @@ class Trainer:
             together(lambda: self._resume(found))
 
     # Positions and sizes.
-
-    @property
-    def global_batch(self) -> int:
-        """Images per step on all ranks; a smaller world than the job's uses more micro-batches of the same size."""
-        return self.config.batch_size * self.config.accumulate * max(self.world.data_shards, self.world.full_size)
 
     @property
     def total_steps(self) -> int:
@@ -196,7 +195,7 @@ class Trainer:
         self.meter = Meter(self.world, progress.sums, progress.interval)
         self.clock.restart()
         every, trace = Every(config.checkpoint_every), tracing(config, self.world, progress.epoch)
-        batches = self.batches()
+        batches = self.load()
         while progress.step < self.epoch_steps:
             agreed = stop.agreed(save=self.world.first and every.time_is_up())
             due = agreed.save or every.steps_done(self.global_step)
@@ -246,7 +245,7 @@ class Trainer:
         progress.step += 1
         return plan.rate
 
-    def batches(self) -> Iterator[Batch]:
+    def load(self) -> Iterator[Batch]:
         """Yield this rank's micro-batches for the rest of the epoch."""
         return self.clock.timed(self.train_loader.batches(self._requests(), self.progress.epoch))
 
@@ -256,18 +255,16 @@ class Trainer:
         Otherwise synchronised batch norm would wait forever. The last one may be empty or consist of fillers.
         """
         config, world, progress, smallest = self.config, self.world, self.progress, self._smallest_batch()
-        images = len(self.dataset.train.labels)
+        images, sizes = len(self.dataset.train.labels), [size * batches for size, batches in self.batches]
         permutation = sampler.order(config.seed, progress.epoch, images, config.repeats, self.global_batch)
         for step in range(progress.step, self.epoch_steps):
-            indices, total = sampler.training_batch(
-                permutation, step, self.global_batch, world.shard, world.data_shards
-            )
-            largest = -(-total // world.data_shards)  # the largest share of a rank
-            starts = range(0, largest, config.batch_size)
-            for start in starts:
-                piece = indices[start : start + config.batch_size]
+            shares = sampler.training_batch(permutation, step, self.global_batch, sizes)
+            total, mine = sum(map(len, shares)), shares[world.shard]
+            count = max(-(-len(share) // size) for share, (size, _) in zip(shares, self.batches, strict=True))
+            for number in range(count):
+                piece = mine[number * config.batch_size : (number + 1) * config.batch_size]
                 filler = max(0, smallest - len(piece))
-                yield Request(np.concatenate([piece, permutation[:filler]]), total, filler, start == starts[-1])
+                yield Request(np.concatenate([piece, permutation[:filler]]), total, filler, number == count - 1)
 
     def _smallest_batch(self) -> int:
         """Return the size to which a rank's batch is padded with samples of weight 0.
@@ -400,7 +397,7 @@ class Trainer:
         self.log.say(
             f"train: {config.arch}, {parameter_count(self.model):,} parameters; {len(data.classes)} classes, "
             f"{len(data.train.labels):,} images to train on, {len(data.val.labels):,} to validate on; "
-            f"global batch {self.global_batch}, {self.total_steps:,} steps, amp {self.precision.name}, "
+            f"global batch {self.global_batch}{self._parts()}, {self.total_steps:,} steps, amp {self.precision.name}, "
             f"decoder {self.decoder}"
         )
         if resumed:
@@ -409,6 +406,11 @@ class Trainer:
             origin = f" of {resumed.origin}" if resumed.origin else ""
             where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
             self.log.say(f"train: resumed {resumed.path}{origin} at {where}")
+
+    def _parts(self) -> str:
+        """Return the parts of the global batch by rank, if they differ."""
+        sizes = [str(size * batches) for size, batches in self.batches]
+        return f" ({' + '.join(sizes)})" if len(set(sizes)) > 1 else ""
 
     def _facts(self) -> dict[str, object]:
         """Return the content of the first line of metrics.jsonl."""
@@ -529,6 +531,24 @@ class Trainer:
             load_initial(file, model, classes, evaluating=bool(config.evaluate), say=say)
         return model
 
+    def _count_images(self) -> int:
+        """Return the images per step on all ranks; a smaller world than the job's uses more micro-batches.
+
+        Raises:
+            TrainError: ranks are missing, and those here have different batches, so the others' are unknown.
+        """
+        sizes, missing = [size * batches for size, batches in self.batches], self.world.full_size - len(self.batches)
+        if missing <= 0:
+            return sum(sizes)
+        if len(set(sizes)) == 1:
+            return sizes[0] * self.world.full_size
+        if self.resumed:
+            return int(self.resumed.state["identity"]["global_batch"])
+        raise TrainError(
+            f"{missing} of {self.world.full_size} processes are missing, and machines have different batch sizes, so "
+            f"the global batch is unknown before the first checkpoint; start again with all machines"
+        )
+
     def _count_steps(self) -> int:
         """Return the steps per epoch. Raises TrainError if there is not one."""
         config, processes = self.config, self.world.size
@@ -538,7 +558,7 @@ class Trainer:
             raise TrainError(
                 f"--batch-size {config.batch_size}{times} on {processes} process{'es' * (processes > 1)} "
                 f"is {batch} images per step, but the training set has only {images}; "
-                f"use a batch size of {max(1, images // (batch // config.batch_size))} or less"
+                f"use a batch size of {max(1, config.batch_size * images // batch)} or less"
             )
         return sampler.steps_per_epoch(images, batch, config.last_batch == "keep")
 

@@ -150,7 +150,9 @@ def _too_much(job: Job, secrets: Mapping[str, str]) -> Iterator[Found]:
     parts: dict[KeyPath, int] = {
         ("env",): max(sum(passed_bytes(f"{name}={value}") for name, value in env.items()) for env in envs),
         ("secrets",): sum(passed_bytes(f"{name}={value}") for name, value in secrets.items()),
-        ("run",): sum(map(passed_bytes, (*(job.run.command or ()), *argv_of(job.run.args)))),
+        ("run",): max(
+            sum(map(passed_bytes, (*(job.run.command or ()), *argv_of(job.args_of(node))))) for node in job.machines
+        ),
     }
     if sum(parts.values()) > MOST_PASSED:
         what = f"env, secrets and run are {sum(parts.values()):,} bytes together; expected at most {MOST_PASSED:,}, "

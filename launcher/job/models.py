@@ -28,7 +28,7 @@ from launcher.job.parts import (
     Secret,
 )
 from launcher.job.problems import BadValueError, LocatedError, Mark, Path, Positions, Problem, refusal, show
-from launcher.job.scalars import ANY, Gpus, whole
+from launcher.job.scalars import ANY, Args, Gpus, merged, whole
 from launcher.model.runtime import TRAITS, Traits
 
 MOST_VARIANTS = 10_000
@@ -226,6 +226,9 @@ class Job(Part):
 
     def env_of(self, node: NodeEntry) -> dict[str, str]:
         return {**self.env, **node.env}
+
+    def args_of(self, node: NodeEntry) -> Args:
+        return merged(self.run.args, node.args) if node.args else self.run.args
 
     @property
     def file(self) -> FilePath | None:

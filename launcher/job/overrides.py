@@ -10,7 +10,7 @@ from launcher.job.document import Node, compose
 from launcher.job.models import Job
 from launcher.job.parts import NodeEntry
 from launcher.job.problems import Mark, Path, Problem, dotted, printable, refusal
-from launcher.job.scalars import Args, ArgValue, argv_of, names_of
+from launcher.job.scalars import Args, ArgValue, merged, names_of
 
 
 def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
@@ -98,18 +98,9 @@ def expand_sweep(job: Job) -> list[Job]:
         return [job]
     job = of_one_run(job)
     return [
-        job.model_copy(update={"sweep": (), "run": job.run.model_copy(update={"args": _merged(job.run.args, variant)})})
+        job.model_copy(update={"sweep": (), "run": job.run.model_copy(update={"args": merged(job.run.args, variant)})})
         for variant in job.sweep
     ]
-
-
-def _merged(args: Args, variant: Args) -> Args:
-    """Return the arguments of a variant: its options replace those of the same name; lists are appended."""
-    if isinstance(args, Mapping) and isinstance(variant, Mapping):
-        spelled = {key.replace("_", "-"): key for key in args}
-        renamed = {spelled.get(key.replace("_", "-"), key): value for key, value in variant.items()}
-        return {**args, **renamed}
-    return (*argv_of(args), *argv_of(variant))
 
 
 def variant_name(variant: Args) -> str:

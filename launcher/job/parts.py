@@ -97,6 +97,12 @@ class NodeEntry(Part):
         description="Environment variables on this node; they override the job's `env`.",
         examples=[{"NCCL_IB_HCA": "mlx5_0"}],
     )
+    args: fields.ArgsField = Field(
+        default={},
+        description="Arguments of the program on this node; they override those of the same name in `run.args`. The "
+        "launcher's trainer accepts other batch sizes on machines of other speeds.",
+        examples=[{"batch_size": 96}],
+    )
 
     @model_validator(mode="before")
     @classmethod

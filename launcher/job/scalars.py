@@ -122,6 +122,15 @@ def argv_of(args: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
     return tuple(argv)
 
 
+def merged(args: Args, own: Args) -> Args:
+    """Return `args` with those of a variant or a node: options replace those of the same name; lists are appended."""
+    if isinstance(args, Mapping) and isinstance(own, Mapping):
+        spelled = {key.replace("_", "-"): key for key in args}
+        renamed = {spelled.get(key.replace("_", "-"), key): value for key, value in own.items()}
+        return {**args, **renamed}
+    return (*argv_of(args), *argv_of(own))
+
+
 def whole(what: str, low: int, high: int) -> Callable[[Any], int]:
     """Return a parser of integers from `low` to `high`."""
 

@@ -58,7 +58,7 @@ def build(job: Job, python: str, gpus_of_a_node: int | None = None) -> ClusterPl
 
 def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
     for rank, node in enumerate(job.nodes):
-        for key in ("gpus", "address", "env"):
+        for key in ("gpus", "address", "env", "args"):
             if getattr(node, key):
                 yield (
                     ("nodes", rank, key),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from launcher.errors import PlanInvalid
 from launcher.job.models import Job
+from launcher.job.parts import NodeEntry
 from launcher.job.scalars import argv_of
 from launcher.model.container import Layout
 from launcher.model.facts import ImageFacts, Launch
@@ -37,13 +38,16 @@ def script_in_code(job: Job) -> str:
     return posixpath.relpath(posixpath.normpath(job.run.script), posixpath.normpath(job.code))
 
 
-def program(job: Job) -> tuple[str, ...]:
-    """Return a worker's arguments of Python, ("-m", module, ...) or (script, ...); for `run.command`, its argv."""
+def program(job: Job, node: NodeEntry | None = None) -> tuple[str, ...]:
+    """Return a worker's arguments of Python, ("-m", module, ...) or (script, ...); for `run.command`, its argv.
+
+    node: with its own arguments.
+    """
     if job.run.command is not None:
         start = job.run.command
     else:
         start = ("-m", job.run.module) if job.run.module is not None else (script_in_code(job),)
-    return (*start, *argv_of(job.run.args))
+    return (*start, *argv_of(job.run.args if node is None else job.args_of(node)))
 
 
 def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[str, ...]:
@@ -53,17 +57,18 @@ def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[s
     calls torchrun and finds the right master after a restart. Raises PlanInvalid if the image lacks the required torch.
     """
     job, image, meeting = context.job, context.image, context.rendezvous
+    own = program(job, job.machines[rank])
     start = ("sh", f"{layout.kit}/entry.sh", *image.entrypoint)
     if job.run.command is not None:
         elastic = () if job.min_nodes is None else (image.python, f"{layout.kit}/elastic.py", "command")
-        return (*start, *elastic, *program(job))
+        return (*start, *elastic, *own)
     _refuse_without_torch(job, image)
-    worker = ("sh", f"{layout.kit}/rank.sh", image.python, *program(job))
+    worker = ("sh", f"{layout.kit}/rank.sh", image.python, *own)
     shape = (len(job.nodes), rank, processes, meeting.address, meeting.port)
     if image.launch is Launch.LAUNCH:  # torch before 1.9
         # --use_env if supported: scripts then read LOCAL_RANK, as under torchrun, instead of --local_rank.
         known = ("--use_env",) if "use_env" in image.flags else ()
-        rest = ("--no_python", *worker) if "no_python" in image.flags else program(job)
+        rest = ("--no_python", *worker) if "no_python" in image.flags else own
         return (*start, image.python, "-m", Launch.LAUNCH.value, *_shape(*shape), *known, *rest)
     if job.min_nodes is not None:
         options: tuple[str, ...] = (f"{layout.kit}/elastic.py", "torchrun")

@@ -60,8 +60,8 @@ def check_options(job: Job, folder: Path, added: Path | None, log: Callable[[str
     brought = added is None and (folder / TRAINER).resolve() != _installed().resolve()
     if job.run.module != TRAINER or brought:
         return
-    for variant in expand_sweep(job):
-        argv = argv_of(variant.run.args)
+    programs = [variant.args_of(node) for variant in expand_sweep(job) for node in variant.machines]
+    for argv in dict.fromkeys(map(argv_of, programs)):
         if argv and not argv[0].startswith("-"):  # another command of the package, such as pack
             continue
         try:
@@ -109,6 +109,7 @@ def _key(job: Job, message: str) -> KeyPath:
     option = found[0] if found else ""
     places: list[tuple[KeyPath, Args]] = [(("run", "args"), job.run.args)]
     places += [(("sweep", number), variant) for number, variant in enumerate(job.sweep)]
+    places += [(("nodes", rank, "args"), node.args) for rank, node in enumerate(job.nodes)]
     for where, args in places:
         if isinstance(args, Mapping):
             spelled: list[tuple[str | int, str]] = [(key, "--" + key.replace("_", "-")) for key in args]

@@ -126,15 +126,16 @@ def temporary_run(
     run.
     """
     run = job.run.model_copy(update={"module": None, "script": None, "command": command, "args": {}})
+    nodes = tuple(entry.model_copy(update={"args": {}}) for entry in job.nodes)
     without = {"restarts": 0, "hang_timeout": None, "min_nodes": None, "spares": None}
     lock = lock_path(job.file) if job.file else None
-    changed = job.model_copy(update={"run": run, **without})
+    changed = job.model_copy(update={"run": run, "nodes": nodes, **without})
     plan = make_plan(changed, prepare(changed, fleet, facts, log, lock_file=lock, here=Path.cwd()), code.digest)
-    nodes = []
+    planned = []
     for node in plan.nodes:
         marked = {**node.container.labels, labels.PURPOSE: purpose}
-        nodes.append(replace(node, container=replace(node.container, labels=marked)))
-    plan = replace(plan, nodes=tuple(nodes))
+        planned.append(replace(node, container=replace(node.container, labels=marked)))
+    plan = replace(plan, nodes=tuple(planned))
     start(plan, fleet, code.archive, secrets, lambda *_, **__: None)
     try:
         yield plan

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,11 @@ def start(
     program: tuple[str, ...] = ("-m", "train"),
     nodes: int = 1,
     env: Mapping[str, str] | None = None,
+    own: Sequence[str] = (),
 ) -> list[Rank]:
     """Starts `world` ranks; rank r's LAUNCHER_OUTPUT is output/r, as if each ran on its own machine.
 
-    nodes: how many machines they take themselves to be on.
+    nodes: how many machines they take themselves to be on. own: options of each rank alone.
     """
     local = world // nodes
     port, ranks = free_port(), []
@@ -111,7 +112,7 @@ def start(
             **(env or {}),
         }
         process: Process
-        argv = [*program, *map(str, args)]
+        argv = [*program, *map(str, args), *(own[rank].split() if own else ())]
         if program[0] != "-c":
             process = Forked(argv, ROOT, variables)
         else:
@@ -148,9 +149,10 @@ def run(
     program: tuple[str, ...] = ("-m", "train"),
     nodes: int = 1,
     env: Mapping[str, str] | None = None,
+    own: Sequence[str] = (),
 ) -> list[Rank]:
     """Starts and waits; every rank must exit with 0."""
-    ranks = start(output, world, *args, program=program, nodes=nodes, env=env)
+    ranks = start(output, world, *args, program=program, nodes=nodes, env=env, own=own)
     codes = finish(ranks, seconds)
     assert codes == [0] * world, "\n\n".join(rank.text for rank in ranks)
     return ranks

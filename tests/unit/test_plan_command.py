@@ -55,6 +55,15 @@ FULL = replace(
 )
 
 
+def test_arguments_of_a_node_override_those_of_the_job() -> None:
+    nodes = "[{host: gpu-a, args: {batch-size: 256}}, {host: gpu-b, args: {lr: 0.2}}, gpu-c]"
+    job = parse_job(JOB.replace("[gpu-a, gpu-b]", nodes).replace("note:", "batch_size: 96, note:"))
+    options = [spec.container.argv for spec in offline(job, "c0de").nodes]
+    rest = ("--data", "/data", "--batch-size")
+    assert [argv[argv.index("train") + 1 :][:4] for argv in options] == [(*rest, "256"), (*rest, "96"), (*rest, "96")]
+    assert [argv[-2:] == ("--lr", "0.2") for argv in options] == [False, True, False]
+
+
 def csv(text: str) -> list[str]:
     """Parse a value as docker's command line does."""
     import csv as reader

@@ -46,6 +46,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "nodes.gpus": ({"nodes": ["a", {"host": "b", "gpus": 2}]},),
     "nodes.address": ({"nodes": ["a", {"host": "b", "address": "10.0.0.1"}]},),
     "nodes.env": ({"nodes": ["a", {"host": "b", "env": {"A": "1"}}]},),
+    "nodes.args": ({"nodes": ["a", {"host": "b", "args": {"x": 1}}]},),
     "gpus": ({"gpus": 2},),
     "processes": ({"processes": 4},),
     "run.module": ({"run": {"module": "train"}},),

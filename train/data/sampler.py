@@ -6,6 +6,9 @@ The order is an argsort of 64-bit hashes, so it does not depend on library versi
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,20 +59,29 @@ def steps_per_epoch(count: int, global_batch: int, keep_last: bool) -> int:
     return -(-count // global_batch) if keep_last else count // global_batch
 
 
-def split(count: int, rank: int, world: int) -> slice:
-    """Return the rank's contiguous piece of `count` items; sizes differ by at most one and may be 0."""
-    base, extra = divmod(count, world)
-    start = rank * base + min(rank, extra)
-    return slice(start, start + base + (rank < extra))
+def bounds(count: int, sizes: Sequence[int]) -> list[int]:
+    """Return where the pieces of `count` items begin, and the end of the last: one per rank, in proportion to `sizes`.
+
+    A piece may be empty. With equal sizes, pieces differ by at most one.
+    """
+    if len(set(sizes)) == 1:
+        base, extra = divmod(count, len(sizes))
+        return [rank * base + min(rank, extra) for rank in range(len(sizes) + 1)]
+    return [count * before // sum(sizes) for before in itertools.accumulate(sizes, initial=0)]
 
 
-def training_batch(permutation: Indices, step: int, global_batch: int, rank: int, world: int) -> tuple[Indices, int]:
-    """Return the rank's samples in one step of an epoch, and the number of samples on all ranks."""
+def training_batch(permutation: Indices, step: int, global_batch: int, sizes: Sequence[int]) -> list[Indices]:
+    """Return each rank's samples in one step of an epoch, in proportion to the ranks' `sizes`."""
     batch = permutation[step * global_batch : (step + 1) * global_batch]
-    return batch[split(len(batch), rank, world)], len(batch)
+    return [batch[start:end] for start, end in itertools.pairwise(bounds(len(batch), sizes))]
 
 
-def validation_share(count: int, rank: int, world: int) -> Indices:
-    """Return the rank's validation samples: disjoint shards of ceil(count / world), unpadded; the last may be empty."""
-    shard = -(-count // world)
-    return np.arange(min(rank * shard, count), min((rank + 1) * shard, count), dtype=np.int64)
+def validation_shares(count: int, sizes: Sequence[int]) -> list[Indices]:
+    """Return each rank's validation samples: disjoint and unpadded, in proportion to the ranks' batch `sizes`.
+
+    With equal sizes, shards of ceil(count / ranks); the last may be empty.
+    """
+    shard = -(-count // len(sizes))
+    equal = [min(rank * shard, count) for rank in range(len(sizes) + 1)]
+    ends = equal if len(set(sizes)) == 1 else bounds(count, sizes)
+    return [np.arange(start, end, dtype=np.int64) for start, end in itertools.pairwise(ends)]

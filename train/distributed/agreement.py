@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from train.checkpoint import digest
+from train.config import Config
 from train.data.contents import Contents
 from train.distributed.world import World
 from train.errors import TrainError
 
 T = TypeVar("T")
+# Options that may differ between machines
+OF_A_NODE = {
+    *("data", "pretrained", "evaluate", "output", "checkpoints"),  # paths, whose contents are compared
+    *("workers", "prefetch", "decoder", "max_damaged", "threads", "bind_cores"),
+}
+BATCH = {"batch_size", "accumulate", "val_batch_size"}
 
 
 def agree(data: str, contents: Contents, weights: str, model: nn.Module, decoder: str, world: World) -> str | None:
@@ -29,6 +36,33 @@ def agree(data: str, contents: Contents, weights: str, model: nn.Module, decoder
     if weights:
         agree_on_weights(weights, model, world)
     return mixed_software(decoder, world)
+
+
+def agree_on_options(config: Config, world: World) -> None:
+    """Raise TrainError on a rank with options that differ from rank 0's, SystemExit on the others.
+
+    A node may have arguments of its own, for what may differ between machines (OF_A_NODE), and for the batch size where
+    each rank reads its own samples.
+    """
+    options = shared_options(config, world.sharded)
+    if world.size == 1 or len(set(world.gather(digest(options)))) == 1:
+        return
+    theirs, host = world.broadcast_object((options, socket.gethostname()))
+    world.all_ranks_or_exit(lambda: check_options(options, theirs, host))
+
+
+def shared_options(config: Config, sharded: bool) -> dict[str, Any]:
+    """Return the options that must be the same on every rank. `sharded`: each rank reads its own samples."""
+    own = OF_A_NODE | BATCH if sharded else OF_A_NODE
+    return {name: value for name, value in config.to_dict().items() if name not in own}
+
+
+def check_options(mine: dict[str, Any], theirs: dict[str, Any], host: str) -> None:
+    """Raise TrainError if the options differ from rank 0's, on `host`."""
+    for name, value in mine.items():
+        if theirs[name] != value:
+            option = "--" + name.replace("_", "-")
+            raise TrainError(f"{option} is {value} here, but {theirs[name]} on rank 0 ({host}): it must be the same")
 
 
 def agree_on_data(data: str, contents: Contents, world: World) -> None:

@@ -30,7 +30,7 @@ _OF_THE_IMAGE = ("image.base", "image.ref", "image.torchvision", "image.packages
 _BOTH = Keys(
     handled="name nodes gpus processes run.module run.script run.command run.args mounts env secrets secrets.name "
     "output port timeout resources.memory resources.cpus resources.shm docker.ipc docker.extra_hosts docker.cap_add",
-    refused="runtime nodes.gpus nodes.address nodes.env data min_nodes spares "
+    refused="runtime nodes.gpus nodes.address nodes.env nodes.args data min_nodes spares "
     "lost_after docker.devices cluster.partition cluster.account cluster.qos cluster.time "
     "cluster.options sweep each",
     unused={

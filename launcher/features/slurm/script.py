@@ -28,7 +28,8 @@ KEYS = Keys(
     handled="name runtime image.base image.ref nodes gpus processes run.module run.script run.command run.args mounts "
     "env secrets secrets.name output restarts port timeout hang_timeout resources.memory resources.cpus "
     "cluster.partition cluster.account cluster.qos cluster.time cluster.options",
-    refused="image.torchvision image.packages nodes.gpus nodes.address nodes.env data min_nodes spares lost_after "
+    refused="image.torchvision image.packages nodes.gpus nodes.address nodes.env nodes.args data min_nodes spares "
+    "lost_after "
     "resources.shm docker.ipc docker.extra_hosts docker.devices docker.cap_add sweep each",
     unused={
         "code": "it is the folder in which the script is submitted",

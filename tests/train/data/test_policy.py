@@ -211,7 +211,7 @@ def test_repeated_augmentation_has_the_copies_of_an_image_in_one_batch_on_differ
     assert set((order % count).tolist()) == set(plain[: -(-count // repeats)].tolist())
     for step in range(count // batch if batch % repeats == 0 else 0):
         for rank in range(repeats):
-            share, _ = sampler.training_batch(order, step, batch, rank, repeats)
+            share = sampler.training_batch(order, step, batch, [1] * repeats)[rank]
             assert len(set((share % count).tolist())) == len(share)
         images = (order[step * batch : (step + 1) * batch] % count).tolist()
         assert all(images.count(image) == repeats for image in images)

@@ -30,18 +30,31 @@ def test_ranks_split_a_global_batch_without_gap_or_overlap(count: int, batch: in
     order = sampler.order(0, 0, count)
     seen: list[int] = []
     for step in range(sampler.steps_per_epoch(count, batch, keep_last=True)):
-        pieces = [sampler.training_batch(order, step, batch, rank, world) for rank in range(world)]
-        assert {total for _, total in pieces} == {sum(len(indices) for indices, _ in pieces)}
-        assert max(len(p) for p, _ in pieces) - min(len(p) for p, _ in pieces) <= 1
-        seen += [int(index) for indices, _ in pieces for index in indices]
+        pieces = sampler.training_batch(order, step, batch, [batch] * world)
+        assert len(pieces) == world
+        assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
+        seen += [int(index) for indices in pieces for index in indices]
     assert seen == order.tolist()
 
 
-@given(st.integers(0, 300), worlds)
-def test_validation_shards_are_a_partition(count: int, world: int) -> None:
-    shares = [sampler.validation_share(count, rank, world).tolist() for rank in range(world)]
-    assert [index for share in shares for index in share] == list(range(count))
-    assert len(shares[0]) == max(len(share) for share in shares)
+@given(sizes, st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_unequal_ranks_split_it_in_proportion(count: int, batches: list[int]) -> None:
+    order, whole, seen = sampler.order(0, 0, count), sum(batches), list[int]()
+    for step in range(sampler.steps_per_epoch(count, whole, keep_last=True)):
+        pieces = sampler.training_batch(order, step, whole, batches)
+        total = sum(map(len, pieces))
+        assert all(abs(len(piece) - total * own / whole) <= 1 for piece, own in zip(pieces, batches, strict=True))
+        assert total < whole or list(map(len, pieces)) == batches
+        seen += [int(index) for indices in pieces for index in indices]
+    assert seen == order.tolist()
+
+
+@given(st.integers(0, 300), st.one_of(worlds.map(lambda world: [7] * world), st.lists(st.integers(1, 40), min_size=1)))
+def test_validation_shards_are_a_partition(count: int, batches: list[int]) -> None:
+    shares = sampler.validation_shares(count, batches)
+    assert [int(index) for share in shares for index in share] == list(range(count))
+    if len(set(batches)) == 1:
+        assert len(shares[0]) == max(map(len, shares))
 
 
 def test_random_numbers_depend_on_the_image_not_on_its_batch() -> None:

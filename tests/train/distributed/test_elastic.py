@@ -7,7 +7,6 @@ import hmac
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,11 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.container_scripts import ELASTIC
+from launcher.container_scripts import scripts
 from tests.ports import free_port
 from tests.train.runs import ROOT, SECONDS, digit_tree, run, start
 
-SCRIPTS = ROOT / "launcher" / "container_scripts"
 LOST_AFTER = 10.0
 OPTIONS = "--arch smallcnn --image-size 8 --batch-size 4 --epochs 20 --log-every 1 --workers 1 --print-digest"
 pytestmark = pytest.mark.timeout(600)
@@ -36,8 +34,9 @@ class Node:
         self.folder, self.name, self.restarts = folder / name, name, 0
         kit = self.folder / "kit"
         kit.mkdir(parents=True)
-        for script in ELASTIC:
-            shutil.copy(SCRIPTS / script, kit)
+        for script, text in scripts().items():
+            (kit / script).parent.mkdir(parents=True, exist_ok=True)
+            (kit / script).write_bytes(text)
         self.address = ("127.0.0.1", port)
         self.env = os.environ | {
             "LAUNCHER_MEETING": json.dumps(meeting),

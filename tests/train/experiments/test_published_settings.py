@@ -18,7 +18,7 @@ from launcher.job.scalars import argv_of
 from tests.train.trainer.test_jobs_train import JOBS, REPOSITORY
 from train.combinations import check
 from train.config import Config, parse
-from train.data.sampler import steps_per_epoch, validation_share
+from train.data.sampler import steps_per_epoch, validation_shares
 from train.experiments.dual_batch.options import device_index, plan_of
 from train.experiments.syncbn import SyncBatchNorm, convert
 from train.models import make_model, parameter_count
@@ -163,7 +163,7 @@ def test_experiment_1(nodes: int, steps: int, validation: int) -> None:
         assert steps_per_epoch(IMAGENET, 256 * nodes, config.last_batch == "keep") == steps
         momenta = [momentum_at(config, step, 100) for step in (0, 29, 99)]
         assert momenta == pytest.approx([0.95, 0.85, 0.95], abs=1e-12)
-    assert -(-len(validation_share(CIFAR, 0, nodes)) // 64) == validation  # ImageNet's has as many images
+    assert -(-len(validation_shares(CIFAR, [64] * nodes)[0]) // 64) == validation  # ImageNet's has as many images
 
 
 @pytest.mark.parametrize(("job", "workers"), [("e2_dual_batch", 5), ("e2_dual_batch_6", 6)])

@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.distributed import TCPStore, rpc  # type: ignore[attr-defined]  # torch's stub lacks the first
 
+from train.config import Config
 from train.data.contents import Contents, Digest
+from train.distributed.agreement import check_options, shared_options
 from train.errors import TrainError
 from train.experiments.dual_batch.merge import Weights
 from train.experiments.dual_batch.server import Grant, ParameterServer
@@ -29,16 +31,18 @@ STORE_TIMEOUT = 10.0  # seconds to reach the store
 _JOINED, _LOST = "dual_batch/joined", "dual_batch/lost/{}"  # keys in the store
 _served: list[ParameterServer] = []
 _data: list[Contents] = []  # data set of the served run
+_options: list[dict[str, Any]] = []  # that must be the same everywhere
 
 
-def join(rank: int, size: int, serve: ParameterServer | None = None, data: Contents | None = None) -> None:
-    """Join the other processes at MASTER_ADDR:MASTER_PORT.
+def serve(server: ParameterServer, data: Contents, config: Config) -> None:
+    """Set what handles calls to this rank, and the data set and options that all workers must have."""
+    _served.append(server)
+    _data.append(data)
+    _options.append(shared_options(config, sharded=False))
 
-    `serve`: the server that handles calls to this rank; `data`: the data set that all workers must have.
-    """
-    if serve is not None and data is not None:
-        _served.append(serve)
-        _data.append(data)
+
+def join(rank: int, size: int) -> None:
+    """Join the other processes at MASTER_ADDR:MASTER_PORT."""
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=2 * size + 4, rpc_timeout=JOIN_TIMEOUT)
     rpc.init_rpc(_name(rank), rank=rank, world_size=size, rpc_backend_options=options)  # type: ignore[no-untyped-call]  # torch's
     if rank == 0:
@@ -104,6 +108,10 @@ def _difference(worker: Contents) -> str | None:
     return worker.difference(_data[0])
 
 
+def _options_of_the_server() -> tuple[dict[str, Any], str]:
+    return _options[0], socket.gethostname()
+
+
 def _heartbeat(worker: int) -> None:
     _served[0].heartbeat(worker)
 
@@ -124,12 +132,13 @@ class Remote:
     timeout: float  # seconds per call
     _over: threading.Event = field(default_factory=threading.Event)
 
-    def agree_on_data(self, name: str, contents: Contents) -> None:
-        """Raise TrainError if this worker's data set differs from the server's."""
+    def agree(self, config: Config, contents: Contents) -> None:
+        """Raise TrainError if this worker's options or data set differ from the server's."""
+        check_options(shared_options(config, sharded=False), *self._call(_options_of_the_server))
         if contents.digest(*contents.splits).same(self._call(_digest)):
             return
         raise TrainError(
-            f"--data {name} differs from rank 0: has {self._call(_difference, contents)}; copy it from "
+            f"--data {config.data} differs from rank 0: has {self._call(_difference, contents)}; copy it from "
             f"there (rank {self.worker + 1} on {socket.gethostname()})"
         )
 

@@ -24,7 +24,7 @@ from train.distributed.world import World, choose_device
 from train.errors import Stopped, TrainError
 from train.evaluate import evaluate
 from train.experiments.dual_batch.guard import die_with_guard
-from train.experiments.dual_batch.network import Remote, disconnect, join, reported_lost, store
+from train.experiments.dual_batch.network import Remote, disconnect, join, reported_lost, serve, store
 from train.experiments.dual_batch.options import device_index, plan_of
 from train.experiments.dual_batch.plan import DualBatchPlan
 from train.experiments.dual_batch.server import ParameterServer, Rates
@@ -69,7 +69,7 @@ def run(config: Config) -> None:
                 return
             join(rank, size)
             remote = Remote(rank - 1, config.timeout)
-            remote.agree_on_data(config.data, Contents.of(dataset, config.timeout))
+            remote.agree(config, Contents.of(dataset, config.timeout))
             remote.start_heartbeats()
             work(config, world, plan.shares[rank - 1], remote, stop)
             disconnect()
@@ -136,7 +136,8 @@ class Server:
             Stopped: SIGTERM arrived; the finished local epochs are saved.
         """
         self._announce()
-        join(0, size, self._server, Contents.of(self._dataset, self._config.timeout))
+        serve(self._server, Contents.of(self._dataset, self._config.timeout), self._config)
+        join(0, size)
         self._store = store()
         self._server.all_joined()
         self._since = started = time.perf_counter()  # the workers start now, while this process opens its files
