@@ -427,7 +427,7 @@ def test_a_job_has_all_processors_of_its_nodes(cli: Cli) -> None:
 def test_a_job_has_all_the_memory_of_its_nodes(slurm: SlurmBed, cli: Cli) -> None:
     """Not only the cluster's default."""
     slurm("scontrol", "update", "partitionname=all", "DefMemPerNode=500")
-    shows = "scontrol show job $SLURM_JOB_ID | grep -o ',mem=[0-9.]*[MG]'"
+    shows = "scontrol show job $SLURM_JOB_ID | grep -o ',mem=[0-9.]*[MG]' | tail -n 1"
     try:
         assert cli("up", job(cli, shows), "--on", "hpc").stdout.split() == [",mem=4000M"]
         part = ("--on", "hpc", "--set", "nodes=2", "--set", "resources.memory=300m")
@@ -507,12 +507,15 @@ def test_a_node_that_does_not_see_the_shared_folder_is_found_and_blamed(slurm: S
         assert "--set 'cluster.options=[--nodelist=n4]'" in failed
         assert "cannot open" in failed
         first = here("up", file, "--on", "hpc", *ON_N4, code=1).stderr
-        assert re.search(r"could not be started: job \d+: FAILED \(JobLaunchFailure\) on n4", first), first
+        what = (
+            r"(job \d+: FAILED \(JobLaunchFailure\)|its batch script could not write to \S+) on n4"  # newer: the latter
+        )
+        assert re.search(f"could not be started: {what}", first), first
         assert "check whether n4 sees the cluster's workdir" in first
         assert "dmesg" not in first
         one = here.job("one", runtime="process", nodes=1, gpus="none", run={"command": ["echo"]}, sweep=[["a"], ["b"]])
         task = here("up", one, "--on", "hpc", *ON_N4, code=1).stderr
-        assert re.search(r"could not be started: its batch script could not write to \S+ on n4", task), task
+        assert re.search(f"could not be started: {what}", task), task
         assert "check whether n4 sees the cluster's workdir" in task
 
 

@@ -427,14 +427,16 @@ STEP = (  # in a separate session, to which scancel sends signals
 
 
 def run_script(
-    tmp_path: Path, script: str, *, srun: str = STEP, by_hand: bool = False, **env: str
+    tmp_path: Path, script: str, *, srun: str = STEP, by_hand: bool = False, sees: bool = True, **env: str
 ) -> subprocess.Popen[str]:
-    """Run the script with a Slurm of one node, as `up` submits it or with sbatch alone."""
+    """Run the script with a Slurm of one node, as `up` submits it or with sbatch alone. sees: the run's folder."""
     own = tmp_path / "bin"
     program(own, "srun", srun.format(tmp_path))
     program(own, "scancel", f"echo $* >>{tmp_path}/scancel; kill -TERM $(cat {tmp_path}/step)")
     program(own, "scontrol", f"echo $* >>{tmp_path}/scontrol; echo NodeAddr=127.0.0.1")
     (tmp_path / "job.sh").write_text(script)
+    if sees and not by_hand:
+        (tmp_path / "out" / ".node").mkdir(parents=True, exist_ok=True)
     known = {**os.environ, "PATH": f"{own}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n1"}
     return subprocess.Popen(
         ["bash", str(tmp_path / "job.sh"), *(() if by_hand else (RUN, str(tmp_path / "out")))],
@@ -462,6 +464,15 @@ def test_a_script_that_cannot_record_its_end_is_no_success(full: Path, tmp_path:
     said, _ = (running := run_script(tmp_path, sbatch(CPU), srun=fills)).communicate(timeout=20)
     assert running.returncode == 73, said
     assert f"could not write {full}/state/slurm.end" in said
+
+
+def test_a_script_on_a_machine_that_does_not_see_its_folder_runs_nothing(tmp_path: Path) -> None:
+    """Newer versions of Slurm create the folder of its output there."""
+    running = run_script(tmp_path, sbatch(CPU), sees=False)
+    said, _ = running.communicate(timeout=20)
+    assert (running.returncode, "does not see" in said) == (73, True), said
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "out" / "state").exists()
 
 
 def test_a_script_that_another_run_submits_uses_nothing_of_that_run(tmp_path: Path) -> None:
