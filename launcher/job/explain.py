@@ -226,7 +226,8 @@ def _process(job: Job) -> Iterator[Conflict]:
     for part in ("docker", "resources"):
         settings = getattr(job, part)
         for key, field in type(settings).model_fields.items():
-            if getattr(settings, key) != field.default and not (on_cluster and key in ("cpus", "memory")):
+            possible = key == "output" or (on_cluster and key in ("cpus", "memory"))
+            if getattr(settings, key) != field.default and not possible:
                 message = "has no effect without containers; remove it, or set runtime: docker"
                 if key in ("cpus", "memory"):
                     message += f". For a cluster (--on) give the number of nodes: nodes: {len(job.nodes)}"

@@ -203,7 +203,7 @@ class Secret(Part):
 
 
 class Resources(Part):
-    """Limits of the container on each node."""
+    """What a run needs of each node: limits of its container, and room for its output."""
 
     memory: fields.Size | None = Field(default=None, description="Maximum memory. Default: no limit.", examples=["64g"])
     cpus: fields.Cpus | None = Field(
@@ -213,6 +213,12 @@ class Resources(Part):
         default=None,
         description="Size of /dev/shm. Requires `docker: {ipc: private}` or `{ipc: shareable}`.",
         examples=["16g"],
+    )
+    output: fields.Size | None = Field(
+        default=None,
+        description="Free space that the output folder needs, such as for checkpoints. A node with less is refused "
+        "before anything is sent or started. Default: not checked.",
+        examples=["50g"],
     )
 
 

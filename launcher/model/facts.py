@@ -143,6 +143,7 @@ class NodeFacts:
     cpus: int
     memory: int = 0
     shm_size: int = 0  # size of the node's own /dev/shm
+    output_free: int = -1  # free bytes on the file system of output folders; -1 if unknown
     clock_offset: float = 0.0  # the node's clock minus the caller's, corrected by half the round-trip time
     interfaces: tuple[Interface, ...] = ()
     routes: tuple[Route, ...] = ()

@@ -94,6 +94,7 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
         cpus=_integer(first("cpus"), 0),
         memory=_integer((*first("memory").split(), "", "")[1], 0) * 1024,  # MemTotal: 527942812 kB
         shm_size=max(0, _disk(lines("shm"), 1)),
+        output_free=_disk(lines("output_disk"), 3),
         clock_offset=float(clock[0]) - now if clock else 0.0,
         interfaces=_interfaces("\n".join(lines("addresses")), routes),
         routes=routes,

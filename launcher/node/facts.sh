@@ -55,6 +55,8 @@ section shm
 df -Pk -- /dev/shm
 section docker_disk
 df -Pk -- /var/lib/docker
+section output_disk
+df -Pk -- "$HOME/.launcher" || df -Pk -- "$HOME"
 section addresses
 PATH=$PATH:/usr/sbin:/sbin
 ip -o addr show up || cat /proc/net/fib_trie

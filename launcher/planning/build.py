@@ -86,9 +86,17 @@ def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
         )
     for error in ports_in_use(job, facts):
         raise error
-    for check in (checks.engine(node, job) for node in facts if node.engine):
-        if check.level is checks.Level.FAIL:
-            raise NodeUnfit(f"node {check.node}", check.what, check.fix)
+    refuse_unfit(job, facts)
+
+
+def refuse_unfit(job: Job, facts: Sequence[NodeFacts]) -> None:
+    """Raise NodesFailed with each node that cannot run the job whatever its image is: before anything is copied."""
+    found = [checks.engine(node, job) for node in facts if node.engine]
+    if (needed := job.resources.output) is not None:
+        found += [checks.output_room(node, needed) for node in facts]
+    unfit = [check for check in found if check.level is checks.Level.FAIL]
+    if unfit:
+        raise NodesFailed([NodeUnfit(f"node {check.node}", check.what, check.fix) for check in unfit], of=len(facts))
 
 
 def ports_in_use(job: Job, facts: Sequence[NodeFacts]) -> list[InUse]:

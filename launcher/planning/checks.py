@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from launcher.job.models import Job
+from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.facts import NodeFacts
 
 SMALL_SHM = 1 << 30
@@ -56,6 +57,8 @@ def of_node(node: NodeFacts, job: Job | None = None) -> list[Check]:
     """Return all checks of a single node except those of its GPUs. job: the job it will run, if known."""
     containers = job is None or job.traits.has_images
     found = [_clock(node), *([engine(node, job), _disk(node)] if containers else [])]
+    if job is not None and job.resources.output is not None:
+        found.append(output_room(node, job.resources.output))
     if containers and (job is None or job.docker.ipc == "host"):
         found.append(_shm(node))
     return found
@@ -130,6 +133,25 @@ def _shm(node: NodeFacts) -> Check:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def output_room(node: NodeFacts, needed: int) -> Check:
+    """Check the room for output folders against the job's `resources.output`."""
+    folder = f"{node.home}/{OUTPUT_ROOT}"
+    if node.output_free < 0:
+        return Check(
+            node.name,
+            "output",
+            Level.WARN,
+            f"free space of {folder} is unknown",
+            f"check it on the node: df -h {node.home}",
+        )
+    free, wanted = (f"{size / (1 << 30):.1f} GiB" for size in (node.output_free, needed))
+    what = f"{free} free in {folder}, and the job needs {wanted} (resources.output)"
+    if node.output_free >= needed:
+        return Check(node.name, "output", Level.OK, what)
+    fix = "free disk space: launcher clean; or make that folder a link to a larger disk"
+    return Check(node.name, "output", Level.FAIL, what, fix)
 
 
 def _disk(node: NodeFacts) -> Check:

@@ -22,7 +22,7 @@ from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
-from launcher.planning.build import Prepared, build
+from launcher.planning.build import Prepared, build, refuse_unfit
 from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
@@ -49,6 +49,7 @@ def prepare(
     lock_file: pins the job's base image. here: the folder from which the job's relative paths count. Raises
     NodesFailed, ImageUnfit and other LauncherErrors; an error can leave behind only images and data.
     """
+    refuse_unfit(job, facts)
     (image, ready), rendezvous = run_both(
         partial(make_image, job, fleet, facts, log, on_progress, lock_file),
         partial(choose_rendezvous, job, fleet, facts),

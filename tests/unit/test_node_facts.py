@@ -63,6 +63,10 @@ dead\t0000010A\t00000000\t0000\t0\t0\t0\t00FFFFFF\t0\t0\t0
   sl  local_address                         remote_address                        st
    0: 00000000000000000000000000000000:733C 00000000000000000000000000000000:0000 0A 00000000:00000000 00
 
+@@output_disk
+Filesystem     1024-blocks      Used Available Capacity Mounted on
+/dev/md0        1000000000 100000000  90000000      53% /home
+
 @@infiniband
 yes
 
@@ -83,6 +87,7 @@ def test_complete_output() -> None:
     assert (facts.home, facts.hostname, facts.arch, facts.cpus) == ("/home/carol", "gpu-a", "x86_64", 64)
     assert facts.memory == 527942812 * 1024
     assert (facts.shm_size, seen.docker_disk_free) == (64 << 20, 811000000 * 1024)
+    assert facts.output_free == 90000000 * 1024
     assert facts.interfaces == (
         Interface("lo", ("127.0.0.1/8",)),
         Interface("eno1", ("10.0.0.5/24", "fe80::1/64")),

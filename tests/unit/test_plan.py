@@ -359,9 +359,25 @@ def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
 )
 def test_an_engine_that_cannot_run_the_job_is_refused(kind: str, version: str, restarts: int, message: str) -> None:
     nodes = [node(0), node(1, engine=EngineFacts("e", version, False, (), (), "/x", 1 << 40, kind))]
-    with pytest.raises(NodeUnfit, match=message) if message else contextlib.nullcontext() as caught:
+    with pytest.raises(NodesFailed, match=message) if message else contextlib.nullcontext() as caught:
         planned(job(2, restarts=restarts), nodes)
     assert not caught or "gpu-1" in str(caught.value)
+
+
+def test_every_node_without_room_for_the_output_is_named() -> None:
+    nodes = [
+        node(0, output_free=60 << 30),
+        node(1, output_free=9 << 30),
+        node(2, output_free=-1),
+        node(3, output_free=0),
+    ]
+    with pytest.raises(NodesFailed) as caught:
+        planned(job(4, resources={"output": "50g"}), nodes)
+    text = str(caught.value)
+    assert "gpu-1: 9.0 GiB free in /home/ada/.launcher, and the job needs 50.0 GiB (resources.output)" in text
+    assert [f"gpu-{rank}" in text for rank in range(4)] == [False, True, False, True]
+    assert caught.value.exit_code == NodeUnfit.exit_code
+    assert planned(job(2, resources={"output": "50g"}), [nodes[0], nodes[2]])
 
 
 def test_containers_of_a_rootless_engine_run_as_root() -> None:

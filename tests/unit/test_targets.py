@@ -69,6 +69,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "hang_timeout": ({"hang_timeout": "15m"},),
     "resources.memory": ({"resources": {"memory": "1g"}},),
     "resources.cpus": ({"resources": {"cpus": 4}},),
+    "resources.output": ({"resources": {"output": "1g"}},),
     "resources.shm": ({}, {"docker": {"ipc": "private"}, "resources": {"shm": "1g"}}),
     "docker.ipc": ({"docker": {"ipc": "host"}}, {"docker": {"ipc": "private"}}),
     "docker.extra_hosts": ({"docker": {"extra_hosts": {"a": "10.0.0.1"}}},),

@@ -39,6 +39,7 @@ _BOTH = Keys(
         "nodes.name": "Kubernetes chooses the machines",
         "nodes.host": "Kubernetes chooses the machines",
         "hang_timeout": "Kubernetes does not detect a hang, which a warning says",
+        "resources.output": "the space of the volume is not checked",
         "secrets.file": "the value is in a Secret, which the user creates",
     },
 )

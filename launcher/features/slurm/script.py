@@ -35,6 +35,7 @@ KEYS = Keys(
         "code": "it is the folder in which the script is submitted",
         "nodes.name": "Slurm chooses the machines",
         "nodes.host": "Slurm chooses the machines",
+        "resources.output": "the space of `workdir` is not checked",
         "secrets.file": "the secret is in the environment of sbatch, or in a file that `up --on` sends",
     },
 )
