@@ -94,13 +94,20 @@ def forget(bed: Bed, *beginnings: str) -> None:
         bed.sh(node, script)
 
 
-@pytest.fixture
-def scene(clean_bed: Bed, cli: Cli, tmp_path: Path) -> Iterator[Scene]:
-    tag, folder = f"launcher-test-laptop:{uuid.uuid4().hex[:8]}", tmp_path / "docker-config"
-    grown(tmp_path / "base", tag)
-    docker("save", "-o", str(tmp_path / "saved.tar"), tag)
+@pytest.fixture(scope="module")
+def served(bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> registry.Registry:
+    """Only the registry has its image."""
+    tag, folder = f"launcher-test-laptop:{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("registry")
+    grown(folder / "base", tag)
+    docker("save", "-o", str(folder / "saved.tar"), tag)
     docker("image", "rm", tag)
-    served = registry.Registry(tmp_path / "saved.tar")
+    return registry.Registry(folder / "saved.tar")
+
+
+@pytest.fixture
+def scene(clean_bed: Bed, cli: Cli, served: registry.Registry, tmp_path: Path) -> Iterator[Scene]:
+    folder = tmp_path / "docker-config"
+    served.sent.clear()
     line = laptop.counted(clean_bed, tmp_path)
     folder.mkdir()
     with registry.serving(served) as here, registry.serving(served) as there:

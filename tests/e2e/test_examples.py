@@ -70,12 +70,12 @@ def curve(folder: Path, tag: str = "loss") -> list[int]:
 @pytest.mark.ci
 def test_a_torchrun_script_runs_unchanged_and_resumes(project: Cli, tmp_path: Path) -> None:
     out = tmp_path / "stripes"
-    first = project("up", f"{HERE}/torchrun.yaml", *local(), *args(dir=out, epochs=1))
+    first = project("up", f"{HERE}/torchrun.yaml", *local(), "--nodes", "local", *args(dir=out, epochs=1))
     assert epochs(first) == [1]
-    again = project("up", f"{HERE}/torchrun.yaml", *local(), *args(dir=out, epochs=3))
-    assert epochs(again) == [2, 3]
+    again = project("up", f"{HERE}/torchrun.yaml", *local(), *args(dir=out, epochs=2))
+    assert epochs(again) == [2]
     assert last_loss(again) < last_loss(first)
-    assert curve(out) == [1, 2, 3]
+    assert curve(out) == [1, 2]
     assert project.result()["state"] == "done"
 
 

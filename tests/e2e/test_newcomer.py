@@ -17,6 +17,7 @@ from tests.e2e.newcomer import PACKAGES, bare, installed, newcomer, settings, wh
 
 __all__ = ["bare", "installed", "wheel"]
 
+pytestmark = pytest.mark.xdist_group("newcomer")  # the wheel and the environment are made once
 PROCESS = settings(runtime="process", nodes="[local]")
 
 

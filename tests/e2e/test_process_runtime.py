@@ -464,7 +464,7 @@ def test_in_the_background_of_a_script_the_run_gets_its_signals_and_the_launcher
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+@pytest.mark.parametrize("name", [pytest.param("SIGKILL", marks=pytest.mark.slow), "SIGSEGV"])
 def test_a_rank_that_a_signal_killed_is_named_with_the_signal(home_cli: Cli, name: str) -> None:
     (home_cli.cwd / "dies.py").write_text(
         "import os, signal, time, torch.distributed as dist\n"

@@ -14,6 +14,7 @@ from tests.slurm.bed import SlurmBed
 __all__ = ["bare", "installed", "wheel"]
 
 
+@pytest.mark.slow  # e2e/test_newcomer.py trains in processes and in containers
 @pytest.mark.timeout(400)
 def test_the_job_that_init_writes_trains_on_slurm(slurm: SlurmBed, installed: Path, bare: Path, cli: Cli) -> None:
     file = Path(cli.env["XDG_CONFIG_HOME"], "launcher", "settings.yaml")

@@ -203,9 +203,13 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 100  # with Python's 5, some connections wait for a second
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[DockerEngine]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    server = Server(("127.0.0.1", 0), Answers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def dial() -> socket.socket:
