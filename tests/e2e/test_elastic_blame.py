@@ -54,7 +54,7 @@ def test_a_failing_command_ends_the_run_if_no_quorum_is_left_without_its_node(ho
 @pytest.mark.ci
 def test_a_programs_own_error_ends_the_run_on_all_nodes(home_cli: Cli) -> None:
     run = {"script": home_cli.program("fails.py"), "args": ["all", "0"]}
-    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s"}
+    keys: dict[str, Any] = {"nodes": ["local"] * 2, "min_nodes": 2, "lost_after": "5s"}
     up = Drill.follow(home_cli, "up", home_cli.job("bug", **process_job(run=run, **keys)))
     up.end(1, timeout=150)
     failure = home_cli.result()["failure"]

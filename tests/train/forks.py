@@ -69,4 +69,5 @@ def _become(output: Connection, argv: list[str], cwd: str, env: dict[str, str]) 
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = argv
+        sys.path.insert(0, str(Path(argv[0]).parent))
         runpy.run_path(argv[0], run_name="__main__")

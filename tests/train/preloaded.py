@@ -9,6 +9,7 @@ for name in (
     "sympy",  # torch imports this one and the next when the first optimiser is made
     "torch._dynamo",
     "torch.distributed.elastic.multiprocessing.errors",
+    "torch.distributed.run",
     "torch.utils.tensorboard.summary",
     "torchvision.models",
     "torchvision.transforms.v2",

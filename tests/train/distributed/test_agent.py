@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import pytest
 
 from launcher import container_scripts
 from tests.ports import free_port
+from tests.train.forks import Forked
 
 SECONDS = 250
 OPTIONS = ("--nnodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "1")
@@ -49,21 +51,21 @@ class Node:
     code: int | None = None
     output: str = ""
     ended: float = 0.0
-    _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    _process: Forked | None = field(default=None, repr=False)
 
     def keep_up(self) -> None:
         while self.attempts <= self.restarts:
             self.attempts += 1
-            self._process = subprocess.Popen(
+            self._process = Forked(
                 [
-                    sys.executable,
                     str(Path(container_scripts.__file__).with_name("agent.py")),
                     *("--nnodes", "2", "--node_rank", str(self.rank), "--nproc_per_node", "1"),
                     *("--master_addr", "127.0.0.1", "--master_port", str(self.port)),
                     *("--rdzv_backend", "static", "--max_restarts", "0", "--no_python"),
                     *(sys.executable, str(self.folder / "program.py")),
                 ],
-                env={
+                self.folder,
+                {
                     **os.environ,
                     "LAUNCHER_RUN": self.run,
                     "LAUNCHER_OUTPUT": str(self.folder),
@@ -71,11 +73,7 @@ class Node:
                     "MARK": str(self.folder / "mark"),
                     "OMP_NUM_THREADS": "1",
                 },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
             )
-            assert self._process.stdout
             for line in self._process.stdout:
                 self.output += line
                 if "waiting for the other nodes" in line:
@@ -87,7 +85,7 @@ class Node:
     def stop(self) -> None:
         self.restarts = 0
         if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGTERM)
 
 
 def run(folder: Path, first: str, restarts: int = 2, stranger: bool = False) -> list[Node]:
