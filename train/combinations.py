@@ -40,6 +40,10 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         yield "--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom"
     if config.dtype == "float64" and amp != "none":
         yield f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights"
+    if config.checkpoint_activations and config.compile:
+        yield "--checkpoint-activations with --compile: torch.compile cannot trace the second pass; remove one of them"
+    if config.checkpoint_activations and amp in ("O2", "O3") and device == "cpu":
+        yield f"--checkpoint-activations with --amp {amp} works on GPUs only; use --amp bf16"
     if config.compile_mode != "default" and not config.compile:
         yield f"--compile-mode {config.compile_mode} needs --compile"
     if config.compile_mode in CUDA_GRAPHS and config.accumulate > 1:
@@ -81,6 +85,7 @@ def used(config: Config, amp: str) -> dict[str, str]:
         "mixup": config.mixup > 0,
         "cutmix": config.cutmix > 0,
         "compile": config.compile,
+        "checkpoint_activations": config.checkpoint_activations,
         "phases": bool(config.phases),
         "checkpoint_every": bool(config.checkpoint_every),
         "replicate": config.replicated,

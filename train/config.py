@@ -323,6 +323,9 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 class SystemOptions:
     """Use of the machine."""
 
+    checkpoint_activations: bool = option(
+        "system", "compute the activations of each block again in the backward pass: less memory, more time", False
+    )
     compile: bool = option("system", "compile the model with torch.compile", False)
     compile_mode: str = option(
         "system",

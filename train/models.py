@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -263,6 +263,17 @@ def last_layer(model: nn.Module) -> list[str]:
         heads = known if isinstance(known, tuple) else (known,)
         layers = [name for name, part in model.named_modules() if any(part is head for head in heads)]
     return [name for name in model.state_dict() if name.rpartition(".")[0] in layers]
+
+
+def elements(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the elements of containers, at any depth: a model's blocks."""
+    for child in module.children():
+        if isinstance(child, nn.Sequential | nn.ModuleList):
+            yield from elements(child)
+        elif isinstance(module, nn.Sequential | nn.ModuleList):
+            yield child
+        else:
+            yield from elements(child)  # a module with containers, such as a transformer's encoder
 
 
 def has_batch_norm(model: nn.Module) -> bool:

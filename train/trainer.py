@@ -47,6 +47,7 @@ from train.models import (
 )
 from train.precision import choose_precision
 from train.profile import tracing
+from train.recompute import recompute_blocks
 from train.schedule import make_schedule, momentum_at
 from train.step import Plan
 from train.stragglers import WINDOW, Stragglers
@@ -113,6 +114,8 @@ class Trainer:
         # an unsharded model may be too large for the device
         device = torch.device("cpu") if config.shards_weights else world.device
         self.model = self.precision.cast(synchronised(self.model, config), device)
+        if config.checkpoint_activations:
+            together(lambda: recompute_blocks(self.model, config.arch))
         if found := self.resumed:
             together(lambda: found.load_model(config.arch, self.dataset.classes, self.model))
         self.nodes = world.gather(node_name())  # by rank

@@ -25,6 +25,7 @@ from train.data.batch import Batch
 from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.errors import TrainError
+from train.models import elements
 from train.precision import Precision
 from train.step import Plan, Step
 
@@ -48,17 +49,7 @@ SMALL = 1e-3  # fraction of all weights below which a block gets no separate col
 def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the modules to shard separately: elements of containers, at any depth, except those with few weights."""
     minimum = SMALL * sum(parameter.numel() for parameter in model.parameters())
-    return [block for block in _elements(model) if sum(p.numel() for p in block.parameters()) >= minimum]
-
-
-def _elements(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        if isinstance(child, nn.Sequential | nn.ModuleList):
-            yield from _elements(child)
-        elif isinstance(module, nn.Sequential | nn.ModuleList):
-            yield child
-        else:
-            yield from _elements(child)  # a module with containers, such as a transformer's encoder
+    return [block for block in elements(model) if sum(p.numel() for p in block.parameters()) >= minimum]
 
 
 def unrounded(model: nn.Module) -> list[nn.Module]:

@@ -29,8 +29,8 @@ def problems(_config: Config, processes: int) -> Iterator[str]:
         yield f"--parallel dp runs one process with all devices, not {processes}; set processes to 1, or use ddp"
 
 
-# the replicas do not communicate; nn.DataParallel cannot replicate a compiled module
-ABILITIES = Abilities(frozenset({"syncbn", "compile"}), problems)
+# the replicas do not communicate; nn.DataParallel cannot replicate a compiled module, or a block with another forward
+ABILITIES = Abilities(frozenset({"syncbn", "compile", "checkpoint_activations"}), problems)
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
