@@ -488,6 +488,8 @@ def test_doctor_asks_slurm_whether_it_would_accept_the_job(slurm: SlurmBed, cli:
     assert "n[1-4]" in rows[2]["what"]
     assert f"n1 writes to {slurm.shared}" in rows[3]["what"]
     assert not [*(slurm.shared / ".launcher").glob(".doctor*")]
+    options = "cluster.options=[--requeue, --signal=B:USR2@60, --exclude=n1]"  # not all of them are srun's, too
+    assert "n2 writes to" in cli("doctor", file, "--on", "hpc", "--set", "nodes=1", "--set", options).stdout
     assert "invalid partition" in cli("doctor", file, "--on", "wrong", code=3).stdout.lower()
 
 
