@@ -110,6 +110,8 @@ EVERYWHERE: Row = {
         bucket_mb=25.0,
         static_graph=False,
         compile=False,
+        compile_mode="default",
+        checkpoint_activations=False,
     ),
     **ours("applies to damaged images and losses, of which none is published", max_damaged=10, allow_nan=False),
     **ours("for measurements and numerical tests", headspace=False, evaluate="", dtype="float32"),
