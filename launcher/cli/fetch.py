@@ -38,6 +38,8 @@ def fetch(
         typer.echo(json_.dumps({"run": found.id, "folder": str(fetched.shown), "bytes": fetched.bytes}))
     else:
         typer.echo(f"{found.id}: downloaded {fetched.bytes:,} bytes to {fetched.shown}/")
+        for command in fetched.trackers():
+            typer.echo(f"  experiment tracker: {command}")
         if written is not None:
             Reporter().log(found.mask(str(written)))
     if fetched.failed:

@@ -95,12 +95,13 @@ def collect(
     *,
     mask: Masker = NO_MASK,
     checkpoints: bool = False,
+    trackers: bool = False,
     code: SentCode | None = None,
 ) -> list[Collected | LauncherError]:
     """Copy new data from all folders in parallel; return an error for a folder from which nothing could be copied.
 
-    checkpoints: also copy them, and what the program wrote to its working directory. code: the files that were sent
-    there, which are not copied unless they were changed.
+    checkpoints: also copy them, and what the program wrote to its working directory. trackers: also copy what
+    experiment trackers wrote. code: the files that were sent to the working directory, not copied unless changed.
     If several folders have a file of the same name, that of the first folder is copied. A growing file that is smaller
     on the node than here is not changed here.
     """
@@ -108,7 +109,9 @@ def collect(
     until = math.inf if checkpoints else time.monotonic() + limits.collect  # the user waits for checkpoints
     try:
         most = shutil.disk_usage(local).free if checkpoints else limits.file
-        planned = partial(_plan, local=local, most=most, checkpoints=checkpoints, code=code or {})
+        choose = partial(want, checkpoints=checkpoints, trackers=trackers)
+        few = ("", "") if checkpoints or trackers else (WORKDIR, EVENTS)
+        planned = partial(_plan, local=local, most=most, choose=choose, few=few, whole=checkpoints, code=code or {})
         plans = run_all_settled([partial(planned, folder) for folder in folders])
         taken: set[Path] = set()
         copies: list[Callable[[], Collected]] = []
@@ -126,15 +129,25 @@ def collect(
 
 
 def _plan(
-    folder: OutputFolder, *, local: Path, most: int, checkpoints: bool, code: SentCode
+    folder: OutputFolder,
+    *,
+    local: Path,
+    most: int,
+    choose: Callable[[str], Want | None],
+    few: tuple[str, str],
+    whole: bool,
+    code: SentCode,
 ) -> tuple[list[_Fetch], list[LauncherError]]:
-    """Return the files to copy, and errors for the others. most: bytes; larger files are left on the node."""
+    """Return the files to copy, and errors for the others.
+
+    most: bytes; larger files are left on the node. choose: says how to copy a file. few: as for `Files.scan`. whole:
+    `most` is the room on this machine, not a limit of the user.
+    """
     fetches: list[_Fetch] = []
     problems: list[LauncherError] = []
     ignored: list[FileEntry] = []
-    few = ("", "") if checkpoints else (WORKDIR, EVENTS)
     for entry in folder.files.scan(folder.path, problems.append, few=few, ignored=ignored.append):
-        wanted = want(entry.path, checkpoints=checkpoints)
+        wanted = choose(entry.path)
         if wanted is None or not _is_own(entry, folder, code):
             continue
         target = local / wanted.local
@@ -147,11 +160,11 @@ def _plan(
             continue
         if entry.size > most:
             what = f"{folder.path}/{entry.path} was not copied: it has {entry.size:,} bytes, more than {most:,}"
-            fix = "raise limits.file in your settings file" if not checkpoints else "free disk space on this machine"
+            fix = "raise limits.file in your settings file" if not whole else "free disk space on this machine"
             problems.append(NodeUnfit(folder.node, what, fix))
         else:
             fetches.append(_Fetch(entry, target, max(0, size) if wanted.grows else 0, wanted))
-    missed = [entry for entry in ignored if _is_missed(entry, checkpoints) and _is_own(entry, folder, code)]
+    missed = [entry for entry in ignored if _is_missed(entry, whole) and _is_own(entry, folder, code)]
     problems += [NodeUnfit(folder.node, f"{entry.path} {entry.ignored}: ignored") for entry in missed[:_IGNORED_NAMED]]
     if (more := len(missed) - _IGNORED_NAMED) > 0:
         problems.append(NodeUnfit(folder.node, f"{more} more links and special files in {folder.path} ignored"))

@@ -9,9 +9,9 @@ from launcher.elastic import generations
 from launcher.model.container import WORKDIR
 
 EVENTS = "*.tfevents.*"  # names of TensorBoard's files
-RECORDINGS = (
-    "flight_recorder"  # folder of the recordings of ranks that hang (hangs/container_scripts/flight_recorder.py)
-)
+RECORDINGS = "flight_recorder"  # folder of the recordings of ranks that hang (launcher.hangs)
+# folders and files of experiment trackers, which work offline
+TRACKERS = ("wandb", "mlflow.db", "mlruns", ".trackio")
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ class Want:
     text: bool = False
 
 
-def want(path: str, *, checkpoints: bool = False) -> Want | None:
+def want(path: str, *, checkpoints: bool = False, trackers: bool = False) -> Want | None:
     """Return how to collect the file at `path`, relative to the output folder; None: do not collect it.
 
-    The path comes from a node and is not trusted: paths outside the local folder are ignored.
+    trackers: also what experiment trackers wrote, to the output folder or to the working directory. The path comes from
+    a node and is not trusted: paths outside the local folder are ignored.
     """
     parts = PurePosixPath(path).parts
     if not parts or ".." in parts or parts[0] == "/" or "\\" in path or not path.isprintable():
@@ -40,7 +41,9 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
             return None
         if ".tfevents." in parts[-1]:
             return Want(f"tensorboard/{path}", grows=True)
-        return Want(path, grows=False) if checkpoints else None
+        return Want(path, grows=False) if checkpoints or (trackers and parts[2] in TRACKERS) else None
+    if trackers and parts[0] in TRACKERS:
+        return Want(path, grows=False)
     if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state")):
         return Want(path, grows=True, text=True)
     if len(parts) > 2 and parts[0] == generations.GENERATIONS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,7 +56,7 @@ def unfetched(files: Iterable[FileEntry], record: Record | None) -> list[FileEnt
         sent = top == WORKDIR and is_sent(code, rest.partition("/")[2], file.size, file.mtime)
         if own or sent or not file.size:
             continue
-        wanted = want(file.path, checkpoints=record is not None)
+        wanted = want(file.path, checkpoints=record is not None, trackers=record is not None)
         if wanted is None or (record is not None and not _is_here(record.paths.root, file.path, file)):
             left.append(file)
     return left
@@ -63,7 +64,7 @@ def unfetched(files: Iterable[FileEntry], record: Record | None) -> list[FileEnt
 
 def _is_here(root: Path, path: str, file: FileEntry) -> bool:
     """Return whether a file was collected completely, or cannot be. path: from the output folder."""
-    wanted = want(path, checkpoints=True)
+    wanted = want(path, checkpoints=True, trackers=True)
     if wanted is None:
         return True
     try:
@@ -71,6 +72,14 @@ def _is_here(root: Path, path: str, file: FileEntry) -> bool:
     except OSError:
         return False
     return found.st_size == file.size and (wanted.grows or int(found.st_mtime) == int(file.mtime))
+
+
+# what a tracker wrote -> the command that shows it or sends it on, in which {} is the folder that has it
+_SYNC = {
+    "wandb/offline-run-*": "wandb sync {}/wandb/offline-run-*",
+    "mlflow.db": "mlflow ui --backend-store-uri sqlite:///{}/mlflow.db",
+    ".trackio": "TRACKIO_DIR={}/.trackio trackio show",
+}
 
 
 @dataclass(frozen=True)
@@ -90,9 +99,19 @@ class Fetched:
         """The folder as messages show it."""
         return as_shown(self.folder)
 
+    def trackers(self) -> list[str]:
+        """Return the commands for what experiment trackers wrote offline."""
+        found = []
+        for pattern, command in _SYNC.items():
+            for place in ("", f"{WORKDIR}/*/"):
+                depth = pattern.count("/")
+                folders = {path.parents[depth] for path in self.shown.glob(place + pattern)}
+                found += [command.format(shlex.quote(str(folder))) for folder in sorted(folders)]
+        return found
+
 
 def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fetched:
-    """Copy TensorBoard logs, metrics, error files and rank logs from the reachable nodes.
+    """Copy TensorBoard logs, metrics, error files, rank logs and what trackers wrote from the reachable nodes.
 
     checkpoints: also copy them, and what the program wrote to its working directories.
     """
@@ -103,7 +122,7 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
         world = newest(collected(target, attached.nodes))
         folders.sort(key=lambda folder: world is None or folder.node not in world.members)
     code = attached.record.sent_code
-    results = collect(folders, target, mask=attached.record.mask, checkpoints=checkpoints, code=code)
+    results = collect(folders, target, mask=attached.record.mask, checkpoints=checkpoints, trackers=True, code=code)
     done = [result for result in results if isinstance(result, Collected)]
     failed = [result for result in results if isinstance(result, LauncherError)]
     problems = [problem for one in done for problem in one.problems]
