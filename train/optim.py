@@ -63,6 +63,15 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
                 values[name] = torch.empty_like(parameter).copy_(value)
 
 
+def state_size(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of the state tensors after the first update."""
+    total = 0
+    for group in optimizer.param_groups:
+        moments = 2 if "betas" in group else int(group["momentum"] > 0 or isinstance(optimizer, LARS))
+        total += moments * sum(parameter.numel() * parameter.element_size() for parameter in group["params"])
+    return total
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float, momentum: float | None = None) -> None:
     """Set the learning rate of every group, times its `lr_scale`, and the momentum unless it is None."""
     for group in optimizer.param_groups:

@@ -31,6 +31,7 @@ from train.distributed.methods import device_count, make_step, make_store, metho
 from train.distributed.world import StopSignal, World
 from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
+from train.forecast import forecast
 from train.hardware import device_name, ideal_seconds, node_name, peak_memory
 from train.infiniband import Ports
 from train.log import Interval, Validated, Writer, common_facts, conclude, make_log
@@ -167,6 +168,7 @@ class Trainer:
             done = f"{progress.validated} epochs of {epochs} are done"
             self.log.say(f"train: nothing to do: {done}; raise --epochs to continue")
             return
+        self.log.say(forecast(self.config, self.world, self.model, self.step, epochs - progress.validated))
         self.log.begin(self._facts(), purge_step=self.global_step + 1 if self.resumed else None)
         started, worked = time.perf_counter(), time.process_time()
         scores = NO_SCORES

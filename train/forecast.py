@@ -1,0 +1,70 @@
+"""The disk space for the checkpoints of a run, told before the first step."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from train.config import Config
+from train.distributed.world import World
+from train.optim import state_size
+from train.step import Step
+
+
+def forecast(config: Config, world: World, model: nn.Module, step: Step, epochs: int) -> str:
+    """Return the line to print; every rank must call it. `epochs`: those that are left.
+
+    The size is that of the state after the first update.
+    """
+    weights = _size(model.state_dict(keep_vars=True).values())
+    optimizer = torch.tensor(state_size(step.optimizer))
+    if not world.sharded:  # each rank has the state of its stage
+        world.sum(optimizer)
+    averages = step.ema.averages.values() if step.ema else ()
+    whole = weights + int(optimizer) + _size(averages) + _size(step.masters or ())
+
+    count = files(config, epochs)
+    names = ["last", "previous", *([] if step.sharded else ["best"])]
+    names += [f"{config.keep} epoch{'s' * (config.keep > 1)}"] * (config.keep > 0) + ["the next while it is written"]
+    text, needed = f"about {count} x {_amount(whole)} ({', '.join(names)})", count * whole
+    if step.sharded:
+        text, needed = (
+            f"{text} and {_amount(weights)} (best)",
+            needed + 2 * weights,
+        )  # it is also written beside the old
+    folder = config.checkpoint_folder.absolute()
+    try:
+        free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+        warning = "warning: " * (needed - _taken(folder) > free)
+    except OSError:  # the first checkpoint will say why
+        return f"train: checkpoints of this run: {text}"
+    return f"train: {warning}checkpoints of this run: {text}; {folder} has {_amount(free)} free"
+
+
+def files(config: Config, epochs: int) -> int:
+    """Return the largest number of checkpoints on the disk at a time, each counted once under all its names.
+
+    The last, the previous and the best one may be different files. If one is saved only at the end of an epoch, the
+    last two are also epochs that --keep keeps.
+    """
+    within = bool(config.checkpoint_every)
+    most = (2 + config.keep if within else max(2, config.keep)) + (not config.shards_weights) + 1
+    return most if within else min(most, epochs + 1)  # a run that is stopped saves once more
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _taken(folder: Path) -> int:
+    """Return the bytes of the checkpoints of an earlier attempt, which will be replaced."""
+    found = [path.stat() for path in (*folder.glob("*.pt"), *folder.glob("*.sharded/*"))]
+    return sum({(each.st_dev, each.st_ino): each.st_size for each in found}.values())
+
+
+def _amount(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
