@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 from train.config import CUDA_GRAPHS, Config
@@ -40,17 +41,7 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         yield "--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom"
     if config.dtype == "float64" and amp != "none":
         yield f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights"
-    if config.checkpoint_activations and config.compile:
-        yield "--checkpoint-activations with --compile: torch.compile cannot trace the second pass; remove one of them"
-    if config.checkpoint_activations and amp in ("O2", "O3") and device == "cpu":
-        yield f"--checkpoint-activations with --amp {amp} works on GPUs only; use --amp bf16"
-    if config.compile_mode != "default" and not config.compile:
-        yield f"--compile-mode {config.compile_mode} needs --compile"
-    if config.compile_mode in CUDA_GRAPHS and config.accumulate > 1:
-        yield (
-            f"--compile-mode {config.compile_mode} with --accumulate {config.accumulate}: a CUDA graph overwrites the "
-            f"gradients of the micro-batch before; use --compile-mode default or max-autotune-no-cudagraphs"
-        )
+    yield from _problems_of_speed(config, amp, device)
     if config.static_graph and config.accumulate > 1:
         yield f"--static-graph with --accumulate {config.accumulate}: DDP does not support the combination"
     if config.optimizer == "muon" and kind in ("model", "pipeline"):
@@ -63,6 +54,23 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         yield f"--optimizer {config.optimizer} needs --momentum and --adam-beta2 less than 1"
     if config.optimizer == "muon" and config.muon_momentum >= 1:
         yield f"--muon-momentum {config.muon_momentum}: must be less than 1"
+
+
+def _problems_of_speed(config: Config, amp: str, device: str) -> Iterator[str]:
+    if config.checkpoint_activations and config.compile:
+        yield "--checkpoint-activations with --compile: torch.compile cannot trace the second pass; remove one of them"
+    if config.checkpoint_activations and amp in ("O2", "O3") and device == "cpu":
+        yield f"--checkpoint-activations with --amp {amp} works on GPUs only; use --amp bf16"
+    if config.compile_mode != "default" and not config.compile:
+        yield f"--compile-mode {config.compile_mode} needs --compile"
+    several = f"--accumulate {config.accumulate}" if config.accumulate > 1 else ""
+    if not several and "LAUNCHER_MIN_NODES" in os.environ:  # fewer nodes take more micro-batches each
+        several = "the job's min_nodes"
+    if config.compile_mode in CUDA_GRAPHS and several:
+        yield (
+            f"--compile-mode {config.compile_mode} with {several}: a CUDA graph overwrites the gradients of the "
+            f"micro-batch before; use --compile-mode default or max-autotune-no-cudagraphs"
+        )
 
 
 def _nodes(local_sizes: Sequence[int]) -> list[int]:

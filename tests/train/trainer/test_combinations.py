@@ -77,6 +77,14 @@ def test_refused(processes: int, options: str, why: str) -> None:
     assert why in problem(options, processes)
 
 
+def test_cuda_graphs_are_refused_where_fewer_nodes_would_take_more_micro_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LAUNCHER_MIN_NODES", "1")
+    assert "with the job's min_nodes" in problem("--compile --compile-mode reduce-overhead")
+    assert not problem("--compile --compile-mode max-autotune-no-cudagraphs")
+
+
 @pytest.mark.parametrize(
     ("local_sizes", "found"),
     [([4] * 4, "4"), ([1] * 4, "1, 1, 1, 1"), ([2, 2, 1], "2, 1"), ([1, 2, 2], "1, 2"), ([2] * 4, "")],

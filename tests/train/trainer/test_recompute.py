@@ -145,6 +145,7 @@ def test_a_model_without_blocks_is_refused() -> None:
         pytest.param(2, "--dtype float64 --accumulate 2 --syncbn custom", marks=pytest.mark.ci),
         pytest.param(2, "--dtype float64 --static-graph", marks=pytest.mark.ci),
         pytest.param(2, "--amp bf16 --parallel fsdp", marks=pytest.mark.ci),
+        pytest.param(4, "--amp bf16 --parallel hsdp", marks=pytest.mark.ci),
         pytest.param(2, "--amp bf16 --parallel fsdp --accumulate 2 --syncbn custom", marks=pytest.mark.ci),
     ],
 )
@@ -154,7 +155,7 @@ def test_a_run_has_the_same_weights_and_statistics(world: int, options: str, tmp
     for more in ([], ["--checkpoint-activations"]):
         folder = tmp_path / f"with{len(more)}"
         kept = ["--checkpoints", folder / "checkpoints"]
-        run(folder, world, "--data", data, *COMMON.split(), *options.split(), *kept, *more)
+        run(folder, world, "--data", data, *COMMON.split(), *options.split(), *kept, *more, nodes=max(1, world // 2))
         found.append(torch.load(folder / "checkpoints" / "best.pt", weights_only=True))
     for part in ("model", "ema"):
         states = [state[part] or {} for state in found]
