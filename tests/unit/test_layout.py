@@ -34,6 +34,15 @@ def sources(package: str) -> Iterator[Path]:
     return (path for path in (ROOT / package).rglob("*.py") if "__pycache__" not in path.parts)
 
 
+def test_no_two_classes_of_the_launcher_have_the_same_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sources("launcher"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_the_launcher_makes_one_unix_socket() -> None:
     """Its path must be below 104 bytes on macOS; that of slurm/login.py has a test of its longest path."""
     makers = ("AF_UNIX", "ControlPath", '"-M"', "start_unix_server", "UnixStreamServer")

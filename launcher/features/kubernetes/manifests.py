@@ -84,7 +84,7 @@ _PLAIN = re.compile("[A-Za-z]{3}[A-Za-z0-9./-]*")  # a key that no parser reads 
 _KEYWORDS = ("yes", "off", "true", "false", "null", "nan", "inf")  # ... or as one of these
 
 
-class _Dumper(yaml.SafeDumper):
+class _ManifestDumper(yaml.SafeDumper):
     """Quotes every string: PyYAML does not quote 1e-4 and y, which Go's parser reads as other types."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
@@ -101,7 +101,7 @@ class _Dumper(yaml.SafeDumper):
         return node
 
 
-_Dumper.add_representer(str, _Dumper.represent_str)
+_ManifestDumper.add_representer(str, _ManifestDumper.represent_str)
 
 
 def check(job: Job, *, jobset: bool, image: str | None) -> None:
@@ -153,7 +153,7 @@ def _pod_name(job: str, index: int, *, jobset: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Target:
+class PodTarget:
     """Inputs of a manifest in addition to the plan. run: name of the folder in the claim, new for each export."""
 
     image: str
@@ -161,7 +161,7 @@ class Target:
     settings: Kubernetes
 
 
-def jobset(plan: ClusterPlan, target: Target) -> list[Manifest]:
+def jobset(plan: ClusterPlan, target: PodTarget) -> list[Manifest]:
     """Return the manifest of a JobSet, which restarts all pods together."""
     name = plan.job.name
     pods = {"spec": _job_spec(plan, target, f"{_pod_name(name, 0, jobset=True)}.{name}", drained="FailJob")}
@@ -181,7 +181,7 @@ def jobset(plan: ClusterPlan, target: Target) -> list[Manifest]:
     return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}]
 
 
-def indexed_job(plan: ClusterPlan, target: Target) -> list[Manifest]:
+def indexed_job(plan: ClusterPlan, target: PodTarget) -> list[Manifest]:
     """Return the manifests of the Service that provides the DNS names of the pods, and of the Job."""
     name, settings = plan.job.name, target.settings
     spec = _job_spec(plan, target, f"{_pod_name(name, 0, jobset=False)}.{name}", drained="Ignore")
@@ -214,7 +214,7 @@ def _kept(settings: Kubernetes) -> dict[str, int]:
     return {} if settings.ttl is None else {"ttlSecondsAfterFinished": settings.ttl}
 
 
-def _job_spec(plan: ClusterPlan, target: Target, master: str, *, drained: str) -> dict[str, Any]:
+def _job_spec(plan: ClusterPlan, target: PodTarget, master: str, *, drained: str) -> dict[str, Any]:
     """Return the spec of a Job. A failed pod is not replaced: its peers fail too, so all pods end or restart together.
 
     drained: action after a drain or a preemption of a pod. FailJob: the JobSet is restarted, which is not counted.
@@ -269,7 +269,7 @@ def _merged(base: Any, override: Any) -> Any:
     return made
 
 
-def _pod(plan: ClusterPlan, target: Target, master: str) -> dict[str, Any]:
+def _pod(plan: ClusterPlan, target: PodTarget, master: str) -> dict[str, Any]:
     resources, docker, settings = plan.job.resources, plan.job.docker, target.settings
     volumes, mounts = _volumes(plan.job)
     container: dict[str, Any] = {
@@ -379,7 +379,7 @@ def _unrequested(manifest: Manifest) -> list[str]:
     return [name for name in _OF_THE_JOB if not any(name in resources.get(kind, {}) for kind in ("limits", "requests"))]
 
 
-def text(plan: ClusterPlan, target: Target, manifests: Sequence[Manifest]) -> str:
+def text(plan: ClusterPlan, target: PodTarget, manifests: Sequence[Manifest]) -> str:
     """Return the manifests as YAML, with a comment on prerequisites."""
     claim = _claim(plan.job) + (" (ReadWriteMany)" if plan.nodes > 1 else "")
     head = [
@@ -398,5 +398,5 @@ def text(plan: ClusterPlan, target: Target, manifests: Sequence[Manifest]) -> st
         )
         keys = " and ".join(f"resources.{_OF_THE_JOB[name]}" for name in missing)
         head.append(f"# evicts them first: set {keys} of the job")
-    texts = [yaml.dump(made, Dumper=_Dumper, sort_keys=False, width=math.inf) for made in manifests]
+    texts = [yaml.dump(made, Dumper=_ManifestDumper, sort_keys=False, width=math.inf) for made in manifests]
     return "\n".join(head) + "\n" + "---\n".join(texts)

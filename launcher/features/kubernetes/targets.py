@@ -21,7 +21,7 @@ def _text(job: Job, cluster: str | None, image: str | None, *, jobset: bool) -> 
     planned = build(job, "python3", settings.gpus)
     for warning in (*planned.warnings, *manifests.unheeded(job)):
         Reporter().warn(warning)
-    target = manifests.Target(image or "", new_run_id(job.name), settings)
+    target = manifests.PodTarget(image or "", new_run_id(job.name), settings)
     made = (manifests.jobset if jobset else manifests.indexed_job)(planned, target)
     return manifests.text(planned, target, made)
 

@@ -30,7 +30,7 @@ from launcher.features.slurm.queue import (
     SCRIPT,
     SPEC,
     SUBMITTED,
-    Job,
+    QueuedJob,
     RunInQueue,
     job_without_folder,
     options_of,
@@ -304,7 +304,7 @@ class SlurmEngine(Engine):
     def sweep_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - the login machine runs no jobs
         return ()
 
-    def _cancel(self, job: Job, *options: str) -> None:
+    def _cancel(self, job: QueuedJob, *options: str) -> None:
         """Cancel a job. If it has ended already this is no error; the next query shows it."""
         self._slurm('scancel "$@"', *options, job.id)
         self._forget()

@@ -133,7 +133,7 @@ _NOTHING = (0.0, None, 0.0)  # of a node that has not started
 
 
 @dataclass(frozen=True)
-class Job:
+class QueuedJob:
     """A job of the queue."""
 
     id: str
@@ -165,7 +165,7 @@ class RunInQueue:
     """A run of the user: its job, None if Slurm does not list it, and the contents of its own files."""
 
     spec: Mapping[str, Any]
-    job: Job | None
+    job: QueuedJob | None
     submitted: str  # the job's ID, "" before
     over: str  # how Slurm ended a job that left the queue, from its accounting and the job's output
     end: tuple[int, float, str] | None  # the script's exit code, its time, and the job state that the script expected
@@ -316,7 +316,7 @@ def parse(text: str, marker: str) -> Iterator[RunInQueue]:
             yield RunInQueue(job=job or by_run.get(_key(name, sweep)), **run)
 
 
-def job_without_folder(text: str, marker: str, run: RunId) -> Job | None:
+def job_without_folder(text: str, marker: str, run: RunId) -> QueuedJob | None:
     """Return a job of the run that has not ended. text: the output of ASK, without a folder of the run."""
     jobs = _jobs(text.partition(f"{marker} ")[2])
     job = dict(_by_run(list(jobs))).get(run)
@@ -330,14 +330,14 @@ def options_of(script: str) -> list[str]:
     return [word for line in marked for word in shlex.split(line, comments=True)]
 
 
-def _jobs(text: str) -> Iterator[Job]:
+def _jobs(text: str) -> Iterator[QueuedJob]:
     for line in text.splitlines():
         number, state, reason, command = [*line.split("|", 3), "", "", ""][:4]
         if re.fullmatch(r"[0-9_]{1,24}", number):
-            yield Job(number, state, reason, command)
+            yield QueuedJob(number, state, reason, command)
 
 
-def _by_run(jobs: Sequence[Job]) -> Iterator[tuple[str, Job]]:
+def _by_run(jobs: Sequence[QueuedJob]) -> Iterator[tuple[str, QueuedJob]]:
     """Yield jobs by _key. What Slurm knows of a job's script takes precedence over the comment."""
     for job in jobs:
         if comment := _OWN_COMMENT.search(job.command):
@@ -353,7 +353,7 @@ def _key(run: RunId, sweep: Sequence[RunId]) -> str:
     return f"{sweep[-1]}_{sweep.index(run)}" if run in sweep else run
 
 
-def _is_of_another(job: Job, run: RunId, sweep: Sequence[RunId]) -> bool:
+def _is_of_another(job: QueuedJob, run: RunId, sweep: Sequence[RunId]) -> bool:
     """Return whether the job executes another script, if Slurm knows which."""
     found = _OWN_SCRIPT.match(job.command)
     return job.command.startswith("/") and (found is None or found["run"] not in (run, *sweep[-1:]))

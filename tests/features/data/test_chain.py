@@ -223,7 +223,7 @@ def test_after_a_reboot_the_journal_is_verified(tmp_path: Path) -> None:
     entries = tree.walk(os.fsencode(source))
     pieces = tree.Pieces(entries)
     partial = store.Partial(tmp_path / "root", "0" * 64, entries, {"source": "test"})
-    files = store.Pieces(os.fsencode(source), pieces)
+    files = store.StoredFiles(os.fsencode(source), pieces)
     for number, index, offset, size in pieces:
         partial.put(number, index, offset, files.read(index, offset, size))
     partial.flush()
@@ -242,7 +242,7 @@ def test_a_kill_before_a_copy_is_moved_loses_nothing(tmp_path: Path, monkeypatch
     entries = tree.walk(os.fsencode(source))
     pieces, digests = tree.Pieces(entries), b""
     partial = store.Partial(tmp_path / "root", "0" * 64, entries, {"source": "test"})
-    files = store.Pieces(os.fsencode(source), pieces)
+    files = store.StoredFiles(os.fsencode(source), pieces)
     for number, index, offset, size in pieces:
         partial.put(number, index, offset, files.read(index, offset, size))
         digests += partial.digest(number)
@@ -419,7 +419,7 @@ def answer(port: int, secure: ssl.SSLContext) -> bytes:
 def send_all(link: wire.Link, entries: list[tree.DataEntry], source: Path) -> None:
     """Send all data as a correct source does."""
     pieces = tree.Pieces(entries)
-    files = store.Pieces(os.fsencode(source), pieces)
+    files = store.StoredFiles(os.fsencode(source), pieces)
     link.send(wire.LIST, json.dumps(tree.rows(entries)).encode())
     link.send(wire.KNOWN, bytes(pieces.count * tree.DIGEST))
     link.send(wire.START)

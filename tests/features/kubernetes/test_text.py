@@ -24,7 +24,7 @@ from tests.e2e.cli import ROOT, Cli
 from tests.exported import COMMAND, CPU, GPU, job
 
 GOLDEN = Path(__file__).parent / "golden"
-TARGET = kubernetes.Target("registry.example/train:1", "job-20260101-000000-abcd", kubernetes.ANY)
+TARGET = kubernetes.PodTarget("registry.example/train:1", "job-20260101-000000-abcd", kubernetes.ANY)
 
 
 CLOUD = Kubernetes(

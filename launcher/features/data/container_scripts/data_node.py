@@ -50,7 +50,7 @@ class AgainError(Exception):
     """A piece that this node had is damaged and now missing; another try sends it. The message names the file."""
 
 
-class Reporter:
+class Heartbeat:
     """Reports progress to the launcher, also as a sign of life."""
 
     def __init__(self) -> None:
@@ -93,10 +93,10 @@ def send_digests(link: wire.Link, kind: int, digests: bytes | bytearray) -> None
         link.send(kind, bytes(digests[start : start + step]))
 
 
-class Holder:
+class DataHolder:
     """The node with the data. It caches hashes by path, size, mtime, ctime and inode."""
 
-    def __init__(self, order: dict[str, Any], progress: Reporter) -> None:
+    def __init__(self, order: dict[str, Any], progress: Heartbeat) -> None:
         self._root, self._progress = os.fsencode(order["path"]), progress
         self._label = order["label"]
         self._kept = Path(order["root"]) / "hashes" / store.digest(self._label.encode("utf-8", "surrogateescape")).hex()
@@ -104,7 +104,7 @@ class Holder:
         self.pieces = tree.Pieces(self.entries)
         self._require_readable()
         self.digests = bytearray(self.pieces.count * tree.DIGEST) if order.get("rehash") else self._known()
-        self._files = store.Pieces(self._top(), self.pieces)
+        self._files = store.StoredFiles(self._top(), self.pieces)
         progress.total = self.pieces.bytes
 
     def _top(self) -> bytes:
@@ -186,7 +186,7 @@ class Holder:
 class Sink:
     """A node that stores a copy and forwards the data."""
 
-    def __init__(self, order: dict[str, Any], progress: Reporter) -> None:
+    def __init__(self, order: dict[str, Any], progress: Heartbeat) -> None:
         self._root, self._order, self._progress = Path(order["root"]), order, progress
         self._down: wire.Link | None = None
 
@@ -318,11 +318,11 @@ def verify(order: dict[str, Any]) -> None:
     report(end="verified", damaged=[name for name, _ in damaged])
 
 
-def copy(order: dict[str, Any], progress: Reporter) -> None:
+def copy(order: dict[str, Any], progress: Heartbeat) -> None:
     config, up = {**order["tls"], "private": order["root"]}, None
     Path(order["root"]).mkdir(parents=True, exist_ok=True)
     if order["role"] == "source":
-        source = Holder(order, progress)
+        source = DataHolder(order, progress)
         report(files=len(source.entries), bytes=source.pieces.bytes)
         following = json.loads(sys.stdin.readline())
         watch_stdin()
@@ -355,7 +355,7 @@ def watch_stdin() -> None:
 
 def main() -> None:
     order = json.loads(sys.stdin.readline())
-    progress = Reporter()
+    progress = Heartbeat()
     try:
         verify(order) if order["role"] == "verify" else copy(order, progress)
     except wire.LostError as error:

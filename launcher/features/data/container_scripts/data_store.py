@@ -58,7 +58,7 @@ class BusyError(Exception):
     """Another transfer of the same data to this node makes no progress; the message is shown to the user."""
 
 
-class Pieces:
+class StoredFiles:
     """The pieces of a data set on disk. Keeps the last file open, because pieces are accessed in order."""
 
     def __init__(self, root: bytes, pieces: tree.Pieces, write: bool = False) -> None:
@@ -112,7 +112,7 @@ class Whole:
     def __init__(self, folder: Path, pieces: tree.Pieces) -> None:
         self._folder = folder
         _, self._digests = tree.unpack((folder / "manifest").read_bytes())
-        self.files = Pieces(os.fsencode(folder / "files"), pieces)
+        self.files = StoredFiles(os.fsencode(folder / "files"), pieces)
 
     def has(self, number: int) -> bool:
         return 0 <= number < len(self._digests) // tree.DIGEST
@@ -151,7 +151,7 @@ class Partial:
         for entry in entries:
             if entry.kind == tree.FOLDER:
                 (self._files / os.fsdecode(entry.path)).mkdir(mode=0o700, exist_ok=True)
-        self.files = Pieces(os.fsencode(self._files), self.pieces, write=True)
+        self.files = StoredFiles(os.fsencode(self._files), self.pieces, write=True)
         save(self.folder / "manifest", tree.pack(entries, bytes(len(self.digests))))
         self._write_about(bytes=self.pieces.bytes, files=len(entries))
         self._resume()
@@ -217,7 +217,7 @@ class Partial:
     def _adopt_from(
         self, folder: Path, other: tree.Pieces, theirs: bytearray, names: dict[bytes, int], known: bytes | bytearray
     ) -> None:
-        source = Pieces(os.fsencode(folder), other)
+        source = StoredFiles(os.fsencode(folder), other)
         for number, index, offset, size in other:
             mine = names.get(other.files[index].path)
             if mine is None or offset + size > self.pieces.files[mine].size:
@@ -381,7 +381,7 @@ def damages(folder: Path) -> Iterator[tuple[str, list[int]]]:
     """Read a whole copy; yield what differs, with the numbers of the wrong pieces."""
     entries, digests = tree.unpack((folder / "manifest").read_bytes())
     pieces = tree.Pieces(entries)
-    files = Pieces(os.fsencode(folder / "files"), pieces)
+    files = StoredFiles(os.fsencode(folder / "files"), pieces)
     bad: dict[bytes, list[int]] = {path: [] for path, _ in differences(folder, entries)}
     for number, index, offset, size in pieces:
         try:
