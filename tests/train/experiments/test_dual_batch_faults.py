@@ -69,7 +69,7 @@ def test_the_number_of_grants_is_exact_with_a_worker_at_a_fifth_of_the_speed(
 ) -> None:
     options = ["--data", data, "--epochs", 4, "--batch-size", 25, "--dual-merge", merge, "--timeout", 30]
     ranks = start(tmp_path, 4, *COMMON, *options, program=UNGUARDED)
-    ranks[0].wait_for("Epoch: [1]")
+    ranks[0].wait_for("Epoch: [")
     with a_fifth_of_the_time(ranks[1].process.pid):
         ranks[0].wait_for("Epoch: [4]")
     assert finish(ranks) == [0] * 4
@@ -93,7 +93,7 @@ def test_a_worker_killed_under_torchrun_does_not_end_the_others(data: Path, tmp_
     STARTED.append(process)
     node = Rank(process, tmp_path)
     threading.Thread(target=node.read, daemon=True).start()
-    node.wait_for("Epoch: [1]")
+    node.wait_for("Epoch: [")
     os.kill(worker_of(process.pid, 2), signal.SIGKILL)
     assert finish([node]) == [0], node.text
     assert_all_was_done(node, 16, [2])
