@@ -67,9 +67,12 @@ def test_a_run_resumes_with_other_shares(options: list[str], whole: Rank, tmp_pa
     same_weights(tmp_path / "checkpoints" / "last.pt", whole)
 
 
-def test_shards_of_unequal_batches(options: list[str], whole: Rank, tmp_path: Path) -> None:
-    common = [*options, "--parallel", "fsdp", "--checkpoints", tmp_path / "checkpoints"]
-    ranks = run(tmp_path, 2, *common, own=["--batch-size 12", "--batch-size 4"])
+@pytest.mark.parametrize(("method", "nodes", "sizes"), [("fsdp", 1, (12, 4)), ("hsdp", 2, (6, 6, 3, 1))])
+def test_shards_of_unequal_batches(
+    options: list[str], whole: Rank, tmp_path: Path, method: str, nodes: int, sizes: Sequence[int]
+) -> None:
+    common = [*options, "--parallel", method, "--checkpoints", tmp_path / "checkpoints"]
+    ranks = run(tmp_path, len(sizes), *common, nodes=nodes, own=[f"--batch-size {size}" for size in sizes])
     same_scores(ranks[0], whole)
 
 
