@@ -120,6 +120,7 @@ def test_a_worker_out_of_memory_is_reported_and_the_run_continues(data: Path, tm
     assert "train: worker 1 (rank 2) stopped: out of memory: " in ranks[2].text
 
 
+@pytest.mark.ci
 def test_a_worker_that_dies_before_all_have_joined_fails_the_run_immediately(data: Path, tmp_path: Path) -> None:
     """Rank 2 never starts, so the others wait; the guard of rank 1 cannot report the loss and exits with the signal."""
     ranks = start(tmp_path, 3, *COMMON, "--data", data, "--epochs", 2, "--batch-size", 10)
