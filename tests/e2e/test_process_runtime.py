@@ -64,7 +64,7 @@ def test_a_sharded_training_resumes_with_another_number_of_processes(home_cli: C
     first = home_cli.runs()[-1]
     home_cli("fetch", first.name, "--checkpoints")
     assert len(list((first / "checkpoints" / "last.sharded").glob("*.distcp"))) == 2
-    sets = ("--set", "run.args.epochs=2", "--set", "processes=1")
+    sets = ("--set", "run.args.epochs=2", "--set", "processes=3")
     again = home_cli("up", "jobs/quickstart_fsdp.yaml", *own_port(), "--resume", first.name, *small, *sets, timeout=300)
     assert "last.sharded at epoch 2, step 0" in again.stdout
     assert home_cli.result()["state"] == "done"
