@@ -112,7 +112,11 @@ def test_a_repeated_layer(engines, local, make, tmp_path):
         docker("image", "rm", name)
 
 
-def test_a_large_image_is_sent_in_parts_and_resumes_after_a_lost_connection(clean_bed, engines, local, make):
+def test_a_large_image_is_sent_in_parts_and_resumes_after_a_lost_connection(
+    clean_bed, engines, local, make, monkeypatch
+):
+    # after every piece, so that the fault is in the middle of a part: after its end, its loss looks like a rejection
+    monkeypatch.setattr("launcher.image.push.PROGRESS_INTERVAL", 0)
     name = make(30, 30, 30)
     info = local.images.inspect(name)
     node = clean_bed.nodes[0]
