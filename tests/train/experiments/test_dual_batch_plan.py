@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.errors import TrainError
+from train.experiments.dual_batch import cli
 from train.experiments.dual_batch.fit import Timing, fit
 from train.experiments.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
 
@@ -45,15 +46,13 @@ def test_factor_of_the_merge_figures() -> None:
     assert plan.shares[0].factor == 8750 / 13750
 
 
-def test_the_follow_up_rounds_where_the_paper_truncates() -> None:
+def test_the_follow_up_rounds_where_the_paper_truncates(capsys: pytest.CaptureFixture[str]) -> None:
     """6 workers, 4 small: d_L = 8750, d_S = 8125 in both; 258.6 samples per batch become 258 and 259."""
     options = "--workers 6 --small 4 --samples 50000 --base-batch 1000 --ratio 1.05 --a 0.00022595"
-    command = ["-m", "train", "dual-batch", "plan", *options.split(), "--b", str(PUBLISHED.b), "--json"]
     found = {}
     for variant in ("published", "follow_up"):
-        argv = [sys.executable, *command, "--variant", variant]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
-        found[variant] = json.loads(done.stdout)
+        cli.main(["plan", *options.split(), "--b", str(PUBLISHED.b), "--json", "--variant", variant])
+        found[variant] = json.loads(capsys.readouterr().out)
     exact = PUBLISHED.b / (1.05 * published(6, 4).seconds / 1.05 / 8125 - PUBLISHED.a)
     assert (found["published"]["batch_small"], found["follow_up"]["batch_small"]) == (int(exact), round(exact))
     assert found["published"]["samples_small"] == found["follow_up"]["samples_small"] == 8125
