@@ -296,15 +296,3 @@ def configured_model(config: Config, num_classes: int) -> nn.Module:
     options = config.model_options()
     model = make_model(config.arch, num_classes, config.zero_init_residual, options, config.drop_path)
     return with_blurred_strides(model, config.arch) if config.blurpool else model
-
-
-def synchronised(model: nn.Module, config: Config) -> nn.Module:
-    """Replace batch norm as --syncbn says."""
-    if config.syncbn == "custom":
-        from train.experiments.syncbn import convert
-
-        return convert(model)
-    if config.syncbn == "library":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch's
-        return converted
-    return model

@@ -194,12 +194,3 @@ class Step:
         if "stages" in state:
             raise TrainError(f"the checkpoint has {len(state['stages'])} stages; use the same --parallel")
         load_state(self.optimizer, state)
-
-
-def step_type(precision: Precision) -> type[Step]:
-    """Return the class of a step in which every rank has the whole model."""
-    if precision.masters:
-        from train.experiments.masters import MastersStep
-
-        return MastersStep
-    return Step

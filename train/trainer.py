@@ -43,7 +43,6 @@ from train.models import (
     has_batch_norm,
     has_own_sync_batch_norm,
     parameter_count,
-    synchronised,
     without_gradient,
 )
 from train.precision import choose_precision
@@ -114,7 +113,7 @@ class Trainer:
         }  # per image
         # an unsharded model may be too large for the device
         device = torch.device("cpu") if config.shards_weights else world.device
-        self.model = self.precision.cast(synchronised(self.model, config), device)
+        self.model = self.precision.cast(_synchronised(self.model, config), device)
         if config.checkpoint_activations:
             together(lambda: recompute_blocks(self.model, config.arch))
         if found := self.resumed:
@@ -575,3 +574,15 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     if "sizes" in changed and not (before["sizes"] and now["sizes"]):  # another format of the same data set
         changed.remove("sizes")
     return [texts.get(key, f"{key} {before[key]} -> {now[key]}") for key in changed]
+
+
+def _synchronised(model: nn.Module, config: Config) -> nn.Module:
+    """Replace batch norm as --syncbn says."""
+    if config.syncbn == "custom":
+        from train.experiments.syncbn import convert
+
+        return convert(model)
+    if config.syncbn == "library":
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch's
+        return converted
+    return model

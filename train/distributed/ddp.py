@@ -16,7 +16,7 @@ from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.models import BATCH_NORMS, BlurredConv, has_own_sync_batch_norm
 from train.precision import Precision
-from train.step import Step, step_type
+from train.step import Step
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:
@@ -34,6 +34,15 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
     library = any(isinstance(part, nn.SyncBatchNorm) for part in model.modules())
     step.forward_waits = library or has_own_sync_batch_norm(model) or _needed_in_training(model)
     return step
+
+
+def step_type(precision: Precision) -> type[Step]:
+    """Return the class of a step in which every rank has the whole model."""
+    if precision.masters:
+        from train.experiments.masters import MastersStep
+
+        return MastersStep
+    return Step
 
 
 def compiled(model: nn.Module, config: Config) -> nn.Module:

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from train.config import Config
+from train.distributed.ddp import step_type
 from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.errors import TrainError
 from train.precision import InContext, Precision
-from train.step import Step, step_type
+from train.step import Step
 
 
 def problems(_config: Config, processes: int) -> Iterator[str]:
