@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -83,98 +83,134 @@ class Sender:
         return {"role": "source", "path": path, "root": root, "label": self.source.label, "rehash": self.rehash}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Delivered:
     """content: name of the copies. sent: bytes sent by the source; received: bytes by node."""
 
     content: str = ""
     sent: int = 0
-    received: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, LauncherError] = field(default_factory=dict)
+    received: Mapping[str, int] = field(default_factory=dict)
+    failed: Mapping[str, LauncherError] = field(default_factory=dict)
+
+
+End = Mapping[str, Any] | LauncherError  # the final message of a process, or the error if it has none
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """How one chain ended. ends: by node, in the order of the chain. received: bytes by node, in this round."""
+
+    source: End
+    ends: Mapping[str, End]
+    sent: int = 0
+    received: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Undelivered:
+    """What is left to do.
+
+    chain: nodes of the next round, in order; empty at the end. alone: nodes that the other nodes cannot reach: each
+    gets a round of its own after the others. tries: of a node, in a row, in which it received nothing. stuck: rounds in
+    a row that nobody is to blame for and in which nothing was received. failed: excluded nodes. broken: why all is
+    given up.
+    """
+
+    chain: tuple[str, ...]
+    alone: tuple[str, ...] = ()
+    tries: Mapping[str, int] = field(default_factory=dict)
+    stuck: int = 0
+    content: str = ""
+    failed: Mapping[str, LauncherError] = field(default_factory=dict)
+    broken: LauncherError | None = None
 
 
 def push(origin: Sender, targets: Sequence[Endpoint], log: Log, on_progress: OnProgress) -> Delivered:
     """Copy until every target has the data or is in `failed`. Raises DataFailed for the source, NodeUnreachable."""
-    result, tries = Delivered(received={t.node: 0 for t in targets}), dict.fromkeys((t.node for t in targets), 0)
-    waiting, alone, stuck = list(targets), list[Endpoint](), 0
-    while waiting or alone:
-        if not waiting:  # nodes that the other nodes cannot reach
-            waiting.append(alone.pop(0))
-        before = {target.node: result.received[target.node] for target in waiting}
-        ends = _round(origin, waiting, result, on_progress)
-        source = ends.pop(origin.machine)
-        _refuse_source(origin, source)
-        failures = _failures(waiting, source, ends)
-        for target in list(waiting):
-            end = ends[target.machine]
-            if _is_whole(end) and _is_whole(source):
-                waiting.remove(target)
-                result.content = source["content"]
-                if end["content"] != source["content"]:  # a node before it altered both data and hashes
-                    result.failed[target.node] = DataFailed(target.node, "its copy differs from the source", ALTERED)
-            elif error := failures.get(target.node):
-                nothing = result.received[target.node] == before[target.node]
-                if origin.endpoint is None and len(before) > 1 and nothing and _is_connection_failure(end):
-                    log(f"{target.node} is not reachable from the other nodes: sending from this machine")
-                    waiting.remove(target)
-                    alone.append(target)
-                    continue
-                tries[target.node] = tries[target.node] + 1 if nothing else 1
-                if tries[target.node] >= TRIES or isinstance(error, NodeUnreachable) or _is_final(end):
-                    result.failed[target.node] = error
-                    waiting.remove(target)
-                    log(f"excluding {target.node}: {error.what}")
-                else:
-                    log(f"{target.node}: {error.what}; retrying")
-        progress = any(result.received[node] > size for node, size in before.items())
-        stuck = 0 if progress or failures or _is_whole(source) else stuck + 1
-        if stuck >= TRIES or isinstance(source, NodeUnreachable):
-            raise source if isinstance(source, LauncherError) else failure(origin.machine.node, source)
-    return result
+    by_node = {target.node: target for target in targets}
+    left, sent, received = Undelivered(tuple(by_node)), 0, dict.fromkeys(by_node, 0)
+    while left.chain:
+        done = _round(origin, [by_node[node] for node in left.chain], on_progress)
+        sent += done.sent
+        received |= {node: received[node] + size for node, size in done.received.items()}
+        left, notes = next_round(left, done, origin.machine.node, from_here=origin.endpoint is None)
+        for note in notes:
+            log(note)
+        if left.broken:
+            raise left.broken
+    return Delivered(left.content, sent, received, left.failed)
 
 
-def _refuse_source(origin: Sender, end: Mapping[str, Any] | LauncherError) -> None:
-    if isinstance(end, Mapping) and end.get("end") in ("changed", "refused", "failed"):
-        raise failure(origin.machine.node, end)
+def next_round(left: Undelivered, done: RoundEnd, source: str, *, from_here: bool) -> tuple[Undelivered, list[str]]:
+    """Return what is left after a round, and notes for the user. source: its name. from_here: it is this machine."""
+    if isinstance(done.source, Mapping) and done.source.get("end") in ("changed", "refused", "failed"):
+        return replace(left, broken=failure(source, done.source)), []
+    failures = _failures(done)
+    chain, alone, tries, failed = list[str](), list(left.alone), dict(left.tries), dict(left.failed)
+    content, notes = left.content, list[str]()
+    for node in left.chain:
+        end, nothing = done.ends[node], not done.received.get(node)
+        if _is_whole(end) and _is_whole(done.source):
+            content = done.source["content"]
+            if end["content"] != content:  # a node before it altered both data and hashes
+                failed[node] = DataFailed(node, "its copy differs from the source", ALTERED)
+        elif node not in failures:
+            chain.append(node)
+        elif from_here and len(left.chain) > 1 and nothing and _is_connection_failure(end):
+            alone.append(node)
+            notes.append(f"{node} is not reachable from the other nodes: sending from this machine")
+        else:
+            error = failures[node]
+            tries[node] = tries.get(node, 0) + 1 if nothing else 1
+            if tries[node] >= TRIES or isinstance(error, NodeUnreachable) or _is_final(end):
+                failed[node] = error
+                notes.append(f"excluding {node}: {error.what}")
+            else:
+                chain.append(node)
+                notes.append(f"{node}: {error.what}; retrying")
+    stuck = 0 if any(done.received.values()) or failures or _is_whole(done.source) else left.stuck + 1
+    broken: LauncherError | None = None
+    if isinstance(done.source, NodeUnreachable):
+        broken = done.source
+    elif stuck >= TRIES:
+        broken = done.source if isinstance(done.source, LauncherError) else failure(source, done.source)
+    if not chain and alone:
+        chain.append(alone.pop(0))
+    return Undelivered(tuple(chain), tuple(alone), tries, stuck, content, failed, broken), notes
 
 
-def _is_final(end: Mapping[str, Any] | LauncherError) -> bool:
+def _is_final(end: End) -> bool:
     return isinstance(end, Mapping) and end.get("end") in ("room", "refused", "failed")
 
 
-def _is_whole(end: Any) -> TypeGuard[Mapping[str, Any]]:
+def _is_whole(end: End) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(end, Mapping) and end.get("end") == "whole" and bool(end.get("content"))
 
 
-def _is_connection_failure(end: Mapping[str, Any] | LauncherError) -> bool:
+def _is_connection_failure(end: End) -> bool:
     """Whether its process worked, but a connection failed."""
     return isinstance(end, Mapping) and end.get("end") in ("lost", "stopped")
 
 
-def _failures(
-    targets: Sequence[Endpoint], source: Any, ends: Mapping[Machine, Mapping[str, Any] | LauncherError]
-) -> dict[str, LauncherError]:
+def _failures(done: RoundEnd) -> dict[str, LauncherError]:
     """Return the nodes with failures of their own, or else the node to which a connection was lost, or all."""
     found: dict[str, LauncherError] = {}
-    for target in targets:
-        end = ends[target.machine]
+    for node, end in done.ends.items():
         if isinstance(end, LauncherError):
-            found[target.node] = end
+            found[node] = end
         elif _is_final(end) or end.get("end") == "again":
-            found[target.node] = failure(target.node, {"why": "some of its pieces differ from the source", **end})
-    if found or isinstance(source, LauncherError):
+            found[node] = failure(node, {"why": "some of its pieces differ from the source", **end})
+    if found or isinstance(done.source, LauncherError):
         return found
-    for before, target in zip([source, *(ends[target.machine] for target in targets)], targets, strict=False):
+    for before, node in zip([done.source, *done.ends.values()], done.ends, strict=False):
         if isinstance(before, Mapping) and before.get("end") == "lost" and before.get("where") == "downstream":
-            return {target.node: failure(target.node, before)}
+            return {node: failure(node, before)}
     cut = {"end": "lost", "why": "a connection between nodes was lost"}
-    return {target.node: failure(target.node, cut) for target in targets}
+    return {node: failure(node, cut) for node in done.ends}
 
 
-def _round(
-    origin: Sender, targets: Sequence[Endpoint], result: Delivered, on_progress: OnProgress
-) -> dict[Machine, Mapping[str, Any] | LauncherError]:
-    """Run one chain; return the final message of each process, or the error if it has none."""
+def _round(origin: Sender, targets: Sequence[Endpoint], on_progress: OnProgress) -> RoundEnd:
+    """Run one chain."""
     names = [f"{secrets.token_hex(4)}-{rank}" for rank in range(len(targets) + 1)]
     keys = certificates(names)
     about = {"source": origin.source.label, "name": origin.source.name}
@@ -186,16 +222,16 @@ def _round(
     ]
     argvs = [origin.argv(), *(target.argv() for target in targets)]
     machines = [origin.machine, *(target.machine for target in targets)]
+    nodes = [target.node for target in targets]
+    ends: list[End]
     with ExitStack() as held:
         started = run_all_settled([partial(_start, *each) for each in zip(machines, argvs, orders, strict=True)])
         workers = [each for each in started if not isinstance(each, LauncherError)]
         for each, _ in workers:
             held.enter_context(closing(each))
         if len(workers) < len(machines):
-            return {
-                machine: each if isinstance(each, LauncherError) else {"end": "stopped"}
-                for machine, each in zip(machines, started, strict=True)
-            }
+            ends = [each if isinstance(each, LauncherError) else {"end": "stopped"} for each in started]
+            return RoundEnd(ends[0], dict(zip(nodes, ends[1:], strict=True)))
         facts = [target.facts for target in targets]
         following: list[dict[str, Any]] = []
         for rank, target in enumerate(targets):
@@ -209,12 +245,9 @@ def _round(
         for (each, _), order in zip(workers, [*following, None], strict=True):
             each.send(order)
         over = threading.Event()
-        steps = [partial(_attend, each, over, on_progress) for each, _ in workers]
-        ends: list[Mapping[str, Any] | LauncherError] = [*run_all_settled(steps)]
-        result.sent += workers[0][0].counted["sent"]
-        for each, _ in workers[1:]:
-            result.received[each.node] += each.counted["received"]
-        return dict(zip(machines, ends, strict=True))
+        ends = [*run_all_settled([partial(_attend, each, over, on_progress) for each, _ in workers])]
+        received = {node: each.counted["received"] for node, (each, _) in zip(nodes, workers[1:], strict=True)}
+        return RoundEnd(ends[0], dict(zip(nodes, ends[1:], strict=True)), workers[0][0].counted["sent"], received)
 
 
 def _start(machine: Machine, argv: Sequence[str], order: Mapping[str, Any]) -> tuple[Worker, int]:

@@ -15,12 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from launcher.errors import DataFailed
+from launcher.errors import DataFailed, NodeUnreachable
 from launcher.features.data import certificates, worker
 from launcher.features.data import push as push_
 from launcher.features.data.locations import DataSource
-from launcher.features.data.push import Delivered, Endpoint, Sender, push, verify
+from launcher.features.data.push import (
+    TRIES,
+    Delivered,
+    End,
+    Endpoint,
+    RoundEnd,
+    Sender,
+    Undelivered,
+    next_round,
+    push,
+    verify,
+)
 from launcher.model.container import Mount
 from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.model.progress import no_progress
@@ -139,6 +152,65 @@ def test_a_node_that_finds_its_copy_damaged_gets_the_piece_again(tmp_path: Path,
     assert any("pack is damaged on this node" in line for line in messages)
     assert verify(first, again.content) == verify(second, again.content) == []
     assert again.received["a"] < 2 * MIB
+
+
+CONTENT = "a" * 64
+WHOLE = {"end": "whole", "content": CONTENT}
+
+
+def test_a_node_that_only_this_machine_reaches_comes_last_and_alone() -> None:
+    lost = {"end": "lost", "where": "downstream", "why": "timed out"}
+    cut = RoundEnd(lost, {"a": {"end": "lost", "where": "upstream"}, "b": WHOLE})
+    left, notes = next_round(Undelivered(("a", "b")), cut, "here", from_here=True)
+    assert (left.chain, left.alone) == (("b",), ("a",))
+    assert notes == ["a is not reachable from the other nodes: sending from this machine"]
+    left, notes = next_round(left, RoundEnd(WHOLE, {"b": WHOLE}, received={"b": 1}), "here", from_here=True)
+    assert (left.chain, left.alone, notes) == (("a",), (), [])
+    left, notes = next_round(left, RoundEnd(WHOLE, {"a": WHOLE}, received={"a": 1}), "here", from_here=True)
+    assert left == Undelivered((), content=CONTENT)
+
+
+def test_a_source_that_waits_for_nobody_is_given_up_after_three_rounds() -> None:
+    left = Undelivered(("a",))
+    for _ in range(TRIES):
+        assert not left.broken
+        quiet = RoundEnd(DataFailed("gpu-s", "did not respond for 30 s"), {"a": {"end": "stopped"}})
+        left, _ = next_round(left, quiet, "gpu-s", from_here=False)
+    assert str(left.broken) == "gpu-s: did not respond for 30 s"
+
+
+ends = st.sampled_from(
+    [
+        WHOLE,
+        {"end": "whole", "content": "b" * 64},
+        {"end": "lost", "where": "downstream"},
+        {"end": "lost", "where": "upstream"},
+        *({"end": end} for end in ("stopped", "again", "room", "refused", "failed", "changed")),
+        DataFailed("node", "did not respond for 30 s"),
+        NodeUnreachable("node", "was switched off"),
+    ]
+)
+
+
+@given(st.data(), st.booleans())
+def test_whatever_happens_each_node_is_served_or_excluded_in_a_few_rounds(data: st.DataObject, from_here: bool) -> None:
+    """Each node gets a few rounds without data, and each of these has a reason or counts for the source."""
+    nodes = "abc"
+    left, served = Undelivered(tuple(nodes)), set[str]()
+    for _ in range(len(nodes) * (TRIES + 1) * TRIES):
+        end: dict[str, End] = {node: data.draw(ends) for node in left.chain}
+        before, (left, notes) = left, next_round(left, RoundEnd(data.draw(ends), end), "source", from_here=from_here)
+        served |= {*before.chain} - {*left.chain, *left.alone, *left.failed}
+        if left.broken:
+            return
+        assert sorted([*left.chain, *left.alone, *left.failed, *served]) == sorted(nodes)
+        for node in {*left.failed} - {*before.failed}:
+            assert "differs from the source" in str(left.failed[node]) or any(f"excluding {node}" in n for n in notes)
+        assert not served or left.content
+        if not left.chain:
+            assert not left.alone
+            return
+    pytest.fail(f"still copying: {left}")
 
 
 FORGED: list[Any] = [
