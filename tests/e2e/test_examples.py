@@ -200,3 +200,39 @@ def test_a_torchrun_script_resumes_in_containers(bed_cli: Cli, bed: Bed) -> None
     assert epochs(again) == [2, 3]
     assert curve(bed_cli.runs()[-1] / "tensorboard") == [2, 3]
     bed_cli("down")
+
+
+def mpirun(tmp_path: Path, program: str) -> list[subprocess.CompletedProcess[str]]:
+    """Run jobs/examples/mpirun.py as both nodes of a job; `program` is the mpirun in PATH of the first."""
+    tool = tmp_path / "mpirun"
+    tool.write_text(f"#!/bin/sh\n{program}\n")
+    tool.chmod(0o755)
+    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    argv = [sys.executable, str(ROOT / HERE / "mpirun.py"), "all_reduce_perf", "-b", "8"]
+    nodes = [
+        subprocess.Popen(
+            argv, env=env | {"RANK": str(rank)}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+        )
+        for rank in range(2)
+    ]
+    return [
+        subprocess.CompletedProcess(argv, node.returncode, *ended)
+        for node, ended in [(node, node.communicate(timeout=120)) for node in nodes]
+    ]
+
+
+@pytest.mark.ci
+def test_mpiruns_daemon_runs_on_the_other_node(tmp_path: Path) -> None:
+    """The stand-in starts a daemon as Open MPI does: its agent, the host, the command in several words."""
+    agent = "$OMPI_MCA_plm_rsh_agent 127.0.0.1 exec sh -c \"'echo daemon \\$RANK; exit 3'\""
+    first, second = mpirun(tmp_path, f'echo "$@"\n{agent}\nexit $?')
+    assert "-np 2 --host 127.0.0.1:1,127.0.0.1:1 all_reduce_perf -b 8\n" in first.stdout, first.stderr
+    assert second.stdout == "daemon 1\n"
+    assert (first.returncode, second.returncode) == (3, 3)
+
+
+@pytest.mark.ci
+def test_without_a_daemon_all_nodes_end_as_mpirun_does(tmp_path: Path) -> None:
+    first, second = mpirun(tmp_path, "exit 5")
+    assert (first.returncode, second.returncode) == (5, 5), first.stderr + second.stderr
