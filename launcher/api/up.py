@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,12 +19,10 @@ from launcher.image.lock import lock_path
 from launcher.job.dump import dump_job
 from launcher.job.files import check_files, read_secrets
 from launcher.job.models import Job
-from launcher.job.overrides import expand_sweep, variant_name
 from launcher.job.settings import read_settings
 from launcher.model.host import cluster_host
 from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
-from launcher.node import output_folder
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
 from launcher.records.groups import GROUPED
@@ -38,8 +36,6 @@ from launcher.run.gpus import Waiting, counts, wait_for_gpus
 from launcher.run.locate import attach
 from launcher.run.prepare import make_plan, prepare
 from launcher.run.start import start
-from launcher.run.state import RunState
-from launcher.run.stop import stop
 
 STALE = 10.0  # seconds after which GPUs are checked again: others may have taken them during an image pull
 
@@ -57,6 +53,8 @@ class StartOptions:
     started: threading.Event = field(default_factory=threading.Event)  # set when every container is running
     here: Path = field(default_factory=Path.cwd)  # a program may change to another folder, as during a sweep
     tries_again: bool = False  # the caller retries if a GPU or port is in use: such an attempt leaves no record
+    run: RunId | None = None  # its ID; None: a new one
+    together: Sequence[RunId] = ()  # runs on a cluster that start when the last one does: one request for all of them
 
 
 @contextmanager
@@ -92,56 +90,91 @@ def up(
     which the run belongs. May be called from several threads. Raises the errors of launcher.errors; on any error, and
     on Ctrl-C, nothing of the run remains on the nodes.
     """
-    options = StartOptions(_earlier(resume), False, wait, log, progress, chosen_config(ssh_config))
+    options = StartOptions(run_to_resume(resume), False, wait, log, progress, chosen_config(ssh_config))
     with until_started(options.started):
         loaded = _without_sweep(load(job))
-        if on is not None:
-            return _submit([(loaded, group)], on, options)[0]
-        return start_run(loaded, inputs_of(loaded, log), group, options)
+        destination = own_machines(loaded) if on is None else on_cluster(on)
+        return start_run(loaded, destination, inputs_of(loaded, destination, log), group, options)
 
 
-def start_run(job: Job, inputs: Inputs, group: Membership | None, options: StartOptions) -> Run:
-    """Start a run of a job on its machines: connect, gather facts, prepare image and plan, record, start."""
+def start_run(
+    job: Job, destination: Destination, inputs: Inputs, group: Membership | None, options: StartOptions
+) -> Run:
+    """Start a run of a job: connect, make its plan, record it, start it."""
     with ExitStack() as on_error:
-        waiting = Waiting(options.log, wait=options.wait)
-        fleet = on_error.enter_context(connect(job.hosts(), job.runtime, options.ssh_config, ping=False))
-        facts, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
-        code = inputs.packed(options.log)
-        lock = options.here / lock_path(job.file) if job.file else None
-        prepared = prepare(job, fleet, facts, options.log, options.progress, lock, here=options.here)
-        if counts(job) and time.monotonic() - checked_at > STALE:
-            prepared = prepared.at(wait_for_gpus(job, fleet, waiting))
-        plan = make_plan(job, prepared, code.digest)
-        record = Record.of(plan, list(inputs.secrets.values()), options.here / RUNS)
-        _start(job, plan, record, fleet, inputs, group, options, waiting)
+        fleet = on_error.enter_context(destination.connect(options.ssh_config))
+        run = start_on(fleet, job, destination, inputs, group, options)
         options.started.set()
         on_error.pop_all()
-        return Run(record, options.ssh_config, options.log, attach(record, fleet), plan)
+        return run
+
+
+def start_on(
+    fleet: Fleet, job: Job, destination: Destination, inputs: Inputs, group: Membership | None, options: StartOptions
+) -> Run:
+    """The same on connected nodes, which the caller closes if an error is raised."""
+    waiting = Waiting(options.log, wait=options.wait)
+    plan = destination.plan(job, fleet, inputs, waiting, options)
+    record = Record.of(plan, list(inputs.secrets.values()), options.here / RUNS)
+    _start(job, plan, record, fleet, inputs, group, options, waiting)
+    return Run(record, options.ssh_config, options.log, attach(record, fleet), plan)
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a run starts: the machines of its job, or a cluster.
+
+    hosts: (node name, host). plan: what is done from the connected nodes to the plan. bare: the code is not sent into a
+    container, whatever the job's runtime is. may_ask: to connect may need a password, before which nothing is printed.
+    starts_together: several runs can be one request.
+    """
+
+    hosts: Sequence[tuple[str, str]]
+    runtime: str | None
+    plan: Callable[[Job, Fleet, Inputs, Waiting, StartOptions], Plan]
+    bare: bool = False
+    may_ask: bool = False
+    starts_together: bool = False
+
+    def connect(self, ssh_config: Path | None) -> Fleet:
+        """Raises NodesFailed."""
+        return connect(self.hosts, self.runtime, ssh_config, ping=False)
+
+
+def own_machines(job: Job) -> Destination:
+    return Destination(job.hosts(), job.runtime, _plan_on_machines)
+
+
+def _plan_on_machines(job: Job, fleet: Fleet, inputs: Inputs, waiting: Waiting, options: StartOptions) -> Plan:
+    """Gather facts, prepare image, data and addresses, and plan."""
+    facts, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
+    code = inputs.packed(options.log)
+    lock = options.here / lock_path(job.file) if job.file else None
+    prepared = prepare(job, fleet, facts, options.log, options.progress, lock, here=options.here)
+    if counts(job) and time.monotonic() - checked_at > STALE:
+        prepared = prepared.at(wait_for_gpus(job, fleet, waiting))
+    return make_plan(job, prepared, code.digest, options.run)
+
+
+def on_cluster(name: str) -> Destination:
+    """Return a cluster of the settings file, which chooses the machines. Raises UsageError."""
+    cluster, host = read_settings(os.environ).cluster(name), cluster_host(name)
+    kind = kind_of(cluster)
+
+    def plan(job: Job, fleet: Fleet, inputs: Inputs, _: Waiting, options: StartOptions) -> Plan:
+        code, run = inputs.packed(options.log), options.run or new_run_id(job.name)
+        return kind.plan(job, cluster, fleet.engines[0], code.digest, run, options.together)
+
+    bare = cluster.container == "none"
+    return Destination([(host, host)], None, plan, bare, may_ask=True, starts_together=kind.starts_together)
 
 
 def _without_sweep(job: Job) -> Job:
     if job.sweep:
         what = f"is a sweep of {len(job.sweep)} variants, but launcher.up starts a single run"
-        fix = "call launcher.up(variant) for each variant of launcher.api.up.variants(job)"
+        fix = "run all: launcher up JOB; or start one: launcher.load(JOB, set={'sweep': None, 'run.args.KEY': VALUE})"
         raise UsageError(f"job {job.name}", what, fix)
     return job
-
-
-def variants(job: JobLike) -> list[tuple[Job, Membership | None]]:
-    """Return the jobs of a sweep, each with its membership in one new group. Without a sweep: the job, with None."""
-    loaded = load(job)
-    group = new_run_id(loaded.name)
-    members: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
-    return list(zip(expand_sweep(loaded), members or [None], strict=True))
-
-
-def up_array(
-    job: JobLike, on: str, *, resume: str | None = None, log: Log = print, ssh_config: str | PathLike[str] | None = None
-) -> list[Run]:
-    """Submit the variants of a sweep to a cluster as one job array: all of them, or none if an error is raised."""
-    options = StartOptions(_earlier(resume), log=log, ssh_config=chosen_config(ssh_config))
-    with until_started(options.started):
-        return _submit(variants(job), on, options)
 
 
 @dataclass(frozen=True)
@@ -154,28 +187,32 @@ class Inputs:
 
     def packed(self, log: Log) -> Snapshot:
         """Wait for the code and report what is sent and what is left out."""
-        code = self.code()
-        for message in self.messages:
-            log(message)
-        return code
+        said, ready = 0, False
+        while not ready:
+            ready = self.code.wait(1.0)
+            for message in self.messages[said:]:
+                log(message)
+                said += 1
+        return self.code()
 
 
-def inputs_of(job: Job, log: Log, *, bare: bool = False) -> Inputs:
-    """Read the inputs of a run. bare: as for `list_code`.
+def inputs_of(job: Job, destination: Destination, log: Log) -> Inputs:
+    """Read the inputs of a run.
 
     Raises JobInvalid like `list_code`, and if a file of the job is missing.
     """
-    here = Path.cwd()
+    here, messages = Path.cwd(), list[str]()
+    now = messages.append if destination.may_ask else log
     check_files(job, here, os.environ)
-    listing = list_code(job, here, log, bare=bare)
-    check_options(job, listing.folder, listing.trainer, log)
-    secrets, messages = read_secrets(job, here, os.environ), list[str]()
-    return Inputs(secrets, in_background(partial(pack, listing, messages.append, slow=log)), messages)
+    listing = list_code(job, here, now, bare=destination.bare)
+    check_options(job, listing.folder, listing.trainer, now)
+    secrets = read_secrets(job, here, os.environ)
+    return Inputs(secrets, in_background(partial(pack, listing, messages.append)), messages)
 
 
-def _earlier(resume: str | None) -> RunId | None:
+def run_to_resume(text: str | None) -> RunId | None:
     """Return the ID of the run to resume; a complete ID needs no local record. Raises RunUnknown."""
-    return resume if resume is None or is_run_id(resume) else find(resume).run
+    return text if text is None or is_run_id(text) else find(text).run
 
 
 def _write(
@@ -241,40 +278,3 @@ def _start(
         else:
             record.remove()
         raise
-
-
-def _submit(jobs: Sequence[tuple[Job, Membership | None]], on: str, options: StartOptions) -> list[Run]:
-    """Submit jobs, several of them as one job array, which the last start submits. The runs share a connection."""
-    ids = tuple(new_run_id(job.name) for job, _ in jobs)
-    array, made, plans = ids if len(ids) > 1 else (), list[Record](), list[Plan]()
-    cluster, host = read_settings(os.environ).cluster(on), cluster_host(on)
-    kind = kind_of(cluster)
-    with ExitStack() as on_error:
-        # ssh may ask for a password: before anything is printed, such as what is sent as code
-        fleet = on_error.enter_context(connect([(host, host)], None, options.ssh_config, ping=False))
-        inputs = inputs_of(jobs[0][0], options.log, bare=cluster.container == "none")  # variants differ only in `args`
-        code = inputs.packed(options.log)
-        try:
-            for (job, group), run in zip(jobs, ids, strict=True):
-                plan = kind.plan(job, cluster, fleet.engines[0], code.digest, run, array)
-                plans.append(plan)
-                made.append(Record.of(plan, list(inputs.secrets.values()), options.here / RUNS))
-                _start(job, plan, made[-1], fleet, inputs, group, options, Waiting(options.log, wait=False))
-        except BaseException as error:
-            _undo(made, fleet, error)
-            raise
-        options.started.set()
-        on_error.pop_all()
-    runs = zip(made, plans, strict=True)  # share the connection: a new one might ask for a password again
-    return [Run(record, options.ssh_config, options.log, attach(record, fleet), plan) for record, plan in runs]
-
-
-def _undo(made: Sequence[Record], fleet: Fleet, cause: BaseException) -> None:
-    """Remove the variants of an array that were created before its submission failed."""
-    code = cause.exit_code if isinstance(cause, LauncherError) else StoppedByUser.exit_code
-    for record in made[:-1]:  # the start of the last one has cleaned up
-        stop(fleet.engines, record.run, code=None)  # the whole output folder is removed
-        master = attach(record, fleet).nodes[0]
-        output_folder.remove(fleet.engines[0].files, master.output, record.run)
-        record.event("undone", reason=str(cause) or type(cause).__name__)
-        record.finish({"state": RunState.FAILED, "exit_code": code, "why": str(cause)})

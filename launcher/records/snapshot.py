@@ -88,14 +88,12 @@ def _check_script(job: Job, cwd: Path, folder: Path, left_out: LeftOut) -> None:
         job.refuse([(("run", "script"), f"{script} is not sent: {entry} is left out ({left_out.why[entry]})")])
 
 
-def pack(listing: CodeListing, log: Log, slow: Log | None = None) -> Snapshot:
-    """Pack a job's code, and report what is sent and what is left out. slow: reports that it takes long, instead of
-    `log`. Raises JobInvalid if a file cannot be read.
-    """
+def pack(listing: CodeListing, log: Log) -> Snapshot:
+    """Pack a job's code, and report what is sent and what is left out. Raises JobInvalid if a file cannot be read."""
     with readable(listing.folder):
         if listing.trainer is not None:
             log("using the launcher's trainer")
-        packed, files = _archive(listing, _Watch(slow or log))
+        packed, files = _archive(listing, _Watch(log))
     why = listing.left_out.why
     log(_summary(files, listing.left_out))
     if error := listing.left_out.git_error:

@@ -20,12 +20,14 @@ class Kind:
 
     plan(job, cluster, engine, code, run, sweep): a run's plan. engine: the cluster's. code: digest of the code archive.
     sweep: the runs of its sweep, which start together. check(job, cluster, fleet): the checks of `doctor`.
-    text(job, cluster): what `up` submits, and warnings.
+    text(job, cluster): what `up` submits, and warnings. starts_together: several runs can be one request: the engine
+    starts all of them with the last one.
     """
 
     plan: Callable[[Job, Cluster, Engine, str, RunId, Sequence[RunId]], Plan]
     check: Callable[[Job, Cluster, Fleet], Iterator[Check]]
     text: Callable[[Job, Cluster], tuple[str, Sequence[str]]]
+    starts_together: bool
 
 
 def kind_of(cluster: Cluster) -> Kind:

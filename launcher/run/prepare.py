@@ -17,7 +17,7 @@ from launcher.image.probe import image_facts
 from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec
 from launcher.model.facts import ImageFacts, ImageInfo, NodeFacts, login_of
-from launcher.model.plan import Plan, Rendezvous, new_run_id
+from launcher.model.plan import Plan, Rendezvous, RunId, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
@@ -74,10 +74,12 @@ def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     return replace(plan, warnings=(*busy, *notes, *plan.warnings))
 
 
-def make_plan(job: Job, prepared: Prepared, code: str) -> Plan:
-    """Return the plan of a new run. code: digest of the code archive. Raises the errors of planning.build."""
+def make_plan(job: Job, prepared: Prepared, code: str, run: RunId | None = None) -> Plan:
+    """Return the plan of a run. code: digest of the code archive. run: its ID, else a new one. Raises the errors of
+    planning.build.
+    """
     now = int(time.time())
-    return build(job, new_run_id(job.name), prepared, code=code, owner=caller(), created=now)
+    return build(job, run or new_run_id(job.name), prepared, code=code, owner=caller(), created=now)
 
 
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:

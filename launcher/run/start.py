@@ -73,7 +73,7 @@ def start(
         event("started", nodes=[planned.node for planned in plan.nodes])
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)
-        uninterrupted(partial(_undo, plan, fleet, cause=error))
+        uninterrupted(partial(undo, plan, fleet, cause=error))
         raise
 
 
@@ -120,8 +120,8 @@ def kit(folder: str, user: str, secrets: Mapping[str, str], *, remapped: bool) -
     return buffer.getvalue()
 
 
-def _undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
-    """Remove everything that was created. Raises NodesFailed, including the cause, if removal fails on a node."""
+def undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
+    """Remove all that was created of a run. Raises NodesFailed, including the cause, if removal fails on a node."""
 
     def remove(engine: Engine) -> None:
         for state in engine.to_stop(engine.list({labels.RUN: plan.run})):

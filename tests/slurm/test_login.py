@@ -107,6 +107,13 @@ def test_the_second_factor_is_requested_once_and_before_any_output(gate: Gate, b
     until(lambda: not gate.connections(), "a connection stays", 5)
 
 
+def test_a_mistake_in_the_job_is_told_before_the_prompt(gate: Gate, behind: Cli) -> None:
+    run = {"command": ["true"]}
+    file = behind.job(runtime="process", nodes=1, gpus="none", run=run, secrets=[{"TOKEN": "no-such-file"}])
+    assert "no-such-file" in behind("up", file, *ON, code=2).stderr
+    assert gate.asked == 0
+
+
 def test_a_sweep_prompts_once(gate: Gate, behind: Cli) -> None:
     file = behind.job(
         runtime="process", nodes=1, gpus="none", run={"command": ["echo", "word"]}, sweep=[["one"], ["two"]]

@@ -174,4 +174,4 @@ def _planned(job: Job, cluster: Cluster) -> tuple[ClusterPlan, str]:
     return planned, script.render(planned, cluster)
 
 
-SLURM = Kind(plan, check, text)
+SLURM = Kind(plan, check, text, starts_together=True)  # as a job array

@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from launcher import Run
-from launcher.api.up import up_array, variants
+from launcher.api.up import Destination, on_cluster
 from launcher.cli.console import Screen
 from launcher.cli.foreground import follow, stop_now
 from launcher.cli.terminal import Reporter
 from launcher.cli.up import Asked, run_one
 from launcher.errors import StoppedByUser, UsageError
+from launcher.features.sweeps.array import up_array, variants
 from launcher.features.sweeps.screen import run_sweep
 from launcher.features.sweeps.sweep import is_sweep
 from launcher.job.models import Job
@@ -32,12 +33,13 @@ def options(
     """
     if not job.sweep:
         return None
-    if asked.on is not None:
-        return _run_array(job, asked, asked.on)
+    cluster = None if asked.on is None else on_cluster(asked.on)
+    if cluster is not None and cluster.starts_together:
+        return _run_array(job, asked, cluster)
     if asked.detach:
         what = "its variants run one after another, and with -d no process would start the next one"
         raise UsageError(f"{asked.file}: sweep", what, "omit -d; to run without a terminal: nohup launcher up JOB &")
-    if job.each or is_sweep(asked.resume):
+    if cluster is None and (job.each or is_sweep(asked.resume)):
         return run_sweep(job, resume=asked.resume, most=most, ssh_config=asked.ssh_config)
     code = 0
     for variant, group in variants(job):
@@ -48,9 +50,9 @@ def options(
     return code
 
 
-def _run_array(job: Job, asked: Asked, on: str) -> int:
+def _run_array(job: Job, asked: Asked, cluster: Destination) -> int:
     with ExitStack() as held:
-        made = up_array(job, on, resume=asked.resume, log=Reporter().log, ssh_config=asked.ssh_config)
+        made = up_array(job, cluster, resume=asked.resume, log=Reporter().log, ssh_config=asked.ssh_config)
         runs = [*map(held.enter_context, made)]
         return _follow_array(runs, detach=asked.detach, raw=asked.raw)
 

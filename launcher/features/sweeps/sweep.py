@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.api.jobs import chosen_config
 from launcher.api.run import Run, find
-from launcher.api.up import StartOptions, inputs_of, start_run
+from launcher.api.up import StartOptions, inputs_of, own_machines, start_run
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
 from launcher.features.sweeps.machines import Machines
 from launcher.features.sweeps.pool import Placement
@@ -125,7 +125,7 @@ class Sweep:
         self._leaving = False
         jobs, names = expand_sweep(job), [variant_name(args) for args in job.sweep]
         self._work = [_Work(each, Variant(name)) for each, name in zip(jobs, names, strict=True)]
-        self._inputs = inputs_of(job, self._log)
+        self._inputs = inputs_of(job, own_machines(job), self._log)
         self._machines = Machines(job, self._options, self._back)
         known = [(work, earlier[work.shown.name]) for work in self._work if work.shown.name in earlier]
         run_all_settled([partial(self._take_over, work, record) for work, record in known])
@@ -243,7 +243,7 @@ class Sweep:
             self._options, resume=work.earlier, fresh_without=True, tries_again=True, started=threading.Event()
         )
         with self._machines.turn(placement):
-            return start_run(job, self._inputs, Membership(self.group, work.shown.name), options)
+            return start_run(job, own_machines(job), self._inputs, Membership(self.group, work.shown.name), options)
 
     def _attend(self, work: _Work, placement: Placement, begin: Callable[[], Run]) -> None:
         """Run a variant from its start to its end, in its own thread."""
