@@ -78,8 +78,8 @@ class Card:
     bus: str  # 07:00.0
     uuid: str = ""
     name: str = "NVIDIA A100-SXM4-80GB"
-    mib: int = 81920
-    used: int = 4
+    mib: int | str = 81920
+    used: int | str = 4
     driver: str = "550.54.14"
     mode: str = "Default"
     mig: str = "Disabled"
@@ -87,6 +87,8 @@ class Card:
     listed: bool = True
     kernel: str = "nvidia"
     running: Sequence[Process] = ()
+    capability: str = "8.0"
+    domain: str = "0000"
 
 
 @dataclass
@@ -115,10 +117,10 @@ class Machine:
                 card.mib,
                 card.driver,
                 card.used,
-                f"00000000:{card.bus.upper()}",
+                f"0000{card.domain}:{card.bus}".upper(),
                 card.mode,
             )
-            lines.append(", ".join(map(str, (*cells, "Enabled", card.temperature, card.mig))))
+            lines.append(", ".join(map(str, (*cells, "Enabled", card.temperature, card.mig, card.capability))))
         return self.complaint + "".join(f"{line}\n" for line in lines)
 
     def pids(self) -> str:
@@ -134,7 +136,7 @@ CUDA Version                              : {self.cuda}
 Attached GPUs                             : {len(listed)}
 """
         for card in listed:
-            text += f"GPU 00000000:{card.bus.upper()}\n"
+            text += f"GPU {f'0000{card.domain}:{card.bus}'.upper()}\n"
             if not card.running:
                 text += "    Processes                             : None\n\n"
                 continue
@@ -152,7 +154,7 @@ Attached GPUs                             : {len(listed)}
 
     def output(self) -> str:
         """Return the sections of the facts script's output about NVIDIA."""
-        pci = "".join(f"0000:{card.bus} 0x030200 {card.kernel}\n" for card in self.cards)
+        pci = "".join(f"{card.domain}:{card.bus} 0x030200 {card.kernel}\n" for card in self.cards)
         pci += "".join(f"0000:{bus} 0x068000 nvidia-nvswitch\n" for bus in self.switches)
         text = f"@@pci\n{pci}"
         if self.smi or self.files:
@@ -210,3 +212,21 @@ Attached GPUs                             : {len(listed)}
 def cards(count: int, **changes: object) -> list[Card]:
     """Return `count` identical cards, on the buses 07, 0f, 17, ..."""
     return [Card(f"{7 + 8 * index:02x}:00.0", **changes) for index in range(count)]  # type: ignore[arg-type]
+
+
+# DGX Spark: github.com/XuehaiPan/nvitop/pull/208 (memory of the GPU and of the machine, driver 580.173.02),
+# github.com/leptonai/gpud/pull/1170 (UUID), github.com/snowflakedb/ArcticTraining/pull/345 (address, MIG mode), and
+# "NVIDIA GB10, 12.1" of `nvidia-smi --query-gpu=name,compute_cap` in a public repository
+SPARK = Card(
+    "01:00.0",
+    "GPU-2dee1e25-b3b5-007e-2b55-79f2d0f2ebe5",
+    "NVIDIA GB10",
+    "[N/A]",
+    "[N/A]",
+    "580.173.02",
+    mig="[N/A]",
+    temperature="35",
+    capability="12.1",
+    domain="000f",
+)
+SPARK_MEMORY = "MemTotal:       127600748 kB\nMemAvailable:   118566368 kB\n"

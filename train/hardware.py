@@ -26,6 +26,9 @@ PEAKS = {
     "H100": (67.0, 494.0, 989.0),
     "H200": (67.0, 494.0, 989.0),
     "B200": (80.0, 1100.0, 2250.0),
+    # DGX Spark. NVIDIA gives 1 PFLOP/s in sparse FP4 only: half of it dense, a quarter of that in 16 bits; fp32 from
+    # techpowerup.com/gpu-specs/gb10.c4342
+    "GB10": (29.7, 62.5, 125.0),
 }
 TRAINING = 3  # relative to a forward pass: backward computes the gradients of inputs and of weights
 

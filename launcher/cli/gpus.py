@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from launcher.model.facts import NodeFacts
+from launcher.model.facts import Gpu, NodeFacts
 from launcher.model.plan import plain
 from launcher.planning.gpu_faults import broken
 from launcher.planning.gpus import devices, user
@@ -23,11 +23,17 @@ def table(nodes: Sequence[NodeFacts]) -> Table:
     for node in nodes:
         usable = devices(node)
         for gpu in sorted(node.gpus, key=lambda gpu: gpu.index):
-            model, used = gpu.name.removeprefix("NVIDIA "), f"{gpu.used_mib / 1024:.1f}/{gpu.memory_mib / 1024:.0f} GiB"
+            model, used = gpu.name.removeprefix("NVIDIA "), _memory(gpu)
             parts = [(device.name.removeprefix("GPU "), user(node, device)) for device in usable if device.gpu is gpu]
             for name, who in parts or [(str(gpu.index), broken(gpu) or "MIG mode, without instances")]:
                 found.add_row(*map(Text, (node.name, name, model, used, who)))
     return found
+
+
+def _memory(gpu: Gpu) -> str:
+    if gpu.shared:
+        return f"{gpu.used_mib / 1024:.0f}/{gpu.memory_mib / 1024:.0f} GiB shared" if gpu.used_mib else "shared"
+    return f"{gpu.used_mib / 1024:.1f}/{gpu.memory_mib / 1024:.0f} GiB"
 
 
 def rows(nodes: Sequence[NodeFacts]) -> list[dict[str, Any]]:

@@ -183,15 +183,18 @@ def _cells(node: NodeStatus, *, ended: bool) -> dict[str, str]:
 
 
 def _gpus(node: NodeStatus) -> str:
-    """Return the use of the GPUs, as in `8: 91-98 %, 14.2/16 GiB`."""
-    count = len(node.gpus)
-    seen = () if node.use is None else node.use.gpus
+    """Return the use of the GPUs, as in `8: 91-98 %, 14.2/16 GiB`, `1: 96 %, 61/122 GiB shared`."""
+    count, use = len(node.gpus), node.use
+    seen = () if use is None else use.gpus
     busy = sorted(gpu.busy for gpu in seen if gpu.busy is not None)
     used, total = max(((gpu.memory, gpu.memory_total or 0) for gpu in seen if gpu.memory is not None), default=(0, 0))
-    if not busy or not total:
+    memory = f"{used / 1024:.1f}/{total / 1024:.0f} GiB" if total else ""
+    if use is not None and use.memory_total and seen and all(gpu.memory_total is None for gpu in seen):
+        memory = f"{use.memory / 2**30:.0f}/{use.memory_total / 2**30:.0f} GiB shared"
+    if not busy or not memory:
         return str(count) if count else ""
     share = str(busy[0]) if busy[0] == busy[-1] else f"{busy[0]}-{busy[-1]}"
-    return f"{count}: {share} %, {used / 1024:.1f}/{total / 1024:.0f} GiB"
+    return f"{count}: {share} %, {memory}"
 
 
 def _memory(seen: Utilization | None) -> str:

@@ -174,7 +174,7 @@ def _in_registry(name: str, locations: ImageLocations) -> names.Reference:
 def _not_answered(name: str, engine: Engine, error: LauncherError, locations: ImageLocations) -> ImageUnfit:
     what = f"{_nowhere(locations)}, and {locations.describe(engine)} cannot pull it: {error.what}"
     fix = "check the name, the network connection to the registry, and `docker login` on this machine"
-    return ImageUnfit(f"image {name}", what, fix)
+    return ImageUnfit(f"image {name}", what, error.next_step or fix)
 
 
 def _nowhere(locations: ImageLocations) -> str:

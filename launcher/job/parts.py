@@ -205,7 +205,12 @@ class Secret(Part):
 class Resources(Part):
     """What a run needs of each node: limits of its container, and room for its output."""
 
-    memory: fields.Size | None = Field(default=None, description="Maximum memory. Default: no limit.", examples=["64g"])
+    memory: fields.Size | None = Field(
+        default=None,
+        description="Maximum memory. Default: no limit; 8 GiB less than the machine has if its GPU shares it "
+        "(DGX Spark).",
+        examples=["64g"],
+    )
     cpus: fields.Cpus | None = Field(
         default=None, description="Maximum number of CPUs. Default: no limit.", examples=[16]
     )

@@ -33,7 +33,7 @@ class Gpu:
     index: int
     uuid: str
     name: str
-    memory_mib: int
+    memory_mib: int  # of the machine if it is shared
     driver: str
     used_mib: int = 0
     bus: str = ""  # PCI address in the kernel's format: 0000:07:00.0
@@ -45,6 +45,8 @@ class Gpu:
     minor: int = -1  # number of its device file /dev/nvidia<minor>
     instance_files: tuple[str, ...] = ()  # device files of all its instances: /dev/nvidia-caps/nvidia-cap12, ...
     fault: str = ""  # nvidia-smi's error message for this GPU: "GPU requires reset"
+    shared: bool = False  # it has no memory of its own, and uses the machine's (GB10 of DGX Spark)
+    capability: str = ""  # compute capability: "9.0"; "" if the driver does not report it
 
 
 @dataclass(frozen=True)

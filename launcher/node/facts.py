@@ -32,6 +32,7 @@ _ROUTE6 = re.compile(
     re.ASCII,
 )
 _UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT
+_MEMORY = re.compile(r"^Mem(Total|Available): +(\d{1,15}) kB$", re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
     hostname, arch = (*lines("host"), "", "")[:2]
     routes = _routes(lines("routes"))
     clock = re.match(r"\d{1,15}(\.\d{1,9})?", first("time"), re.ASCII)  # busybox prints no fraction, or "%N"
+    memory = {name: 1024 * int(size) for name, size in _MEMORY.findall(sections.get("memory", ""))}
+    total, available = memory.get("Total", 0), memory.get("Available", -1)
     node = NodeFacts(
         name=name,
         host=host,
@@ -92,14 +95,14 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
         groups=tuple(number for word in groups.split() if (number := _integer(word, -1)) >= 0),
         home=first("home"),
         cpus=_integer(first("cpus"), 0),
-        memory=_integer((*first("memory").split(), "", "")[1], 0) * 1024,  # MemTotal: 527942812 kB
+        memory=total,
         shm_size=max(0, _disk(lines("shm"), 1)),
         output_free=_disk(lines("output_disk"), 3),
         clock_offset=float(clock[0]) - now if clock else 0.0,
         interfaces=_interfaces("\n".join(lines("addresses")), routes),
         routes=routes,
         listening=tuple(sorted({int(port, 16) for port in _LISTENS.findall("\n".join(lines("tcp")))} - {0})),
-        gpus=nvidia.gpus(sections),
+        gpus=nvidia.gpus(sections, total, available),
         nvidia=nvidia.facts(sections),
         infiniband="yes" in lines("infiniband"),
         ssh_port=_integer(first("ssh").rpartition(" ")[2], 0),

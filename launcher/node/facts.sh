@@ -11,12 +11,12 @@ smi() {
 }
 gpus() {
   fields=index,uuid,name,memory.total,driver_version,memory.used,pci.bus_id,compute_mode,persistence_mode,temperature.gpu
-  found=$(smi "--query-gpu=$fields,mig.mode.current" --format=csv,noheader,nounits)
-  case $found in
-    *"not a valid field"*) found=$(smi "--query-gpu=$fields" --format=csv,noheader,nounits) ;; # a driver before 450
-  esac
+  for more in ,mig.mode.current,compute_cap ,mig.mode.current ""; do # compute_cap: from about driver 510; MIG: from 450
+    found=$(smi "--query-gpu=$fields$more" --format=csv,noheader,nounits)
+    case $found in *"not a valid field"*) ;; *) break ;; esac
+  done
   printf '%s\n' "$found"
-  if printf '%s\n' "$found" | grep -q '^[0-9].*, Enabled$'; then
+  if printf '%s\n' "$found" | grep -q '^[0-9].*, Enabled\(, [0-9]*\.[0-9]\)\{0,1\}$'; then
     section mig
     smi -L
   fi
@@ -50,7 +50,7 @@ printf '%s\n' "$SSH_CONNECTION"
 section cpus
 nproc || getconf _NPROCESSORS_ONLN
 section memory
-grep MemTotal /proc/meminfo || cat /proc/meminfo
+grep -E '^Mem(Total|Available):' /proc/meminfo || cat /proc/meminfo
 section shm
 df -Pk -- /dev/shm
 section docker_disk

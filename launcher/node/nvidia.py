@@ -11,6 +11,7 @@ _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", r
 _EXIT = re.compile(r"^@exit ([0-9]{1,3})$", re.ASCII | re.MULTILINE)
 _TIMED_OUT = (124, 137)  # exit codes of timeout(1)
 _NO_FAULT = ("[n/a]", "[not supported]", "[insufficient permissions]")  # other values in [] are faults
+_NO_MEMORY = ("[n/a]", "[not supported]")  # of its own: other values in [] are faults
 _VERSION = r"([0-9]{1,5}(?:\.[0-9]{1,5}){1,3})"
 _PCI = re.compile(r"^(\S+) (0x[0-9a-f]{6}) ?(\S*)$", re.ASCII | re.MULTILINE)
 _DISPLAY, _SWITCH = ("0x0300", "0x0302"), "0x0680"  # VGA and 3D controllers; NVSwitches are bridges of kind "other"
@@ -20,13 +21,18 @@ _STARTED = re.compile(r"^(\d{1,9}) \(.*\) [A-Za-z] (?:-?\d+ ){18}(\d{1,18}) ", r
 Sections = Mapping[str, str]
 
 
-def gpus(sections: Sections) -> tuple[Gpu, ...]:
-    """Return the GPUs that nvidia-smi lists, with their processes and MIG instances."""
+def gpus(sections: Sections, machine_memory: int, available: int) -> tuple[Gpu, ...]:
+    """Return the GPUs that nvidia-smi lists, with their processes and MIG instances.
+
+    machine_memory: in bytes, and what of it is available, -1 if unknown: a GPU without memory of its own (GB10 of
+    DGX Spark, Jetson), for which nvidia-smi reports [N/A], uses the machine's.
+    """
     minors, running, divided = _minors(sections), _processes(sections), _instances(sections)
     found = []
     for cells in _rows(sections.get("gpus", "")):
         index, bus = int(cells[0]), address(_cell(cells, 6))
         memory, used = cells[3], _cell(cells, 5)
+        shared = memory.lower() in _NO_MEMORY
         values = (memory, used, _cell(cells, 9))
         faults = [cell.strip("[]") for cell in values if cell.startswith("[") and cell.lower() not in _NO_FAULT]
         found.append(
@@ -34,13 +40,15 @@ def gpus(sections: Sections) -> tuple[Gpu, ...]:
                 index=index,
                 uuid=cells[1],
                 name=cells[2],
-                memory_mib=_integer(memory),
+                memory_mib=machine_memory >> 20 if shared else _integer(memory),
                 driver=cells[4],
-                used_mib=_integer(used),
+                used_mib=max(0, machine_memory - available) >> 20 if shared and available >= 0 else _integer(used),
                 bus=bus,
                 compute_mode=_cell(cells, 7),
                 persistence={"Enabled": True, "Disabled": False}.get(_cell(cells, 8)),
                 mig=_cell(cells, 10) == "Enabled",
+                shared=shared,
+                capability=_first(r"^(\d{1,2}\.\d)$", _cell(cells, 11)),
                 instances=tuple(divided.get(index, ())),
                 processes=tuple(running.get(bus, ())) if bus else (),
                 minor=minors.get(bus, -1),

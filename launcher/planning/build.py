@@ -76,6 +76,16 @@ def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, cr
     )
 
 
+def _shared_memory(memory: int, limit: int) -> str:
+    """Describe the default limit. What CUDA allocates does not count: github.com/graphistry/pygraphistry/pull/1671."""
+    return (
+        f"its GPU shares the machine's memory, so the container is limited to {limit / (1 << 30):.0f} of "
+        f"{memory / (1 << 30):.0f} GiB (resources.memory changes that). What CUDA allocates is not limited by it, and "
+        "a full memory hangs the machine: with torch 2.10 or newer, env: {PYTORCH_CUDA_ALLOC_CONF: "
+        '"per_process_memory_fraction:0.9"}'
+    )
+
+
 def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
     """Raise errors that are known before anything is created."""
     if job.run.script is not None and command.script_in_code(job).startswith(".."):
@@ -158,6 +168,8 @@ def _warnings(
             if check.level is checks.Level.WARN and check.name in _WARNED
         ]
         found += gpu_checks.warnings(node, job.gpus_of(job.machines[planned.rank]), planned.container.gpus)
+        if job.resources.memory is None and (limit := planned.container.memory):
+            found.append(f"{node.name}: {_shared_memory(node.memory, limit)}")
         if planned.container.gpus and planned.processes > len(planned.container.gpus):
             found.append(
                 f"{node.name}: {planned.processes} workers share {len(planned.container.gpus)} GPUs; "

@@ -18,6 +18,7 @@ from launcher.planning import command, gpus
 from launcher.planning.command import Context
 
 INFINIBAND = "/dev/infiniband"
+FOR_THE_HOST = 8 << 30  # bytes of a memory that CPU and GPU share: a machine whose memory is full hangs
 
 
 def output_dir(home: str, run: RunId) -> str:
@@ -77,12 +78,19 @@ def container(
         cap_add=job.docker.cap_add,
         extra_hosts=job.docker.extra_hosts,
         shm_size=job.resources.shm if job.docker.ipc != "host" else None,
-        memory=job.resources.memory,
+        memory=job.resources.memory or shared_memory_limit(node, uuids),
         cpus=job.resources.cpus,
         restarts=job.restarts,
     )
     hosts = [machine.host for machine in job.machines]
     return labelled(spec, context, node=entry.name, host=entry.host, uid=node.uid, rank=rank, ranks=ranks, hosts=hosts)
+
+
+def shared_memory_limit(node: NodeFacts, uuids: tuple[str, ...]) -> int | None:
+    """Return the default memory limit of a container whose GPU shares the machine's memory; None for other GPUs."""
+    if not any(gpu.shared for gpu in node.gpus if gpu.uuid in uuids) or node.memory < 2 * FOR_THE_HOST:
+        return None
+    return node.memory - FOR_THE_HOST
 
 
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:

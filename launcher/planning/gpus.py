@@ -110,7 +110,7 @@ def user(node: NodeFacts, device: Device) -> str:
         who = f"{process.memory_mib / 1024:.1f} GiB by {process.user or 'an unknown user'}"
         age = f" for {duration(process.age)}" if process.age else ""
         found.append(f"{who}, {process.name or 'a process'} (pid {process.pid}){age}")
-    if not found and gpu.used_mib >= LITTLE and not device.instance:
+    if not found and gpu.used_mib >= LITTLE and not device.instance and not gpu.shared:
         found.append(f"{gpu.used_mib / 1024:.1f} GiB by processes that are not visible")
     return ", ".join(found)
 

@@ -14,7 +14,7 @@ from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations
 from launcher.job.parts import Image
 from launcher.node.connect import caller_engine, connect
-from tests.bed import registry
+from tests.bed import laptop, registry
 from tests.bed.host import docker
 
 pytestmark = pytest.mark.bed
@@ -124,3 +124,20 @@ def test_a_lock_file_pins_a_base_whose_tag_moves(clean_bed, local, published, tm
             engine.images.remove(first.id)
         pulled = ensure(requested, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
         assert pulled.id == first.id  # by digest, although the tag says otherwise
+
+
+def test_an_image_for_another_architecture_is_refused_before_it_is_pulled(clean_bed, local, tmp_path, monkeypatch):
+    """An engine would pull all of it, with a warning, and its programs would end with `exec format error`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    laptop.load_foreign(tmp_path, name := f"launcher-test-arm:{uuid.uuid4().hex[:8]}")
+    docker("image", "rm", name)
+    aliases = [node.alias for node in clean_bed.nodes[:2]]
+    with registry.serving(registry.Registry(tmp_path / "foreign.tar")) as port:
+        log_in(tmp_path, monkeypatch, port)
+        with registry.forwarded(clean_bed.ssh_config, aliases, port), engines_of(clean_bed) as fleet:
+            for alias in aliases:
+                wait_for_port(clean_bed, alias, port)
+            with pytest.raises(ImageUnfit, match="is for arm64, but this node needs amd64"):
+                provide(f"127.0.0.1:{port}/test/x:1", ImageLocations(fleet.engines, None, Log()))
+    for node in clean_bed.nodes[:2]:
+        assert not clean_bed.docker(node, "images", "-q", f"127.0.0.1:{port}/test/x")

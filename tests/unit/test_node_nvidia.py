@@ -51,6 +51,7 @@ def test_gpus_with_their_processes() -> None:
         compute_mode="Default",
         persistence=True,
         processes=(GpuProcess(4242, "erin", 61000, "python3", 10800.0),),  # not the X server
+        capability="8.0",
     )
     assert (seen.driver, seen.cuda, seen.smi, seen.smi_exit, seen.smi_error) == ("550.54.14", "12.4", True, 0, "")
     assert seen.pci == (PciGpu("0000:07:00.0", "nvidia"), PciGpu("0000:0f:00.0", "nvidia"))
@@ -199,3 +200,37 @@ def test_the_script_on_a_machine_without_any(tmp_path: Path) -> None:
     text, _ = run(tmp_path, Machine(smi=False))
     assert parse(text.encode()).node.nvidia.pci == ()
     assert "@@gpus" not in text
+
+
+def test_a_gpu_without_memory_of_its_own_uses_the_machines(tmp_path: Path) -> None:
+    spark = dataclasses.replace(nvidia.SPARK, running=[Process(4242, 67012)])
+    text = f"@@memory\n{nvidia.SPARK_MEMORY}{Machine([spark], cuda='13.0').output()}"
+    node = parse(text.encode()).node
+    [gpu] = node.gpus
+    assert (gpu.shared, gpu.memory_mib, gpu.used_mib, gpu.fault) == (True, 127600748 // 1024, 8822, "")
+    assert (gpu.bus, gpu.capability, gpu.mig) == ("000f:01:00.0", "12.1", False)
+    assert [process.memory_mib for process in gpu.processes] == [67012]
+    assert node.memory == 127600748 * 1024
+
+
+def test_a_gpu_whose_memory_is_unknown_because_of_a_fault_does_not_share_the_machines() -> None:
+    [gpu], _ = parsed(Machine([dataclasses.replace(nvidia.SPARK, mib="[Unknown Error]")]))
+    assert (gpu.shared, gpu.fault) == (False, "Unknown Error")
+
+
+@pytest.mark.parametrize("refused", ["compute_cap", "compute_cap mig"])
+def test_an_older_driver_is_asked_again_without_the_field_that_it_lacks(refused: str, tmp_path: Path) -> None:
+    """github.com/huggingface/candle issue 733: driver 470 has no compute_cap."""
+    machine = Machine(cards(1))
+    patterns = "|".join(f"*{field}*" for field in refused.split())
+    cut = 'cut -d, -f "1-$(($(printf %s "$1" | tr -cd , | wc -c) + 1))"'  # the requested fields
+    (tmp_path / "new").mkdir()
+    machine.install(tmp_path / "new")
+    (tmp_path / "nvidia-smi").write_text(
+        f"#!/bin/sh\ncase $1 in {patterns}) echo 'Field \"x\" is not a valid field to query.'; exit 2 ;; esac\n"
+        f'{tmp_path}/new/nvidia-smi "$@" | {cut}\n'
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    text, _ = run(tmp_path, dataclasses.replace(machine, smi=False))
+    [gpu] = parse(text.encode()).node.gpus
+    assert (gpu.name, gpu.capability, gpu.memory_mib) == ("NVIDIA A100-SXM4-80GB", "", 81920)

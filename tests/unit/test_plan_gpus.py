@@ -218,3 +218,33 @@ def test_the_table_fits_80_columns() -> None:
     assert "MIG mode, without instances" in drawn(on(Machine(MIG[:1], mig_list="")))
     assert [row["index"] for row in shown.rows([node])] == [0, 1, 2, 3]
     assert shown.rows([node])[0]["processes"][0]["user"] == "erin"
+
+
+def spark(**changes: Any) -> NodeFacts:
+    seen = parse(f"@@memory\n{nvidia.SPARK_MEMORY}{Machine([nvidia.SPARK]).output()}".encode()).node
+    return dataclasses.replace(
+        a_node(0), gpus=seen.gpus, nvidia=seen.nvidia, memory=seen.memory, arch="aarch64", **changes
+    )
+
+
+def test_a_gpu_that_shares_the_machines_memory_leaves_8_gib_to_the_host() -> None:
+    plan = planned(job(1, gpus=1), [spark()])
+    assert plan.master.container.memory == 127600748 * 1024 - (8 << 30)
+    [said] = [warning for warning in plan.warnings if "shares the machine's memory" in warning]
+    assert said.startswith("gpu-0: its GPU shares the machine's memory, so the container is limited to 114 of 122 GiB")
+    assert "What CUDA allocates is not limited by it" in said
+    chosen = planned(job(1, gpus=1, resources={"memory": "32g"}), [spark()])
+    assert chosen.master.container.memory == 32 << 30
+    assert not [warning for warning in chosen.warnings if "shares" in warning]
+    for other in (planned(job(1, gpus="none"), [spark()]), planned(job(1), [on(Machine(cards(1)))])):
+        assert other.master.container.memory is None
+
+
+def test_a_gpu_that_shares_the_machines_memory_is_idle_however_much_of_it_is_used() -> None:
+    """Its own use is that of its processes: the machine's memory has other users, and the page cache's is free."""
+    full = spark()
+    assert full.gpus[0].used_mib > gpus.LITTLE
+    assert gpus.in_use(full, gpus.devices(full)) == []
+    file = io.StringIO()
+    Console(file=file, width=120).print(shown.table([full]))
+    assert "9/122 GiB shared" in file.getvalue()

@@ -126,3 +126,10 @@ def test_json_contains_the_data_of_the_table() -> None:
     assert (seen["progress"]["step"], round(seen["progress"]["eta"])) == (2000, 1302)
     assert seen["nodes"][1]["use"]["gpus"][0]["busy"] == 97
     assert {"run", "state", "progress", "nodes", "result", "world", "started_by"} == set(seen)
+
+
+def test_a_gpu_without_memory_of_its_own_shows_the_machines() -> None:
+    """nvidia-smi of a GB10: `GPU-1, 96, [N/A], [N/A]`."""
+    use = Utilization((GpuUtilization("GPU-1", 96, None, None),), 61 << 30, 122 << 30)
+    rows = shown(replace(CPU, nodes=(node(0, gpus=("GPU-1",), use=use),)), 120)
+    assert "1: 96 %, 61/122 GiB shared" in rows[-1]

@@ -44,7 +44,7 @@ class DockerClient:
     """
 
     def __init__(self, node: str, user: str, dial: Dial, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
-        self._node = node
+        self.node = node
         self._user = user
         self._dial = dial
         self._limits = limits
@@ -99,7 +99,7 @@ class DockerClient:
         try:
             version = self._connected().api_version
             adapter = _Adapter(dial, 1, longest or self._limits.size, timed=False)
-            yield _api_client(self._node, version, adapter, TRANSFER_TIMEOUT)
+            yield _api_client(self.node, version, adapter, TRANSFER_TIMEOUT)
         except SDK_ERRORS as error:
             explained = self._explain(doing, error)
             if isinstance(explained, (EngineFailed, NodeUnfit)):
@@ -110,7 +110,7 @@ class DockerClient:
                 connection.shutdown(socket.SHUT_RDWR)  # close() would wait for an open response
 
     def _explain(self, doing: str, error: Exception) -> LauncherError:
-        return explain(self._node, self._user, doing, unwrap_sdk_error(error))
+        return explain(self.node, self._user, doing, unwrap_sdk_error(error))
 
     def close(self) -> None:
         """Close idle connections now, and each connection in use after its request."""
@@ -126,7 +126,7 @@ class DockerClient:
                 version = answer.headers.get("Api-Version", "")
                 if not _VERSION.fullmatch(version):
                     raise ValueError(f"invalid API version {version!r}")
-                self._api = _api_client(self._node, version, self._adapter, self._limits.seconds)
+                self._api = _api_client(self.node, version, self._adapter, self._limits.seconds)
             return self._api
 
 

@@ -62,9 +62,18 @@ class DockerImages:
                 report(progress)
 
     def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
-        """Return its current digest in the registry, `sha256:...`; the engine does not pull. Raises ImageUnfit."""
+        """Return its current digest in the registry, `sha256:...`; the engine does not pull. Raises ImageUnfit.
+
+        Also if it is not for this engine's architecture: an engine pulls all of such an image, and then cannot run it.
+        """
         with self._client.transfer(f"ask the registry for {reference}", ImageUnfit) as api:
-            return str(api.inspect_distribution(reference, auth_config=dict(login or {}))["Descriptor"]["digest"])
+            found = api.inspect_distribution(reference, auth_config=dict(login or {}))
+        has = {str(each.get("architecture", "")) for each in found.get("Platforms") or ()} - {"", "unknown"}
+        if has and (own := self.arch()) and own not in has:
+            what = f"{reference} is for {', '.join(sorted(has))}, but this node needs {own}"
+            fix = "choose an image that has both; NVIDIA's are for amd64 and arm64"
+            raise ImageUnfit(self._client.node, what, fix)
+        return str(found["Descriptor"]["digest"])
 
     def push(self, reference: str, login: Mapping[str, str] | None = None) -> str:
         """Let the engine push an image; return its digest in the registry. Raises ImageShipFailed with the message."""

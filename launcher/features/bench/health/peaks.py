@@ -17,6 +17,9 @@ PEAKS = {
     "H100": (67.0, 989.0),
     "H200": (67.0, 989.0),
     "B200": (80.0, 2250.0),
+    # DGX Spark. NVIDIA gives 1 PFLOP/s in sparse FP4 only: half of it dense, a quarter of that in 16 bits; fp32 from
+    # techpowerup.com/gpu-specs/gb10.c4342
+    "GB10": (29.7, 125.0),
 }
 REACHED = 0.4  # share of the peak that a healthy GPU reaches in one large product, even with a low power limit
 
