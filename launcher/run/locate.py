@@ -83,10 +83,6 @@ class Attached:
         least = self.record.min_nodes
         return len(self.nodes) + len(self.unreachable) - least if least else 0
 
-    def is_done(self, states: Mapping[str, ContainerState]) -> bool:
-        """Return whether an elastic run has finished on a node, which then notifies the other reachable nodes."""
-        return self.may_lose > 0 and any(state.exit_code == 0 for state in states.values())
-
     def require_all(self) -> None:
         """Raise NodesFailed if a node is unreachable."""
         if self.unreachable:

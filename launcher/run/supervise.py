@@ -8,23 +8,18 @@ from dataclasses import asdict
 from functools import partial
 
 from launcher.errors import LauncherError
-from launcher.model.container import ContainerState
 from launcher.node.parallel import in_background, run_all_settled
 from launcher.records.store import NodeOfRun, Record
 from launcher.run import messages
-from launcher.run.diagnose import Failure
-from launcher.run.evidence import collective_failed, gather
+from launcher.run.evidence import gather
 from launcher.run.follow import Follow
 from launcher.run.followed import Followed
 from launcher.run.locate import Attached, Owner
 from launcher.run.messages import Message
 from launcher.run.outcome import Outcome, conclude, lost_node, uncollected
-from launcher.run.state import HANG_CODE
+from launcher.run.peers import Supervised, first_signal, reduce, to_stop
 
-# After a rank has failed, torchrun and the communication library usually stop its peers within two seconds. Peers that
-# still run after PEER_TIMEOUT are stopped, with SIGKILL after GRACE: 15 s in total, plus HANG_STACKS after a hang.
-PEER_TIMEOUT = 3.0
-DONE_TIMEOUT = 10.0  # for the nodes of a finished run, while they notify each other
+# A peer that is stopped gets SIGKILL after GRACE: 15 s in total after the failure, plus HANG_STACKS after a hang.
 GRACE = 10.0
 STACKS = 1.0  # seconds for waiting ranks to dump their flight recorder
 HANG_STACKS = 8.0  # after a hang: entry.sh waits 5 s for the dumps before it requests the stacks
@@ -45,10 +40,8 @@ class Supervision:
         self._records = not reads_only
         self._following = Follow(attached, shown, resumed=resumed, brief=reads_only)
         self._messages = iter(self._following)
-        self._states: dict[str, ContainerState] = {}
-        self._missing: dict[str, Failure] = {}
-        self._stopped_by: list[str] = []
-        self._over = False  # its nodes do not restart the program
+        nodes = tuple(node.name for node in attached.nodes)
+        self._known = Supervised(nodes, len(attached.unreachable), attached.may_lose)  # replaced as a whole
         self._left = False  # closed before the run ended
         self._all_ended = threading.Event()
         self._stopping: Callable[[], None] | None = None
@@ -76,50 +69,38 @@ class Supervision:
     def conclude(self) -> tuple[Outcome, str]:
         """After the last message: record the outcome in result.json; return it and the error of recording, or ""."""
         self.close()
-        not_collected = {name: uncollected(name, error) for name, error in self._following.not_collected.items()}
-        missing, by = not_collected | self._missing, next(iter(self._stopped_by), None)
-        outcome, record = conclude(self._attached, self._states, missing, by), self._attached.record
+        known, record = self._known, self._attached.record
+        missing = {name: uncollected(name, error) for name, error in self._following.not_collected.items()}
+        missing |= {name: lost_node(message) for name, message in known.missing.items()}
+        outcome = conclude(self._attached, known.ended, missing, known.stopped_by)
         problem = record.finish(outcome.to_dict())
         record.event("ended", state=outcome.state.value, failure=outcome.failure)
         return outcome, problem
 
     def _take(self, message: Message) -> None:
         """Update the state of the run; stop the other nodes if it has failed or finished."""
-        attached, states = self._attached, self._states
-        if isinstance(message, messages.NodeEnded):
-            states[message.node] = message.state
-        elif isinstance(message, (messages.NodeGone, messages.NodeRemoved)):
-            self._missing[message.node] = lost_node(message)
-        elif isinstance(message, messages.NodeStopped):
-            self._stopped_by.append(message.by)
-        elif isinstance(message, messages.NodeOver):
-            self._over = True
-        elif isinstance(message, messages.NodeBack):
-            self._stopping = None  # a node that was unreachable when the run failed must still be stopped
-        badly = len(attached.unreachable) + len(self._missing) + sum(state.exit_code != 0 for state in states.values())
-        failed, done = self._over or badly > attached.may_lose, attached.is_done(states)
-        if failed or self._stopped_by or done:
+        self._known, stop = reduce(self._known, message)
+        if self._known.decided:
             self._following.over()
-        if (failed or done) and self._stopping is None and self._may_stop:
-            self._stopping = in_background(partial(self._stop_peers, PEER_TIMEOUT if failed else DONE_TIMEOUT))
-        if len(states) + len(self._missing) >= len(attached.nodes):
+        if isinstance(message, messages.NodeBack):
+            self._stopping = None
+        if stop and self._may_stop:
+            self._stopping = in_background(partial(self._stop_peers, stop.after))
+        if self._known.all_ended:
             self._all_ended.set()
 
-    def _stop_peers(self, timeout: float) -> None:
-        """Stop peers that have not exited within the timeout. A stopped container is not restarted by its policy.
-
-        In a finished run, stop only nodes that were away when the others finished. If a user stops the run, do nothing:
-        all nodes get the time to save a checkpoint.
-        """
-        if self._all_ended.wait(timeout) or self._stopped_by:
+    def _stop_peers(self, after: float) -> None:
+        """Stop peers that have not exited by then. A stopped container is not restarted by its policy."""
+        if self._all_ended.wait(after):
             return
-        attached, states = self._attached, self._states
-        away = self._following.left_out() if attached.is_done(states) else None
-        left = [node for node in attached.nodes if node.name not in states and (away is None or node.name in away)]
-        root = attached.record.paths.root
-        ended = [gather(root, node, states[node.name]) for node in attached.nodes if node.name in states]
-        hung = any(one.state.exit_code == HANG_CODE for one in ended)
-        signal = "QUIT" if hung else "URG" if collective_failed(ended) or not self._following.up_to_date else ""
+        known, attached = self._known, self._attached
+        names = to_stop(known, self._following.left_out())
+        left = [node for node in attached.nodes if node.name in names]
+        if not left:
+            return
+        root, nodes = attached.record.paths.root, attached.nodes
+        ended = [gather(root, node, known.ended[node.name]) for node in nodes if node.name in known.ended]
+        signal = first_signal(ended, up_to_date=self._following.up_to_date)
         run_all_settled([partial(self._stop_peer, node, signal) for node in left])
 
     def _stop_peer(self, node: NodeOfRun, signal: str) -> None:
