@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import signal
 import socket
 import sys
 from typing import NoReturn
@@ -90,7 +89,6 @@ def run(config: Config) -> None:
 
     world = start(config)
     stop = StopSignal(world)
-    before = signal.signal(signal.SIGTERM, lambda *_: stop.ask())
     if world.first:  # before the slow imports below, to show that all ranks have joined
         print(
             f"train: {world.size} process{'es' * (world.size > 1)}, {world.device.type}, backend {world.backend}, "
@@ -99,7 +97,8 @@ def run(config: Config) -> None:
         )
     together = False  # whether all ranks end here: a failed one must not wait for collectives that others never join
     try:
-        with exit_after_sigterm(f"rank {world.rank} on {socket.gethostname()}", stop.reached), report_lost_peers(world):
+        process = f"rank {world.rank} on {socket.gethostname()}"
+        with exit_after_sigterm(process, stop.ask, stop.reached), report_lost_peers(world):
             from train.trainer import Trainer
 
             Trainer(config, world).train(stop)
@@ -108,7 +107,6 @@ def run(config: Config) -> None:
         together = True
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
         if together and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from train.data import reading
@@ -22,21 +22,24 @@ EXIT_STOPPED = 143
 
 
 @contextmanager
-def exit_after_sigterm(process: str, over: threading.Event) -> Iterator[None]:
-    """Exit SECONDS after SIGTERM, unless `over` is set or the block is left before.
+def exit_after_sigterm(process: str, ask: Callable[[], None], over: threading.Event) -> Iterator[None]:
+    """Call `ask` on SIGTERM, and exit SECONDS later, unless `over` is set or the block is left before.
 
     `process`: its name in the message. Must be called in the main thread.
     """
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    descriptor = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     watch = threading.Thread(target=_watch, args=(ours, over, process), name="deadline", daemon=True)
     watch.start()
+    # last: from now on SIGTERM does not end the process by itself
+    handler = signal.signal(signal.SIGTERM, lambda *_: ask())
     try:
         yield
     finally:
+        signal.signal(signal.SIGTERM, handler)
         over.set()
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(descriptor)
         theirs.close()
         watch.join()
         ours.close()  # not earlier: further signals are written to it

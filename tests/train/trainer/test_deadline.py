@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -12,14 +14,33 @@ from train.deadline import exit_after_sigterm
 def test_a_second_sigterm_after_the_training_has_stopped_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """torchrun and the container's entry script may both send it."""
     stopped = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    try:
-        with exit_after_sigterm("rank 0", stopped):
-            [watch] = [thread for thread in threading.enumerate() if thread.name == "deadline"]
-            os.kill(os.getpid(), signal.SIGTERM)
-            watch.join(60)
-            os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with exit_after_sigterm("rank 0", stopped.set, stopped):
+        [watch] = [thread for thread in threading.enumerate() if thread.name == "deadline"]
+        os.kill(os.getpid(), signal.SIGTERM)
+        watch.join(60)
+        os.kill(os.getpid(), signal.SIGTERM)
     assert not watch.is_alive()
     assert capfd.readouterr().err == ""
+
+
+AT_ONCE = """
+import _signal, os, signal, sys, threading, time
+from train import deadline
+
+def caught(frame, event, function):
+    if event == "c_return" and function is _signal.signal:
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+deadline.SECONDS = 0.1
+sys.setprofile(caught)
+with deadline.exit_after_sigterm("rank 0 on here", lambda: print("asked", flush=True), threading.Event()):
+    time.sleep(1000)
+"""
+
+
+def test_a_sigterm_that_comes_as_soon_as_it_is_caught_has_the_deadline() -> None:
+    ended = subprocess.run([sys.executable, "-c", AT_ONCE], check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 143
+    assert "asked" in ended.stdout
+    assert "rank 0 on here: no step finished within 0.1 s after SIGTERM" in ended.stderr

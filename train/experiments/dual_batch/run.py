@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -60,21 +59,17 @@ def run(config: Config) -> None:
     dataset = open_dataset(config.data)
     plan = plan_of(config, size - 1, len(dataset.train.labels))
     stop, saving = threading.Event(), threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    try:
-        # also while this process waits for the others to join
-        with exit_after_sigterm(f"rank {rank} on {socket.gethostname()}", saving):
-            if rank == 0:
-                Server(config, world, dataset, plan, stop, saving).run(size)
-                return
-            join(rank, size)
-            remote = Remote(rank - 1, config.timeout)
-            remote.agree(config, Contents.of(dataset, config.timeout))
-            remote.start_heartbeats()
-            work(config, world, plan.shares[rank - 1], remote, stop)
-            disconnect()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    # also while this process waits for the others to join
+    with exit_after_sigterm(f"rank {rank} on {socket.gethostname()}", stop.set, saving):
+        if rank == 0:
+            Server(config, world, dataset, plan, stop, saving).run(size)
+            return
+        join(rank, size)
+        remote = Remote(rank - 1, config.timeout)
+        remote.agree(config, Contents.of(dataset, config.timeout))
+        remote.start_heartbeats()
+        work(config, world, plan.shares[rank - 1], remote, stop)
+        disconnect()
 
 
 class Server:
