@@ -168,8 +168,8 @@ def _warnings(
             if check.level is checks.Level.WARN and check.name in _WARNED
         ]
         found += gpu_checks.warnings(node, job.gpus_of(job.machines[planned.rank]), planned.container.gpus)
-        if job.resources.memory is None and (limit := planned.container.memory):
-            found.append(f"{node.name}: {_shared_memory(node.memory, limit)}")
+        if job.resources.memory is None and (most := planned.container.memory):
+            found.append(f"{node.name}: {_shared_memory(node.memory, most)}")
         if planned.container.gpus and planned.processes > len(planned.container.gpus):
             found.append(
                 f"{node.name}: {planned.processes} workers share {len(planned.container.gpus)} GPUs; "
