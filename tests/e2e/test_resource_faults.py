@@ -62,7 +62,8 @@ def test_a_full_disk_is_reported_and_leaves_nothing(bed_cli: Cli, bed: Bed) -> N
 def test_the_masters_port_is_taken_between_check_and_start(bed_cli: Cli, bed: Bed) -> None:
     """The launcher's check cannot detect it: the program fails, and the cause is reported with a fix."""
     bed_cli.program("steps.py")
-    taken = "import socket; s=socket.socket(); s.bind(('', 29500)); s.listen(); "
+    # create_server: connections of the run before may still be in TIME_WAIT, which a plain bind() takes for in use
+    taken = "import socket; s = socket.create_server(('', 29500)); "
     command = [
         "python3",
         "-c",
