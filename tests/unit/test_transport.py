@@ -1,0 +1,81 @@
+"""How gradients travel, read from NCCL's log: public logs of real runs, and lines that nobody knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.faults.transport import NcclLog, Wires, parse, sentence, settled
+from tests.nccl_rows import ROWS, Row
+
+TEXTS = [row.log for row in ROWS.values()]
+_KNOWN = ("NET", "NCCL_", "Using", "version", "Unable", "Failed")  # a line with none of these means nothing
+unknown_lines = st.lists(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r")).filter(
+        lambda line: not any(word in line for word in _KNOWN)
+    )
+    | st.sampled_from(["x:1:1 [0] NCCL INFO a line of NCCL 3", "x:1:1 [0] NCCL WARN \x1b[31m", "{}", "%s%n"]),
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_a_published_log_says_how_its_gradients_travelled(row: Row) -> None:
+    log = parse(row.log)
+    assert sentence({"a": [log]}, {"a": row.wires}) == (f"gradients: {row.says}" if row.says else "")
+    assert log.version == row.version
+
+
+@given(row=st.sampled_from(list(ROWS.values())), extra=unknown_lines, data=st.data())
+def test_lines_that_nobody_knows_change_nothing(row: Row, extra: list[str], data: st.DataObject) -> None:
+    lines = row.log.splitlines()
+    for line in extra:
+        lines.insert(data.draw(st.integers(0, len(lines))), line)
+    assert parse("\n".join(lines)) == parse(row.log)
+
+
+@given(
+    pieces=st.lists(st.sampled_from([line for text in TEXTS for line in text.splitlines()]) | st.text(), max_size=12),
+    cut=st.integers(0, 400),
+    active=st.booleans(),
+)
+def test_any_text_gives_one_printable_line_or_none(pieces: list[str], cut: int, active: bool) -> None:
+    text = "\n".join(pieces)[cut:]
+    known = Wires(speeds={"eth0": 10.0}, active=("mlx5_0",) if active else ())
+    said = sentence({"a": [parse(text)], "b": [parse(text[: len(text) // 2])]}, {"a": known})
+    assert said.isprintable()
+    assert not said or said.startswith("gradients: ")
+
+
+def test_nodes_that_differ_are_named() -> None:
+    rdma, tcp = parse(ROWS["InfiniBand, newest lines"].log), parse(ROWS["sockets, newest lines"].log)
+    both = {"gpu-a": [rdma], "gpu-b": [tcp]}
+    assert sentence(both, {}) == "gradients: gpu-a: InfiniBand on mlx5_0; gpu-b: TCP on eth0"
+    assert sentence({**both, "gpu-c": []}, {}).count("gpu-") == 2  # of gpu-c nothing is known yet
+    assert sentence({"gpu-a": [rdma], "gpu-c": []}, {}) == "gradients: gpu-a: InfiniBand on mlx5_0"
+
+
+def test_the_devices_of_all_processes_of_a_node_are_named() -> None:
+    cards = {number: [(f"mlx5_{number}", "IB")] for number in range(12)}
+    ranks = [NcclLog(network="IB", ports=cards, used=frozenset({number}), direct=True) for number in (10, 2)]
+    ranks.append(NcclLog(network="IB", ports=cards))  # its neighbours are on its own node
+    assert sentence({"a": ranks}, {}) == "gradients: InfiniBand on mlx5_2, mlx5_10, GPUDirect"
+    slow = replace(ranks[0], network="Socket", interfaces={0: "eth0"}, used=frozenset())
+    assert sentence({"a": [*ranks, slow]}, {}) == "gradients: TCP on eth0"  # the slowest process limits all
+
+
+def test_the_sentence_is_final_once_every_node_has_connected() -> None:
+    connected, before = parse(ROWS["no libibverbs in the image"].log), parse(ROWS["RoCE, two cards"].log)
+    assert settled({"a": [connected], "b": [before, connected]})
+    assert not settled({"a": [connected], "b": [before]})
+    assert not settled({"a": [connected], "b": []})
+    assert not settled({})
+
+
+def test_the_last_communicator_of_a_restarted_process_counts() -> None:
+    log = parse(ROWS["InfiniBand, newest lines"].log + ROWS["no libibverbs in the image"].log)
+    assert log.over_tcp
+    assert log.direct is False
