@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.errors import ImageUnfit, LauncherError, NodesFailed, NodeUnfit
+from launcher.errors import ImageUnfit, LauncherError, NodeUnfit
 from launcher.features.bench.health import machine, measures, verdict
 from launcher.features.bench.health.machine import HealthProblem, MachineState
 from launcher.features.bench.health.measures import Measure, NodeReport
@@ -33,7 +33,7 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import Future, in_background, run_all_settled
 from launcher.planning import gpus
 from launcher.records.paths import NodePaths
-from launcher.records.snapshot import snapshot
+from launcher.records.snapshot import Snapshot, snapshot
 from launcher.run.exec_shell import temporary_run
 from launcher.run.gpus import with_claims
 from launcher.run.prepare import inspect_image
@@ -80,71 +80,105 @@ class _Observed:
     silent_since: float = math.inf  # of time.monotonic()
 
 
+@dataclass(frozen=True)
+class _Selected:
+    """The nodes that are measured, by rank, each with the GPUs that the job would get; and why others are not."""
+
+    nodes: Mapping[str, tuple[NodeFacts, tuple[str, ...]]]
+    skipped: Mapping[str, str]
+
+    @property
+    def gpus(self) -> bool:
+        return any(chosen for _, chosen in self.nodes.values())
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What the nodes printed, and what their names mean. notes: limitations of the measurement."""
+
+    observed: Mapping[str, _Observed]  # by node, by rank
+    interfaces: Mapping[str, str]  # of the plan, by node
+    gpu_names: Mapping[str, Mapping[str, str]]  # those in the container to those of nvidia-smi, by node
+    notes: tuple[str, ...]
+
+
 def bench(job: Job, fleet: Fleet, seconds: float, unfit: Mapping[str, str], log: Log) -> BenchResult:
     """Measure for `seconds`. unfit: nodes to skip, and why. Raises NodesFailed, ImageUnfit and other LauncherErrors."""
     started = time.monotonic()
-    seen, skipped = _usable(job, fleet, unfit)
-    if not seen:
-        return BenchResult(skipped=skipped)
-    names = [node.name for node, _ in seen]
-    only, facts = fleet.only(names), [node for node, _ in seen]
-    image = inspect_image(job, only, facts)[0]
-    if not image.python:
-        raise ImageUnfit(f"image {image.reference}", "has no Python, which --bench needs", "use an image with torch")
-    entries = tuple(entry for entry in job.machines if entry.name in names)
-    paths = [each.target for each in job.mounts] + [each.at for each in job.data] if job.traits.isolates else []
-    turns, with_gpus = rounds(len(seen)), any(chosen for _, chosen in seen)
-    times = timetable(seconds, len(turns), gpus=with_gpus, reads=bool(paths))
-    notes = _notes(len(seen), len(turns), seconds, times, minutes_needed(len(turns), gpus=with_gpus, reads=bool(paths)))
-    spec = {"rounds": turns, "times": asdict(times), "paths": paths, "gpus": with_gpus, "precision": _precision(job)}
-    program = (image.python, _PROGRAMS[0], json.dumps(spec, separators=(",", ":")))
-    limit = math.ceil(times.total(len(turns)) + _LATE)
-    alone = {"nodes": entries, "spares": None, "timeout": limit, "secrets": (), "processes": 1}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in _PROGRAMS:
-            Path(folder, name).write_bytes((_SCRIPTS / name).read_bytes())
-        code = snapshot(Path(folder))
-    log(f"measuring {len(names)} nodes, {times.total(len(turns)) / 60:.1f} minutes at most")
-    observed = dict(zip(names, map(_Observed, only.each(_machine_state)), strict=True))
-    interfaces, gpu_names = dict[str, str](), dict[str, dict[str, str]]()
-    try:
-        with temporary_run("bench", job.model_copy(update=alone), program, only, facts, code, {}, log) as plan:
-            interfaces = dict(zip(names, plan.rendezvous.interfaces, strict=True))
-            gpu_names = {each.node: _gpu_names(each, seen[each.rank][0]) for each in plan.nodes}
-            _follow(only, plan, observed, limit)
-    except LauncherError as error:
-        if not any(each.text for each in observed.values()):
-            raise
-        notes.append(f"cleanup is incomplete: {error}")  # the containers of a lost node exit on their own
-    results = [_result(name, names, each, gpu_names.get(name, {})) for name, each in observed.items()]
-    lost = {name: why for name, each in zip(names, results, strict=True) if (why := _lost(each, observed[name]))}
-    notes += [f"{each.node}: {note}" for each in results for note in each.notes]
-    ready = {node for each in results for node in each.together}
-    late = [name for name in names if name not in ready | set(lost)]
-    notes += [f"{name} was not ready in time and was measured without the others" for name in late]
-    negotiated = {name: each.busy.link.speed / 1000 for name, each in observed.items() if each.busy.link.speed}
-    problems = _problems(observed, dict(zip(names, seen, strict=True)))
-    found = verdict.judge(results, problems, Network(interfaces, negotiated), lost)
-    every = tuple(measure for each in results for measure in each.measures)
-    return BenchResult(tuple(names), time.monotonic() - started, every, tuple(found), skipped, lost, tuple(notes))
+    selected = _select(job, fleet, unfit)
+    if not selected.nodes:
+        return BenchResult(skipped=selected.skipped)
+    measured = _measure(job, fleet.only(list(selected.nodes)), selected, seconds, log)
+    return replace(_judge(selected, measured), seconds=time.monotonic() - started)
 
 
-def _usable(
-    job: Job, fleet: Fleet, unfit: Mapping[str, str]
-) -> tuple[list[tuple[NodeFacts, tuple[str, ...]]], dict[str, str]]:
-    """Return the idle nodes, by rank, with the GPUs that the job would get; and why the others are skipped."""
+def _select(job: Job, fleet: Fleet, unfit: Mapping[str, str]) -> _Selected:
+    """Return the idle nodes; if any of them has GPUs, those with GPUs."""
     skipped = dict(unfit)
     engines = [engine for engine in fleet.engines if engine.node not in skipped]
     answers = run_all_settled([partial(_idle, job, engine) for engine in engines])
-    usable = []
+    usable = dict[str, tuple[NodeFacts, tuple[str, ...]]]()
     for engine, answer in zip(engines, answers, strict=True):
         if isinstance(answer, LauncherError):
             skipped[engine.node] = answer.what
         else:
-            usable.append(answer)
-    if any(chosen for _, chosen in usable):
-        skipped |= {node.name: "has no GPU, unlike other nodes" for node, chosen in usable if not chosen}
-    return [(node, chosen) for node, chosen in usable if node.name not in skipped], skipped
+            usable[engine.node] = answer
+    if any(chosen for _, chosen in usable.values()):
+        skipped |= {name: "has no GPU, unlike other nodes" for name, (_, chosen) in usable.items() if not chosen}
+    return _Selected({name: each for name, each in usable.items() if name not in skipped}, skipped)
+
+
+def _measure(job: Job, fleet: Fleet, selected: _Selected, seconds: float, log: Log) -> _Measured:
+    """Run the programs on the selected nodes, which are the fleet's, and collect what they print."""
+    facts = [node for node, _ in selected.nodes.values()]
+    image = inspect_image(job, fleet, facts)[0]
+    if not image.python:
+        raise ImageUnfit(f"image {image.reference}", "has no Python, which --bench needs", "use an image with torch")
+    paths = [each.target for each in job.mounts] + [each.at for each in job.data] if job.traits.isolates else []
+    turns, with_gpus = rounds(len(facts)), selected.gpus
+    times = timetable(seconds, len(turns), gpus=with_gpus, reads=bool(paths))
+    least = minutes_needed(len(turns), gpus=with_gpus, reads=bool(paths))
+    notes = _notes(len(facts), len(turns), seconds, times, least)
+    spec = {"rounds": turns, "times": asdict(times), "paths": paths, "gpus": with_gpus, "precision": _precision(job)}
+    program = (image.python, _PROGRAMS[0], json.dumps(spec, separators=(",", ":")))
+    limit = math.ceil(times.total(len(turns)) + _LATE)
+    entries = tuple(entry for entry in job.machines if entry.name in selected.nodes)
+    alone = {"nodes": entries, "spares": None, "timeout": limit, "secrets": (), "processes": 1}
+    log(f"measuring {len(facts)} nodes, {times.total(len(turns)) / 60:.1f} minutes at most")
+    observed = dict(zip(selected.nodes, map(_Observed, fleet.each(_machine_state)), strict=True))
+    interfaces, gpu_names = dict[str, str](), dict[str, Mapping[str, str]]()
+    try:
+        with temporary_run("bench", job.model_copy(update=alone), program, fleet, facts, _code(), {}, log) as plan:
+            interfaces = dict(zip(selected.nodes, plan.rendezvous.interfaces, strict=True))
+            gpu_names = {each.node: _gpu_names(each, facts[each.rank]) for each in plan.nodes}
+            _follow(fleet, plan, observed, limit)
+    except LauncherError as error:
+        if not any(each.text for each in observed.values()):
+            raise
+        notes.append(f"cleanup is incomplete: {error}")  # the containers of a lost node exit on their own
+    return _Measured(observed, interfaces, gpu_names, tuple(notes))
+
+
+def _judge(selected: _Selected, measured: _Measured) -> BenchResult:
+    """Evaluate what was collected. Pure."""
+    observed, names = measured.observed, list(measured.observed)
+    results = [_result(name, names, each, measured.gpu_names.get(name, {})) for name, each in observed.items()]
+    lost = {each.node: why for each in results if (why := _lost(each, observed[each.node]))}
+    ready = {node for each in results for node in each.together}
+    notes = [
+        *measured.notes,
+        *(f"{each.node}: {note}" for each in results for note in each.notes),
+        *(
+            f"{name} was not ready in time and was measured without the others"
+            for name in names
+            if name not in ready | set(lost)
+        ),
+    ]
+    negotiated = {name: each.busy.link.speed / 1000 for name, each in observed.items() if each.busy.link.speed}
+    problems = _problems(observed, selected.nodes)
+    found = verdict.judge(results, problems, Network(measured.interfaces, negotiated), lost)
+    every = tuple(measure for each in results for measure in each.measures)
+    return BenchResult(tuple(names), 0.0, every, tuple(found), selected.skipped, lost, tuple(notes))
 
 
 def _idle(job: Job, engine: Engine) -> tuple[NodeFacts, tuple[str, ...]]:
@@ -158,6 +192,14 @@ def _idle(job: Job, engine: Engine) -> tuple[NodeFacts, tuple[str, ...]]:
         if state.phase is Phase.RUNNING:
             raise NodeUnfit(node.name, f"in use: run {state.labels[labels.RUN]} is running there")
     return node, chosen
+
+
+def _code() -> Snapshot:
+    """Pack the programs, as a run's code."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in _PROGRAMS:
+            Path(folder, name).write_bytes((_SCRIPTS / name).read_bytes())
+        return snapshot(Path(folder))
 
 
 def _notes(nodes: int, turns: int, seconds: float, times: Timetable, least: float) -> list[str]:
@@ -265,9 +307,3 @@ def _lost(result: NodeReport, observed: _Observed) -> str:
     lines = [line for line in observed.text.decode(errors="replace").splitlines() if line and measures.MARK not in line]
     output = lines[-1] if lines else "no output"
     return f"{where}, with exit code {observed.code}: {output[:200]}"
-
-
-def failures(error: LauncherError) -> str:
-    """Return all failures in one line."""
-    every = error.errors if isinstance(error, NodesFailed) else [error]
-    return "; ".join(f"{each.where}: {each.what}" for each in every)
