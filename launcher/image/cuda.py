@@ -1,4 +1,4 @@
-"""Check that a node's NVIDIA driver supports an image's CUDA before a container is created."""
+"""Check that a node's NVIDIA driver and GPUs support an image's CUDA, if possible before the image is pulled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from launcher.errors import NodesFailed, NodeUnfit
-from launcher.image import versions
+from launcher.image import capability, versions
+from launcher.image.capability import NGC
 from launcher.model.facts import NodeFacts
 from launcher.node.engine import Engine
 
@@ -26,39 +27,56 @@ _MINIMUM: dict[Numbers, str] = {
     (9, 2): "396.26",
     (9, 0): "384.81",
 }
-NGC = "nvcr.io/nvidia/pytorch"
 _REQUIRED = re.compile(r"unsatisfied condition: cuda ?>= ?([\d.]+)")
 
 
 @dataclass(frozen=True)
-class DriverVerdict:
-    """Whether a driver supports an image's CUDA. what: the problem, "" if there is none."""
+class CudaVerdict:
+    """Whether a node's driver and GPUs support an image's CUDA. what: the problem, "" if there is none."""
 
     runs: bool = True
     what: str = ""
     fix: str = ""
 
 
-def verdict(node: NodeFacts, cuda: str, image: str) -> DriverVerdict:
-    """Return whether the node's driver supports `cuda`, the image's CUDA version; assumed if either is unknown.
+def verdict(node: NodeFacts, cuda: str, image: str, torch: str = "", variable: str = "") -> CudaVerdict:
+    """Return whether the node's GPUs and driver support `cuda`, the image's CUDA version; assumed where unknown.
 
-    image: "" for plain processes; `cuda` is then the version that the node's torch was built for.
+    image: "" for plain processes; `cuda` is then the version that the node's torch was built for. torch: its version.
+    variable: TORCH_CUDA_ARCH_LIST of the image.
     """
+    found = _driver_verdict(node, cuda, image)
+    least = capability.oldest(image, torch, cuda, variable)
+    for gpu in node.gpus:
+        has = f"GPU {gpu.index}, {gpu.name} (compute capability {gpu.capability})"
+        if capability.older(gpu.capability, least):
+            what = f"{has}, is older than those for which {subject(node, image)} has code: {least} and newer"
+            tag = _newest(node, (999,))
+            other = f"use {NGC}:{tag}, the newest NVIDIA image for this GPU and driver" if tag else ""
+            own = "an older torch or one for an older CUDA: pytorch.org/get-started/previous-versions"
+            return CudaVerdict(runs=False, what=what, fix=other if image and other else f"install {own}")
+        if found.runs and not found.what and (since := capability.known_since(gpu.capability, cuda)):
+            what = f"{has}, is not known to the CUDA {cuda} of {subject(node, image)}, which may fail on it or be slow"
+            found = CudaVerdict(what=what, fix=f"use an image with CUDA {since} or newer")
+    return found
+
+
+def _driver_verdict(node: NodeFacts, cuda: str, image: str) -> CudaVerdict:
     driver, wanted = node.nvidia.driver, _numbers(cuda)
     if not driver or not wanted:
-        return DriverVerdict()
+        return CudaVerdict()
     own, has = _numbers(node.nvidia.cuda), _driver(node)
     if not _runs(driver, wanted):
         if not _listed(driver, image):
             return _too_old(node, cuda, image)
-        return DriverVerdict(
+        return CudaVerdict(
             what=f"{has} supports image {image} on data center GPUs only", fix="on other GPUs, update the driver"
         )
     if own and own[:1] == wanted[:1] and own[:2] < wanted[:2]:
         what = f"{has} is older than the CUDA {cuda} of {subject(node, image)}"
         what += ", which it supports only by minor-version compatibility"
-        return DriverVerdict(what=what, fix="if kernels that are compiled at run time fail, update the driver")
-    return DriverVerdict()
+        return CudaVerdict(what=what, fix="if kernels that are compiled at run time fail, update the driver")
+    return CudaVerdict()
 
 
 def subject(node: NodeFacts, image: str) -> str:
@@ -66,9 +84,9 @@ def subject(node: NodeFacts, image: str) -> str:
     return f"image {image}" if image else f"the torch of {node.python}"
 
 
-def check(nodes: Sequence[NodeFacts], cuda: str, image: str) -> list[str]:
-    """Return notes on these nodes. Raises NodesFailed with every node that has a driver too old for the image."""
-    found = [(node, verdict(node, cuda, image)) for node in nodes]
+def check(nodes: Sequence[NodeFacts], cuda: str, image: str, torch: str = "", variable: str = "") -> list[str]:
+    """Return notes on these nodes. Raises NodesFailed with every node whose driver or GPU is too old for the image."""
+    found = [(node, verdict(node, cuda, image, torch, variable)) for node in nodes]
     if errors := [NodeUnfit(f"node {node.name}", each.what, each.fix) for node, each in found if not each.runs]:
         raise NodesFailed(errors, of=len(nodes))
     return [f"{node.name}: {each.what}; {each.fix}" for node, each in found if each.what]
@@ -101,19 +119,19 @@ def _driver(node: NodeFacts) -> str:
     return f"NVIDIA driver {node.nvidia.driver}{own}"
 
 
-def _too_old(node: NodeFacts, cuda: str, image: str) -> DriverVerdict:
+def _too_old(node: NodeFacts, cuda: str, image: str) -> CudaVerdict:
     driver, wanted, minimum = node.nvidia.driver, _numbers(cuda), _minimum(_numbers(cuda))
-    tag = _newest(driver, wanted)
+    tag = _newest(node, wanted)
     needs = f"a driver for CUDA {cuda}"
     if _numbers(driver) < _numbers(minimum):
         needs = f"{minimum} or newer"
     elif own := _numbers(node.nvidia.cuda):
-        tag = _newest(driver, (own[0], own[1] + 1))
+        tag = _newest(node, (own[0], own[1] + 1))
     what = f"{_driver(node)} is too old for {subject(node, image)} with CUDA {cuda}, which needs {needs}"
     other = f", or use {NGC}:{tag}, the newest NVIDIA image that it supports" if tag else ""
     if not image:
         other = ", or install a torch for an older CUDA: pytorch.org/get-started/previous-versions"
-    return DriverVerdict(runs=False, what=what, fix=f"update the driver{other}")
+    return CudaVerdict(runs=False, what=what, fix=f"update the driver{other}")
 
 
 def _runs(driver: str, cuda: Numbers) -> bool:
@@ -132,11 +150,13 @@ def _minimum(cuda: Numbers) -> str:
     return _MINIMUM.get(cuda[:1]) or _MINIMUM.get(cuda[:2]) or (_MINIMUM[13,] if cuda > (13,) else "0")
 
 
-def _newest(driver: str, below: Numbers) -> str:
-    """Return the tag of the newest NVIDIA image that this driver supports, with a CUDA older than `below`."""
+def _newest(node: NodeFacts, below: Numbers) -> str:
+    """Return the tag of the newest NVIDIA image that this node supports, with a CUDA older than `below`."""
+    driver = node.nvidia.driver
     for release in reversed(versions.releases()):
-        numbers = _numbers(release.cuda)
-        if numbers and numbers[:2] < below[:2] and _runs(driver, numbers):
+        numbers, least = _numbers(release.cuda), capability.of_release(release.tag)
+        known = numbers and numbers[:2] < below[:2] and (not driver or _runs(driver, numbers))
+        if known and not any(capability.older(gpu.capability, least) for gpu in node.gpus):
             return release.tag
     return ""
 

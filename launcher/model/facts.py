@@ -212,6 +212,7 @@ class ImageInfo:
     user: str = ""  # in its config; "" is root
     created: str = ""  # RFC 3339
     cuda: str = ""  # CUDA_VERSION in its environment
+    gpu_code: str = ""  # TORCH_CUDA_ARCH_LIST in its environment
     content: str = ""  # digest of layers and configuration; does not depend on the store, unlike `id`
 
 

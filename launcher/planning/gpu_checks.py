@@ -39,6 +39,8 @@ def of_node(node: NodeFacts, wanted: Gpus, *, isolated: bool) -> Iterator[Check]
         yield from _machine(node)
     if chosen and isolated:
         yield _toolkit(node, chosen)
+        if unreadable := gpus.unreadable_cdi(node):
+            yield Check(node.name, "cdi", Level.WARN, *unreadable)
         if lost := gpus.lost_at_reload(node):
             what = f"with {lost}, containers lose their GPUs on a systemd reload; containers of runs are not affected"
             fix = "install version 1.18 or later on the node, or use CDI: docs/gpu.md"

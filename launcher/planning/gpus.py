@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.errors import InUse, NodeUnfit
 from launcher.job.scalars import Gpus, duration
@@ -15,6 +16,10 @@ LITTLE = 1024  # MiB in use on a GPU that still counts as idle: by the driver, b
 WITHOUT = "run without GPUs: gpus: none"
 CDI = "nvidia.com/gpu"  # the kind of device in a CDI specification
 _OF_THE_DRIVER = ("ctl", "-uvm", "-uvm-tools", "-modeset")
+_CDI_0_7 = (1, 19, 1)  # first Container Toolkit that writes CDI 0.7.0: NVIDIA/cloud-native-docs pull request 419
+# First engines that surely read it: moby pull request 47706 is of April 2024, after 26.0; containers/common 1944, in
+# podman 5.1. podman 4.9.3 does not: nvidia-container-toolkit issues 1860, 1940. Docker before 25 has no CDI at all.
+_READS_CDI_0_7 = {"Docker": (27, 0), "podman": (5, 1)}
 _KEEPS_GPUS = (1, 18)  # first Container Toolkit that does not change a container's device rules without systemd
 
 
@@ -81,6 +86,16 @@ def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
     return tuple(chosen)
 
 
+def only_used(node: NodeFacts, request: Gpus) -> NodeFacts:
+    """Return the node without the GPUs that the request does not select; with all if it cannot be satisfied."""
+    try:
+        chosen = select(node, request)
+    except NodeUnfit:  # said where GPUs are chosen
+        return node
+    used = {device.gpu.uuid for device in devices(node) if device.uuid in chosen}
+    return replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.uuid in used))
+
+
 def _idle(node: NodeFacts, count: int, found: Sequence[Device], problem: GpuFault | None) -> tuple[str, ...]:
     requested = f"{counted(count, 'GPU')} requested"
     if count > len(found):
@@ -134,6 +149,8 @@ def driver(node: NodeFacts, uuids: Sequence[str]) -> str:
     if engine.kind == "podman":
         what = "has GPUs, but podman's Docker API cannot pass them to a container"
         raise NodeUnfit(f"node {node.name}", what, f"use Docker on the node, or {WITHOUT}")
+    if unreadable := unreadable_cdi(node):
+        raise NodeUnfit(f"node {node.name}", f"has GPUs, but {unreadable[0]}", unreadable[1])
     raise NodeUnfit(
         f"node {node.name}",
         "has GPUs, but its Docker engine cannot pass them to a container",
@@ -156,13 +173,31 @@ def device_files(node: NodeFacts, uuids: Sequence[str]) -> tuple[str, ...]:
     return tuple(file for file in wanted if file in node.nvidia.device_files)
 
 
+def unreadable_cdi(node: NodeFacts) -> tuple[str, str] | None:
+    """Return that the engine may not read the Container Toolkit's CDI specification, and the fix; None if it does."""
+    engine, toolkit = node.engine, node.nvidia.toolkit
+    if engine is None or not node.nvidia.cdi_specs or _numbers(toolkit) < _CDI_0_7:
+        return None
+    first, has = _READS_CDI_0_7[engine.kind], _numbers(engine.version)
+    if not has or has >= first or (engine.kind == "Docker" and has < (25,)):
+        return None
+    newer = f"{engine.kind} {'.'.join(map(str, first))}"
+    what = f"{engine.kind} {engine.version} may not read the CDI 0.7.0 that Container Toolkit {toolkit} writes"
+    older = "apt-get install nvidia-container-toolkit=1.19.0-1 and generate the specification again"
+    return what, f"update to {newer} or newer; or on the node: {older}"
+
+
 def lost_at_reload(node: NodeFacts) -> str:
     """Return the toolkit with which containers lose their GPUs when systemd reloads; "" if they keep them."""
     toolkit, engine = node.nvidia.toolkit, node.engine
     if engine is None or engine.cgroup != "systemd" or node.nvidia.toolkit_mode == "cdi":
         return ""
-    numbers = tuple(map(int, toolkit.split(".")[:2])) if toolkit else ()
-    return f"NVIDIA Container Toolkit {toolkit}" if numbers and numbers < _KEEPS_GPUS else ""
+    return f"NVIDIA Container Toolkit {toolkit}" if toolkit and _numbers(toolkit)[:2] < _KEEPS_GPUS else ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def share(uuids: Sequence[str], parts: int, index: int) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from launcher.node import output_folder
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_settled
-from launcher.planning import checks, gpu_checks
+from launcher.planning import checks, gpu_checks, gpus
 from launcher.planning.checks import Check, Level
 from launcher.planning.rendezvous import choose, is_tunnel
 from launcher.run.gpus import with_claims
@@ -153,23 +153,25 @@ def _found(image: Image, locations: ImageLocations, lock: Path | None) -> Check:
 
 
 def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
-    """Check the nodes' drivers against the image's CUDA version, if known without a container. For plain processes:
+    """Check the nodes' drivers and GPUs against the image's CUDA, if known without a container. For plain processes:
     against torch's CUDA version."""
-    wanted = {entry.name for entry in job.machines if job.gpus_of(entry) != "none"}
-    users = [(engine, node) for engine, node in usable if node.gpus and engine.node in wanted]
+    wanted = {entry.name: job.gpus_of(entry) for entry in job.machines}
+    used = [(engine, gpus.only_used(node, wanted[engine.node])) for engine, node in usable if engine.node in wanted]
+    users = [(engine, node) for engine, node in used if node.gpus]
     if not users:
         return
-    name, version = "", ""
+    name, version, torch = "", "", ""
     if job.traits.has_images and job.image is not None:
         name = job.image.base or job.image.ref or ""
         seen = run_all_settled([partial(image_store(engine).inspect, name) for engine, _ in users])
         own = (info.cuda for info in seen if isinstance(info, ImageInfo) and info.cuda)
         version = next(own, "") or cuda.of_name(name)
     elif job.run.command is None:
-        version = image_facts(users[0][0], "", None, ANY_CONTAINER).cuda
-    if version:
-        for _, node in users:
-            found = cuda.verdict(node, version, name)
+        python = image_facts(users[0][0], "", None, ANY_CONTAINER)
+        version, torch = python.cuda, python.torch
+    for _, node in users:
+        found = cuda.verdict(node, version, name, torch)
+        if version or found.what:
             level = Level.FAIL if not found.runs else Level.WARN if found.what else Level.OK
             what = found.what or f"driver {node.nvidia.driver} supports CUDA {version} of {cuda.subject(node, name)}"
             yield Check(node.name, "image", level, what, found.fix)

@@ -22,6 +22,7 @@ from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
+from launcher.planning import gpus
 from launcher.planning.build import Prepared, build, refuse_unfit
 from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
@@ -113,7 +114,7 @@ def inspect_image(
         () if job.image.ref else (f"the image's properties are those of its base {name}; up repairs it if necessary",)
     )
     found = image_facts(fleet.engines[0], name, images[0][0], _container_like(job, facts[0]))
-    return found, limited, (*notes, *_check_cuda(job, facts, found.cuda, name))
+    return found, limited, (*notes, *_check_cuda(job, facts, found.cuda, name, found.torch, images[0][0].gpu_code))
 
 
 def _own_python(
@@ -121,13 +122,15 @@ def _own_python(
 ) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
     """Return the properties of the Python for plain processes, and notes on torch and driver if torch is used."""
     found = image_facts(fleet.engines[0], "", None, _container_like(job, facts[0]))
-    return found, list(facts), tuple([] if job.run.command else _check_cuda(job, facts, found.cuda, ""))
+    return found, list(facts), tuple([] if job.run.command else _check_cuda(job, facts, found.cuda, "", found.torch))
 
 
-def _check_cuda(job: Job, facts: Sequence[NodeFacts], version: str, image: str) -> list[str]:
-    """Apply cuda.check() to the nodes whose GPUs the job uses."""
-    users = [node for entry, node in zip(job.machines, facts, strict=True) if job.gpus_of(entry) != "none"]
-    return cuda.check([node for node in users if node.gpus], version, image)
+def _check_cuda(
+    job: Job, facts: Sequence[NodeFacts], version: str, image: str, torch: str = "", gpu_code: str = ""
+) -> list[str]:
+    """Apply cuda.check() to the nodes with the GPUs that the job uses."""
+    users = [gpus.only_used(node, job.gpus_of(entry)) for entry, node in zip(job.machines, facts, strict=True)]
+    return cuda.check([node for node in users if node.gpus], version, image, torch, gpu_code)
 
 
 def _container_like(job: Job, master: NodeFacts) -> ContainerSpec:
@@ -151,12 +154,13 @@ def make_image(
         locations = ImageLocations(fleet.engines, local, log, on_progress, uses_gpus(job))
         image = ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_file)
     master = fleet.engines[0]
-    _check_cuda(job, facts, image.images[master.node].cuda, name)  # before the first container
+    info = image.images[master.node]
+    _check_cuda(job, facts, info.cuda, name)  # before the first container
     granted, found = run_both(
         partial(fleet.each, lambda engine: engine.granted_ulimits(image.ids[engine.node])),
-        partial(image_facts, master, image.reference, image.images[master.node], _container_like(job, facts[0])),
+        partial(image_facts, master, image.reference, info, _container_like(job, facts[0])),
     )
-    for note in _check_cuda(job, facts, found.cuda, name):
+    for note in _check_cuda(job, facts, found.cuda, name, found.torch, info.gpu_code):
         log(f"note: {note}")
     limited = [
         replace(node, ulimits=limits, image=image.ids[engine.node])

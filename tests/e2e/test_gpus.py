@@ -109,6 +109,20 @@ def test_plain_processes_compare_torchs_cuda_with_the_driver(machine_cli: Cli, t
     machine_cli("plan", process_job(machine_cli))  # its own program may not use torch
 
 
+def test_a_gpu_for_which_torch_has_no_code_is_refused_if_the_job_uses_it(machine_cli: Cli, tmp_path: Path) -> None:
+    machine_cli.program("plain.py")
+    file = process_job(machine_cli, run={"script": "plain.py"})
+    new = {"driver": "580.65.06"}
+    old = Card("0f:00.0", "GPU-b", "Tesla V100-SXM2-32GB", capability="7.0", **new)
+    Machine([Card("07:00.0", "GPU-a", "Tesla T4", capability="7.5", **new), old], cuda="13.4").install(tmp_path / "bin")
+    refused, failed = on_both(machine_cli, file)
+    message = "GPU 1, Tesla V100-SXM2-32GB (compute capability 7.0), is older than those for which the torch of"
+    assert message in refused
+    assert "has code: 7.5 and newer" in refused
+    assert [message in check["what"] for check in failed] == [True]
+    machine_cli("plan", process_job(machine_cli, gpus=[0], run={"script": "plain.py"}))
+
+
 def on_both(cli: Cli, file: Path) -> tuple[str, list[dict[str, str]]]:
     """Return the message of `up` and the failed checks of doctor, if both refuse."""
     with ThreadPoolExecutor() as pool:

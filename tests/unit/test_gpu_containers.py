@@ -217,3 +217,31 @@ def test_doctor_warns_of_a_toolkit_that_loses_gpus(toolkit: str, mode: str, cgro
     facts = machine(dataclasses.replace(LEGACY, cgroup=cgroup), toolkit=toolkit, toolkit_mode=mode)
     told = [check.what for check in gpu_checks.of_node(facts, "all", isolated=True) if check.level is Level.WARN]
     assert [f"with NVIDIA Container Toolkit {toolkit}, containers lose" in what for what in told] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "toolkit", "told"),
+    [
+        ("podman", "4.9.3", "1.19.1", "5.1"),  # nvidia-container-toolkit issue 1860
+        ("podman", "4.9.3", "1.18.2", ""),
+        ("podman", "5.7.0", "1.19.1", ""),  # the same issue 1940
+        ("Docker", "26.1.4", "1.20.0", "27.0"),
+        ("Docker", "27.0.3", "1.20.0", ""),
+        ("Docker", "24.0.7", "1.20.0", ""),  # it has no CDI, and uses the NVIDIA runtime
+        ("Docker", "", "1.20.0", ""),
+        ("Docker", "26.1.4", "", ""),
+    ],
+)
+def test_a_specification_that_an_old_engine_cannot_read_is_named(
+    kind: str, version: str, toolkit: str, told: str
+) -> None:
+    engine = EngineFacts("e", version, False, ("runc", "nvidia"), (), "/var/lib/docker", kind=kind)
+    nvidia = NvidiaFacts(driver="580.65.06", toolkit=toolkit, cdi_specs=("/etc/cdi/nvidia.yaml",))
+    facts = node(0, gpus=1, nvidia=nvidia, engine=engine)
+    found = [check for check in gpu_checks.of_node(facts, "all", isolated=True) if check.name == "cdi"]
+    assert [(check.level, told in check.fix) for check in found] == [(Level.WARN, True)] * bool(told)
+    assert all(f"{kind} {version} may not read the CDI 0.7.0" in check.what for check in found)
+    none = dataclasses.replace(facts, engine=dataclasses.replace(engine, runtimes=("runc",)))
+    if told and kind == "Docker":  # no other way to pass GPUs: the run is refused with this reason
+        with pytest.raises(NodeUnfit, match="may not read the CDI"):
+            gpus.driver(none, gpus.select(none, "all"))

@@ -24,7 +24,7 @@ _CONFIGURATION = (
     *("User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "Healthcheck", "Volumes", "WorkingDir", "OnBuild", "Labels"),
     *("StopSignal", "Shell"),
 )
-_CUDA = "CUDA_VERSION="  # in the environment of NVIDIA's images
+_CUDA, _GPU_CODE = "CUDA_VERSION", "TORCH_CUDA_ARCH_LIST"  # in the environment of NVIDIA's images
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 _PHASES = {phase.value: phase for phase in Phase} | {"removing": Phase.DEAD}
 
@@ -179,6 +179,7 @@ def image_info(found: Mapping[str, Any]) -> ImageInfo:
     # Image stores differ in which fields are missing, null or empty: all of these count as absent
     kept = {key: config[key] for key in _CONFIGURATION if config.get(key)}
     platform = [found.get(key) or "" for key in ("Os", "Architecture", "Variant")]
+    variables = dict(str(text).partition("=")[::2] for text in config.get("Env") or ())
     content = json.dumps([layers, platform, kept, timestamp(found.get("Created"))], sort_keys=True)
     return ImageInfo(
         id=str(found["Id"]),
@@ -191,7 +192,8 @@ def image_info(found: Mapping[str, Any]) -> ImageInfo:
         size=int(found.get("Size") or 0),
         user=str(config.get("User") or ""),
         created=str(found.get("Created") or ""),
-        cuda=next((text[len(_CUDA) :] for text in config.get("Env") or () if str(text).startswith(_CUDA)), ""),
+        cuda=variables.get(_CUDA, ""),
+        gpu_code=variables.get(_GPU_CODE, ""),
         content=hashlib.sha256(content.encode()).hexdigest(),
     )
 
