@@ -70,13 +70,13 @@ def full_report(engine: Engine, info: ImageInfo, reference: str, *, gpus: bool =
     name = cache.key(info.id, engine.host, asset("probe.py"), gpus)
     kept = cache.get("full", name)
     if kept is None:
-        like = _with_a_gpu(engine) if gpus else ANY_CONTAINER
+        like = with_a_gpu(engine) if gpus else ANY_CONTAINER
         kept = run(engine, info.id, reference, _argv("full"), like, FULL_TIMEOUT)
         cache.put("full", name, kept)
     return Report.from_json(kept)
 
 
-def _with_a_gpu(engine: Engine) -> ContainerSpec:
+def with_a_gpu(engine: Engine) -> ContainerSpec:
     """Return a spec with an idle GPU, or none: on a GPU in use the image might run out of memory."""
     node = engine.facts()
     with contextlib.suppress(NodeUnfit):  # no NVIDIA Container Toolkit: check on the CPU only

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from launcher.errors import ImageUnfit
-from launcher.image import names
+from launcher.image import names, packages
 from launcher.image.builder import Repair, build
 from launcher.image.distribution import node_that_can_pull, pull
 from launcher.image.faults import KEEP, Report, decide, find_faults
-from launcher.image.image_locations import ImageLocations, having, same_image
+from launcher.image.image_locations import ImageLocations, having, image_store, same_image
 from launcher.image.lock import Lock
 from launcher.image.probe import full_report
 from launcher.job.parts import Image
@@ -79,14 +79,25 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
     builder, log, base = repair.builder, locations.log, repair.lock.base
     log(f"image {tag}: building on {locations.describe(builder)} from {base}: {repair.lock.why}")
     built = build(repair, tag, job, local=builder.host == LOCAL, log=log)
-    if repair.lock.torch:
-        after = probe_image(builder, built, tag, log, gpus=locations.gpus)
-        verdict = ImageVerdict(tag, after, probe_image(builder, repair.info, base, log, gpus=locations.gpus))
+    try:
+        _verify(repair, built, tag, locations)
+    except ImageUnfit:
+        image_store(builder).remove(tag)  # the next run would find and use it
+        raise
+    return built
+
+
+def _verify(repair: Repair, built: ImageInfo, tag: str, locations: ImageLocations) -> None:
+    builder, log, gpus, lock = repair.builder, locations.log, locations.gpus, repair.lock
+    if lock.torch:
+        after = probe_image(builder, built, tag, log, gpus=gpus)
+        verdict = ImageVerdict(tag, after, probe_image(builder, repair.info, lock.base, log, gpus=gpus))
         for what, before, now in verdict.rows():
             if before != now:
                 log(f"image {tag}: {what}: {before} -> {now}")
         verdict.check()
-    return built
+    if lock.packages:
+        packages.check(repair, built, tag, log, gpus=gpus)
 
 
 def probe_image(engine: Engine, info: ImageInfo, name: str, log: Log, *, gpus: bool = True) -> Report:

@@ -1,5 +1,6 @@
 """Broken images are repaired, or refused with the name of the fault: on real engines, with real torch."""
 
+import base64
 import dataclasses
 import os
 import re
@@ -84,6 +85,36 @@ def test_packages_on_a_kept_base_are_built_once_and_give_the_same_name(local):
     info = local.images.inspect(first.reference)
     assert info.labels[names.OCI_BASE_NAME] == "launcher-bed-train"
     assert info.labels[names.WHY] == "image.torchvision is keep: nothing was checked"
+
+
+# Writes a wheel that installs, and whose import fails as that of one that was compiled for another torch.
+BROKEN = r"""
+import zipfile
+info = "broken-1.0.dist-info"
+with zipfile.ZipFile("/broken-1.0-py3-none-any.whl", "w") as wheel:
+    wheel.writestr("broken/__init__.py", "raise ImportError('broken_C.so: undefined symbol: _ZN3c10')")
+    wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in [*wheel.namelist(), f"{info}/RECORD"]))
+"""
+
+
+def test_a_package_that_cannot_be_imported_is_refused_and_not_used_by_the_next_run(local):
+    program = base64.b64encode(BROKEN.encode()).decode()
+    base = standins.on_top("launcher-bed-train", "launcher-bed-broken", f"RUN echo {program} | base64 -d | python3 -")
+    requested = image(base=base, torchvision="keep", packages=["six", "broken @ file:///broken-1.0-py3-none-any.whl"])
+    for _ in range(2):
+        log = Log()
+        with pytest.raises(
+            ImageUnfit, match="package broken cannot be imported: import broken: ImportError"
+        ) as refusal:
+            ensure(requested, ImageLocations([local], local, log), job=JOB)
+        assert refusal.value.exit_code == 4
+        assert "import broken: ImportError: broken_C.so: undefined symbol: _ZN3c10" in str(refusal.value)
+        assert "image.packages" in refusal.value.next_step
+        assert any("importing six, broken" in str(line) for line in log)
+    assert local.images.list({names.JOB: JOB}) == []
+    docker("image", "rm", "-f", base)
 
 
 def test_a_node_builds_with_the_classic_builder_if_the_caller_has_no_docker(clean_bed):
