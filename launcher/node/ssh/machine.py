@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import paramiko
 
@@ -23,6 +24,47 @@ _EXIT_TIMEOUT = 10.0  # seconds: the exit status follows the end of the output
 _FULL_TIMEOUT = 1.0  # seconds that sshd may take to release sessions that have ended
 _FULL_PAUSE = 0.05
 _PROHIBITED = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED, RFC 4254 5.1
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A channel on which the command was started."""
+
+    channel: paramiko.Channel
+
+
+@dataclass(frozen=True)
+class Busy:
+    """sshd refused another session on this connection, which it still serves."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The request failed. ended: because the connection is lost, so that nothing was started."""
+
+    error: Exception
+    ended: bool
+
+
+def _request(transport: paramiko.Transport, command: str, timeout: float) -> Opened | Busy | Lost:
+    """Try once to start a command on a new channel, within `timeout` seconds for each step."""
+    asked = time.monotonic()
+    try:
+        channel = transport.open_channel("session", timeout=timeout)
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        # not always a ChannelException: paramiko keeps one for all channels refused at the same time
+        refused = isinstance(error, paramiko.SSHException) and time.monotonic() - asked < timeout
+        return Busy(error) if refused and transport.is_active() else Lost(error, has_ended(transport))
+    try:
+        channel.settimeout(timeout)
+        channel.exec_command(command)
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # the connection may be lost
+            channel.close()
+        return Lost(error, has_ended(transport))
+    return Opened(channel)
 
 
 class SshStream:
@@ -203,32 +245,21 @@ class SshMachine(Machine):
         """
         connection, replaced, began = self._connection, False, time.monotonic()
         while True:
-            transport, asked = self._transport(connection), time.monotonic()
-            channel: paramiko.Channel | None = None
-            try:
-                channel = transport.open_channel("session", timeout=timeout)
-                channel.settimeout(timeout)
-                channel.exec_command(command)
-            except (paramiko.SSHException, EOFError, OSError) as error:
-                # not always a ChannelException: paramiko keeps one for all channels refused at the same time
-                refused = channel is None and isinstance(error, paramiko.SSHException)
-                if refused and transport.is_active() and time.monotonic() - asked < timeout:
-                    full = connection.full = connection.full or time.monotonic() - began > _FULL_TIMEOUT
-                    if full and connection.index < CHANNELS - 1:
+            match _request(self._transport(connection), command, timeout):
+                case Opened(channel=channel):
+                    return channel
+                case Lost(error=error, ended=ended):
+                    if replaced or not ended:
+                        raise self.lost(error) from error
+                    replaced = True
+                case Busy(error=error):
+                    connection.full = connection.full or time.monotonic() - began > _FULL_TIMEOUT
+                    if connection.full and connection.index < CHANNELS - 1:
                         connection, began = connection.next(), time.monotonic()
-                    elif full or connection.closed.wait(_FULL_PAUSE):
+                    elif connection.full or connection.closed.wait(_FULL_PAUSE):
                         what = f"its sshd refuses sessions: {getattr(error, 'text', '') or error}"
                         fix = f"set MaxSessions to {CHANNELS + 2} in its sshd_config"
                         raise NodeUnreachable(self.node, what, fix) from error
-                    continue
-                if channel:
-                    with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # the connection may be lost
-                        channel.close()
-                if replaced or not has_ended(transport):
-                    raise self.lost(error) from error
-                replaced = True
-            else:
-                return channel
 
     def lost(self, error: Exception) -> NodeUnreachable:
         """Return the error for a connection that was lost during a call."""
