@@ -192,39 +192,59 @@ def _gather(rules: Rules, me: State, alive: Mapping[str, State], now: float) -> 
     """Return the next state while idle: wait for more nodes or for the proposal of another node, then propose."""
     if any(other.phase == RUNNING for other in alive.values()):
         return replace(me, since=now, hopeful=now)  # this node may be needed when that generation ends
-    free = {name: other for name, other in alive.items() if other.phase in MEETING}
-    free[me.node] = me
-    highest = max(other.generation for other in free.values())
-    ends = history((other.joined, other.ends) for other in free.values())
+    here = {name: other for name, other in alive.items() if other.phase in MEETING}
+    here[me.node] = me
+    ends = history((other.joined, other.ends) for other in here.values())
     out = sitting_out(ends)
-    for name in out:
-        rest = {other: state for other, state in free.items() if other != name}
-        if name in free and len(_largest(rules, rest)) >= rules.least:
-            free = rest
+    free = _choose(rules, here, out)
     if me.node not in free:
         return replace(me, members=(), since=now, hopeful=now)
     members = _members(rules, me.node, free)
     if members != me.members:
         me = replace(me, members=members, since=now)
     if len(members) < rules.least:
-        if now - me.hopeful > QUORUM_TIME * rules.lost_after:
-            found = ", ".join(members)
-            what = f"only {found} of at least {rules.least} nodes can be reached from this node"
-            return _end(me, now, what, last=True)
-        return me
-    patience = rules.fresh if highest else FIRST_TIME * rules.lost_after
-    needed = any(name in out for name in members)
-    if needed:  # too few other nodes, but more may return
-        patience = rules.lost_after
-    before = sum(rules.order.index(name) < rules.order.index(me.node) for name in free)
-    waited = 0.0 if members == rules.order[: rules.size] and not needed else patience
+        return _too_few(rules, me, now)
     me = replace(me, hopeful=now)
-    if now - me.since < waited + before * rules.lost_after:
+    highest = max(other.generation for other in here.values())
+    if now - me.since < _my_turn(rules, me, free, out, highest):
         return me
     hopeless = _hopeless(rules, ends, free)
     if hopeless:
         return _end(replace(me, over=True), now, hopeless, last=True)
-    return _enter(replace(me, generation=highest + 1, by=me.node, members=members, ends=ends), PROPOSING, now)
+    return _enter(replace(me, generation=highest + 1, by=me.node, ends=ends), PROPOSING, now)
+
+
+def _choose(rules: Rules, here: Mapping[str, State], out: Iterable[str]) -> Mapping[str, State]:
+    """Return the nodes that may become members: without those that sit out, while enough others remain."""
+    for name in out:
+        rest = {other: state for other, state in here.items() if other != name}
+        if name in here and len(_largest(rules, rest)) >= rules.least:
+            here = rest
+    return here
+
+
+def _too_few(rules: Rules, me: State, now: float) -> State:
+    """Return the next state without a quorum: after a long time, the node gives up."""
+    if now - me.hopeful <= QUORUM_TIME * rules.lost_after:
+        return me
+    found = ", ".join(me.members)
+    what = f"only {found} of at least {rules.least} nodes can be reached from this node"
+    return _end(me, now, what, last=True)
+
+
+def _my_turn(rules: Rules, me: State, free: Mapping[str, State], out: Iterable[str], highest: int) -> float:
+    """Return for how many seconds the possible members must be the same before this node may propose them.
+
+    Each node that precedes it may propose first. highest: the newest generation that any of them knows.
+    """
+    before = sum(rules.order.index(name) < rules.order.index(me.node) for name in free)
+    if any(name in out for name in me.members):
+        patience = rules.lost_after  # too few other nodes, but more may return
+    elif me.members == rules.order[: rules.size]:
+        patience = 0.0  # there is nobody to wait for
+    else:
+        patience = rules.fresh if highest else FIRST_TIME * rules.lost_after
+    return patience + before * rules.lost_after
 
 
 def _hopeless(rules: Rules, ends: tuple[End, ...], free: Mapping[str, State]) -> str:
