@@ -207,8 +207,7 @@ class Screen(Reporter):
                 self._progress = training_progress([*before, {"time": time.time(), **fields}])
                 self._refresh()
             case messages.Tick():
-                if text := self.first.message(time.monotonic()):
-                    self.log(text)
+                self._tick()
             case messages.NodeEnded(node, state) if state.exit_code != 0:
                 self._held.failing = True
                 unknown = "ended without a record of its exit code"
@@ -226,6 +225,8 @@ class Screen(Reporter):
             case messages.NodeBack(node):
                 self.silent.pop(node, None)
                 self.log(f"{node}: connected again")
+            case messages.Gradients(how):
+                self.log(how)
             case messages.NotCollected(reason):
                 self._complete = False
                 self.warn(f"not downloaded: {reason}")
@@ -241,6 +242,10 @@ class Screen(Reporter):
                 self._show_wait(message)
             case messages.NodeStopped(node, by):
                 self.log(f"{node}: {by} is stopping the run from another terminal")
+
+    def _tick(self) -> None:
+        if text := self.first.message(time.monotonic()):
+            self.log(text)
 
     def _show_wait(self, message: messages.NodeWaits) -> None:
         self.first.wait(time.monotonic(), queued=message.queued)

@@ -137,6 +137,8 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     progress = [] if seen.progress is None else [Text("  ".join(seen.progress.parts()), style="cyan")]
     if seen.progress is not None and seen.progress.slow:
         progress.append(Text(seen.progress.slow, style="yellow"))
+    if seen.gradients:
+        progress.append(Text(seen.gradients, style="dim"))
     if seen.world is not None:
         progress.insert(0, Text(seen.world.text))
     rest = [Text(left_out, style="dim")] if left_out else []

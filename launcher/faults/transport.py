@@ -1,7 +1,7 @@
 """How gradients travel between the nodes of a run, read from NCCL's own log of its start. Pure.
 
-The log is that of NCCL_DEBUG=INFO with the subsystems INIT, ENV and NET, a file for each process. Its lines differ
-between versions and network plugins (2.18 to 2.29 were read), so unknown ones mean nothing.
+The log is that of NCCL_DEBUG=INFO with the subsystems INIT, ENV and NET. Its lines differ between versions and network
+plugins (2.18 to 2.29 were read), so unknown ones mean nothing.
 """
 
 from __future__ import annotations
@@ -58,21 +58,17 @@ Port = tuple[str, str]  # its card, and the link: mlx5_0, RoCE
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What the log of one process says. All fields are empty if it has not come that far."""
+    """What the logs of a node's processes say. All fields are empty if these have not come that far."""
 
     version: str = ""  # "2.27.6"
     network: str = ""  # "IB", "Socket", or the name of a plugin: "IBext_v8", "AWS Libfabric"
     ports: Mapping[int, Sequence[Port]] = field(default_factory=dict)  # of each RDMA device, by its number
     interfaces: Mapping[int, str] = field(default_factory=dict)  # for sockets, by number
     provider: tuple[str, int] = ("", 0)  # of libfabric, and the number of its cards
-    used: frozenset[int] = frozenset()  # numbers of the devices that connect it to other nodes
+    used: frozenset[int] = frozenset()  # numbers of the devices with connections to other nodes
     direct: bool | None = None  # whether all these connections use GPUDirect; None: there is none yet
     no_direct: bool = False  # GPUDirect is impossible with one of the devices
     reason: Cause | None = None  # why no RDMA device is used
-
-    @property
-    def over_tcp(self) -> bool:
-        return self.network == "Socket"
 
 
 @dataclass(frozen=True)
@@ -84,10 +80,10 @@ class Wires:
 
 
 def parse(text: str) -> NcclLog:
-    """Parse the log of a process. Text that is torn, unknown or not of NCCL is accepted."""
+    """Parse the logs of a node's processes, the newest last. Text that is torn, unknown or not of NCCL is accepted."""
     networks = _NETWORK.findall(text)
     connections = _CONNECTION.findall(text)
-    # The last communicator counts: a process may restart in the same container, or NCCL fall back to another network.
+    # The last communicator counts: NCCL may have fallen back to another network.
     network = networks[-1] if networks else connections[-1][0] if connections else ""
     own = [(int(number), bool(direct)) for name, number, direct in connections if name == network]
     provider = _PROVIDER.search(text)
@@ -128,74 +124,66 @@ def _reason(text: str) -> Cause | None:
     return Cause("NCCL sees no RDMA device with an active port", fix)
 
 
-def sentence(logs: Mapping[str, Sequence[NcclLog]], wires: Mapping[str, Wires]) -> str:
+def sentence(logs: Mapping[str, NcclLog], wires: Mapping[str, Wires]) -> str:
     """Return `gradients: RoCE on mlx5_0, mlx5_1, GPUDirect`, or "" while it is not known.
 
-    logs: of each node's processes. If the nodes differ, each way is preceded by the nodes that use it.
+    logs: by node. If the nodes differ, each way is preceded by the nodes that use it.
     """
     ways: dict[str, list[str]] = {}
-    for node, own in logs.items():
-        if way := _way(own, wires.get(node, Wires())):
-            ways.setdefault(way, []).append(node)
+    for node, log in logs.items():
+        if log.network:
+            ways.setdefault(_way(log, wires.get(node, Wires())), []).append(node)
     if not ways:
         return ""
     alike = len(ways) == 1 and len(logs) == sum(map(len, ways.values()))
     return "gradients: " + "; ".join(way if alike else f"{_listed(nodes)}: {way}" for way, nodes in ways.items())
 
 
-def settled(logs: Mapping[str, Sequence[NcclLog]]) -> bool:
+def settled(logs: Mapping[str, NcclLog]) -> bool:
     """Whether every node has connected to others, so that the sentence will not change."""
-    return bool(logs) and all(any(log.used for log in own) for own in logs.values())
+    return all(log.used for log in logs.values())
 
 
-def _way(logs: Sequence[NcclLog], wires: Wires) -> str:
-    """Describe the way of one node, whose processes may use different devices."""
-    known = [log for log in logs if log.network]
-    if not known:
-        return ""
-    if any(log.over_tcp for log in known):  # the slowest process limits all
-        return _tcp([log for log in known if log.over_tcp], wires)
-    connected, named = any(log.used for log in known), dict[str, list[str]]()
-    for log in known:
-        for number in sorted(log.used if connected else log.ports):
-            for name, link in log.ports.get(number, ()):
-                named.setdefault(LINKS.get(link, "RDMA"), []).append(name)
+def _way(log: NcclLog, wires: Wires) -> str:
+    if log.network == "Socket":
+        return _tcp(log, wires)
+    named: dict[str, list[str]] = {}
+    for number in sorted(log.used or log.ports):
+        for name, link in log.ports.get(number, ()):
+            named.setdefault(LINKS.get(link, "RDMA"), []).append(name)
     if not named:
-        return _by_plugin(known)
+        return _by_plugin(log)
     devices = "; ".join(f"{link} on {_listed(names)}" for link, names in named.items())
-    return f"{devices}{_direct(known)}"
+    return f"{devices}{_direct(log)}"
 
 
-def _tcp(logs: Sequence[NcclLog], wires: Wires) -> str:
-    seen = [(log.used, number, name) for log in logs for number, name in log.interfaces.items()]
-    names = sorted({name for used, number, name in seen if not used or number in used})
+def _tcp(log: NcclLog, wires: Wires) -> str:
+    names = [name for number, name in log.interfaces.items() if not log.used or number in log.used]
     shown = _listed(f"{name} ({wires.speeds[name]:g} Gb/s)" if name in wires.speeds else name for name in names)
     way = f"{TCP} on {shown}" if shown else TCP
     if not wires.active:  # nothing better is known to exist
         return way
     way += f", although {_listed(wires.active)} {'is' if len(wires.active) == 1 else 'are'} active"
-    reason = next((log.reason for log in logs if log.reason), None)
-    return f"{way}: {reason.what} -> {reason.fix}" if reason else f"{way}: {_DOCTOR}"
+    return f"{way}: {log.reason.what} -> {log.reason.fix}" if log.reason else f"{way}: {_DOCTOR}"
 
 
-def _by_plugin(logs: Sequence[NcclLog]) -> str:
+def _by_plugin(log: NcclLog) -> str:
     """Describe a network of a plugin, whose devices NCCL does not name."""
-    provider, cards = logs[0].provider
+    provider, cards = log.provider
     if provider == "efa":
-        return f"EFA on {cards} cards{_direct(logs)}"
+        return f"EFA on {cards} cards{_direct(log)}"
     if provider.startswith("tcp"):
         return f"{TCP} by libfabric, which finds no EFA device -> {_DOCTOR}"
-    name = "RDMA" if logs[0].network.startswith("IB") else f"{logs[0].network} (a network plugin of NCCL)"
-    return f"{name}{_direct(logs)}"
+    name = "RDMA" if log.network.startswith("IB") else f"{log.network} (a network plugin of NCCL)"
+    return f"{name}{_direct(log)}"
 
 
-def _direct(logs: Sequence[NcclLog]) -> str:
-    seen = [log.direct for log in logs if log.direct is not None]
-    if seen and all(seen):
+def _direct(log: NcclLog) -> str:
+    if log.direct:
         return ", GPUDirect"
-    if any(log.no_direct for log in logs):
+    if log.no_direct:
         return f", without GPUDirect: {_WITHOUT_DIRECT.what} -> {_WITHOUT_DIRECT.fix}"
-    return ", without GPUDirect" if seen else ""
+    return "" if log.direct is None else ", without GPUDirect"
 
 
 def _listed(names: Iterable[str]) -> str:

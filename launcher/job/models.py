@@ -118,7 +118,7 @@ class Job(Part):
     env: fields.Env = Field(
         default={},
         description="Environment variables, passed as written: `~` and `${HOME}` are not expanded.",
-        examples=[{"NCCL_DEBUG": "WARN"}],
+        examples=[{"OMP_NUM_THREADS": "4"}],
     )
     secrets: tuple[Secret, ...] = Field(
         default=(),

@@ -18,6 +18,9 @@ from launcher.planning import command, gpus
 from launcher.planning.command import Context
 
 INFINIBAND = "/dev/infiniband"
+# If a job sets none of these, NCCL writes how it starts to a file of each process, from which run.gradients says how
+# the gradients travel. ENV has the settings that it found, also the image's: the reason why it may use no RDMA device.
+NCCL_LOG = {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"}
 FOR_THE_HOST = 8 << 30  # bytes of a memory that CPU and GPU share: a machine whose memory is full hangs
 
 
@@ -131,6 +134,10 @@ def _environment(
         "GLOO_SOCKET_IFNAME": interface,
         "TP_SOCKET_IFNAME": interface,
     }
+    own = job.env_of(entry)
+    if uuids and len({machine.host for machine in job.machines}) > 1 and not NCCL_LOG & own.keys():
+        log = posixpath.join(output, "logs", f"{entry.name}.nccl.%p")
+        env |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET", "NCCL_DEBUG_FILE": log}
     if not uuids:
         sharing = sum(other.host == entry.host for other in job.machines)  # nodes of the job on this machine
         env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (processes * sharing)))
@@ -146,7 +153,7 @@ def _environment(
         env |= _known_nodes(context, processes)
     elif job.run.command is not None:
         env |= command.bare(meeting.address, meeting.port, nodes=len(job.nodes), rank=rank)
-    return env | job.env_of(entry)
+    return env | own
 
 
 def labelled(

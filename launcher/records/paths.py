@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from launcher.elastic.generations import GENERATIONS
@@ -45,6 +46,7 @@ class NodePaths:
         self.attempts = f"{output}/state/{node}.attempts"  # launcher.run.attempts
         self.error = f"{output}/errors/{node}.json"  # torchrun's error file: the first worker's exception
         self.metrics = f"{output}/metrics.jsonl"
+        self.nccl_names = re.escape(node) + r"\.nccl\.[0-9]{1,10}"  # in logs/: NCCL's log of each process
 
     def rank_log(self, rank: int) -> str:
         return f"{self.output}/logs/rank-{rank}.log"

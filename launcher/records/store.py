@@ -43,12 +43,14 @@ _RESULT = {
     ],
     "last": dict,
     "stopped_by": str | None,
+    "gradients": str,
     "resume": str | None,
 }
 _CONTAINER = {
     "image": str,
     "argv": [str],
     "env": {},
+    "gpus": [str],
     "mounts": [{}],
     "layout": {"code": str, "output": str},
     "user": str,
@@ -288,6 +290,11 @@ class Record:
         at = next((index for index, node in enumerate(self.nodes()) if node.rank == rank), None)
         found: dict[str, Any] = {} if at is None else checked.fitting(self._plan["nodes"][at]["container"], _CONTAINER)
         return found
+
+    def interfaces(self) -> dict[int, tuple[str, str]]:
+        """The planned interface and address of each node, by rank; {} in a rebuilt record."""
+        found = checked.fitting(self._plan.get("rendezvous", {}), {"interfaces": [str], "addresses": [str]})
+        return dict(enumerate(zip(found.get("interfaces", ()), found.get("addresses", ()), strict=False)))
 
     @property
     def min_nodes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -11,6 +12,7 @@ from launcher.model.container import WORKDIR
 EVENTS = "*.tfevents.*"  # names of TensorBoard's files
 RECORDINGS = "flight_recorder"  # folder of the recordings of ranks that hang (launcher.hangs)
 # folders and files of experiment trackers, which work offline
+_NCCL = re.compile(r"\.nccl\.[0-9]{1,10}$")  # written anew by a process with the same PID after a restart
 TRACKERS = ("wandb", "mlflow.db", "mlruns", ".trackio")
 
 
@@ -44,6 +46,8 @@ def want(path: str, *, checkpoints: bool = False, trackers: bool = False) -> Wan
         return Want(path, grows=False) if checkpoints or (trackers and parts[2] in TRACKERS) else None
     if trackers and parts[0] in TRACKERS:
         return Want(path, grows=False)
+    if parts[0] == "logs" and _NCCL.search(parts[-1]):
+        return Want(path, grows=False, text=True)
     if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state")):
         return Want(path, grows=True, text=True)
     if len(parts) > 2 and parts[0] == generations.GENERATIONS:

@@ -25,6 +25,7 @@ class Printed:
     metrics: bytes = b""
     denied: bytes = b""
     use: bytes | None = None
+    nccl: bytes = b""  # lines of NCCL's logs
 
 
 def print_cluster(attached: Attached, nodes: Sequence[NodeOfRun]) -> dict[str, Printed]:

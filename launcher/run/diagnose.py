@@ -180,7 +180,7 @@ def _describe(evidence: Evidence, known: Mapping[str, str]) -> Failure:
     else:
         log = evidence.rank_logs.get(rank, evidence.log) if rank is not None else evidence.log
         about = {**known, "node": evidence.node.name, "code": str(_code(evidence))}
-        if cause := of_output(output, log, about):
+        if cause := of_output(output, f"{log}\n{evidence.nccl}", about):
             what, fix = f"{what}: {cause.what}", cause.fix
         elif named := error_line(output)[:LONGEST_ERROR]:
             what = f"{what}: {named}"

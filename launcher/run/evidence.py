@@ -12,6 +12,7 @@ from launcher.local_files import open_regular, parse_object
 from launcher.model.container import ContainerState
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
+from launcher.run import gradients
 from launcher.run.attempts import LIMIT, Attempt, Ended, give_up_reason, parse, parse_ended, parse_worlds
 
 TAIL = 256 << 10
@@ -36,6 +37,7 @@ class Evidence:
     rank_logs: Mapping[int, str]  # the ends of its workers' logs, by rank
     attempts: tuple[Attempt, ...] = ()
     ended: Ended | None = None  # in a job with min_nodes
+    nccl: str = ""  # NCCL's own logs of its last attempt, to which its warnings go too
     give_up_reason: str = ""  # why it is not restarted although `restarts` is not used up
 
     @property
@@ -71,6 +73,7 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
         error=_worker_error(_end_of(paths.error, LIMIT)),
         rank_logs={r: _end_of(str(file)).decode("utf-8", "replace") for r, file in files.items() if file.is_file()},
         attempts=parse(tried),
+        nccl=gradients.collected(root, [node])[node.name],
         ended=parse_ended(tried),
         give_up_reason=give_up_reason(tried),
     )

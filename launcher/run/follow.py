@@ -26,7 +26,7 @@ from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.records.collect import Collected, collect, output_folders
 from launcher.records.store import NodeOfRun
-from launcher.run import messages
+from launcher.run import gradients, messages
 from launcher.run.followed import Followed, FollowedFiles
 from launcher.run.locate import Attached
 from launcher.run.messages import Message, RankZeroMoved
@@ -289,7 +289,7 @@ class Follow:
 
     def _collect(self) -> None:
         """Collect TensorBoard logs and other files periodically, and all files of an ended node immediately."""
-        pause, missed = COLLECT_EVERY, dict[str, str]()
+        pause, missed, how = COLLECT_EVERY, dict[str, str](), ""
         while left := [node for node in self._nodes if not node.collected.is_set()]:
             self._due.wait(pause)
             self._due.clear()
@@ -301,6 +301,8 @@ class Follow:
             record = self._attached.record
             results = collect(folders, record.paths.root, mask=record.mask, code=record.sent_code)
             new = any(isinstance(result, Collected) and result.moved for result in results)
+            if new and not how and (how := gradients.line(record)):
+                self._put(messages.Gradients(how))
             pause = COLLECT_EVERY if new else min(2 * pause, COLLECT_SELDOM)
             outcomes = {name: result for folder, result in zip(folders, results, strict=True) for name in folder.nodes}
             for node in ended:

@@ -117,6 +117,13 @@ class NodeOver(Message):
 
 
 @dataclass(frozen=True)
+class Gradients(Message):
+    """All nodes are connected: how their gradients travel."""
+
+    how: str
+
+
+@dataclass(frozen=True)
 class NotCollected(Message):
     """A node's file that could not be collected at the end, or could not be written locally."""
 

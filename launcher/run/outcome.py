@@ -21,7 +21,7 @@ from launcher.node import trees
 from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record, read_json_lines
-from launcher.run import messages
+from launcher.run import gradients, messages
 from launcher.run.attempts import reasons
 from launcher.run.diagnose import Failure, first_failure, is_victim
 from launcher.run.evidence import Evidence, collective_failed, gather
@@ -59,6 +59,7 @@ class Outcome:
     nodes: tuple[NodeResult, ...] = ()
     last: Mapping[str, Any] = field(default_factory=dict)  # the last epoch's line of metrics.jsonl
     stopped_by: str | None = None  # user@host of another terminal or machine that stopped it
+    gradients: str = ""  # how they travelled between the nodes; "" if unknown
     resume: str | None = None  # after a failure that left a checkpoint: which one, and the command that continues it
 
     @property
@@ -80,6 +81,7 @@ class Outcome:
             nodes=tuple(node for node in nodes if node is not None),
             last=found.get("last", {}),
             stopped_by=found.get("stopped_by"),
+            gradients=found.get("gradients", ""),
             resume=found.get("resume"),
         )
 
@@ -181,6 +183,7 @@ def conclude(
         ),
         last=last_epoch(record.paths.metrics),
         stopped_by=stopped_by,
+        gradients=gradients.line(record),
         resume=resume,
     )
 

@@ -24,7 +24,7 @@ from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
-from launcher.run import attempts
+from launcher.run import attempts, gradients
 from launcher.run.attempts import World
 from launcher.run.cluster_status import Printed, print_cluster
 from launcher.run.locate import Attached, engine_of
@@ -33,10 +33,12 @@ from launcher.run.state import RunState, recorded_end, state_of
 TAIL = 8192  # bytes read from the end of a log or of the metrics
 _MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
 _NUMBER = re.compile("[0-9]{1,15}")
+_NCCL = "Using network|NET/|NCCL_IB|NCCL_NET|libibverbs"  # lines that run.gradients needs
+NCCL_MOST = 65536  # bytes of them, of each process
 LIMIT = 20.0  # seconds for the query of one node
 # Reads a node's files and utilization in one round trip. $1: a random separator before each part, which no program
 # prints. $2: the output folder, and in it $3: log, $4: attempts, $5: metrics, or "" (with min_nodes: those of the
-# newest generation); $6: "" if the run has ended.
+# newest generation); $6: "" if the run has ended; $7: logs/NODE.
 _SCRIPT = f"""{BELOW}
 LC_ALL=C
 export LC_ALL
@@ -51,6 +53,10 @@ echo; echo "$1"; below "$metrics" tail -c {TAIL} 2>/dev/null
 echo; echo "$1"; below "$3" true 2>&1 | grep "Permission denied"
 echo; echo "$1"
 [ -n "$6" ] || exit 0
+for one in "$root/$7".nccl.*; do # of this start of the processes: the program changes neither file later
+  if [ "$one" -nt "$root/$4" ]; then below "${{one#"$root/"}}" grep -aE '{_NCCL}' | head -c {NCCL_MOST}; fi
+done 2>/dev/null
+echo; echo "$1"
 grep -E '^Mem(Total|Available):' /proc/meminfo
 command -v nvidia-smi >/dev/null || exit 0
 set -- nvidia-smi --query-gpu=uuid,utilization.gpu,memory.used,memory.total --format=csv,noheader,nounits
@@ -113,6 +119,7 @@ class RunStatus:
     result: Mapping[str, Any] | None  # the record's result.json
     world: World | None = None  # newest generation of a job with min_nodes
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" if unknown
+    gradients: str = ""  # how they travel between the nodes; "" if unknown
 
     @property
     def ended(self) -> bool:
@@ -133,6 +140,7 @@ class _Answer:
     state: ContainerState | None
     metrics: bytes  # end of the metrics, from a node that may have rank 0
     worlds: tuple[World, ...]
+    nccl: bytes  # lines of NCCL's logs
 
 
 def run_status(attached: Attached) -> RunStatus:
@@ -154,6 +162,7 @@ def run_status(attached: Attached) -> RunStatus:
         recorded=recorded_end(result),
     )
     world = attempts.newest({answer.row.node: answer.worlds for answer in answers})
+    nccl = {answer.row.node: answer.nccl.decode("utf-8", "replace") for answer in answers}
     metrics = {answer.row.node: answer.metrics for answer in answers if answer.metrics}
     newest_first = [metrics[node] for node in (world.members if world else metrics) if node in metrics]
     lines = [parse_object(line) for line in newest_first[0].splitlines()] if newest_first else []
@@ -166,6 +175,7 @@ def run_status(attached: Attached) -> RunStatus:
         world=world,
         result=result,
         started_by=attached.started_by,
+        gradients=str((result or {}).get("gradients", "")) or gradients.line(attached.record, nccl),
     )
 
 
@@ -204,10 +214,10 @@ def _print_node(attached: Attached, nodes: Sequence[NodeOfRun]) -> dict[str, Pri
     runs = "" if seen is None or seen.phase.ended else "yes"
     may_be_master = node.rank == 0 or attached.record.min_nodes
     log, tried, measured = (relative(path, node.output) for path in (paths.log, paths.attempts, paths.metrics))
-    arguments = (mark, node.output, log, tried, measured if may_be_master else "", runs)
+    arguments = (mark, node.output, log, tried, measured if may_be_master else "", runs, log.removesuffix(".log"))
     text = attached.engines[node.name].machine.run(bounded(LIMIT, _SCRIPT, *arguments)).out
-    end, started, metrics, denied, use = [*text.split(f"{mark}\n".encode()), *[b""] * 5][1:6]
-    return {node.name: Printed(end, started, metrics, denied, use if runs else None)}
+    end, started, metrics, denied, nccl, use = [*text.split(f"{mark}\n".encode()), *[b""] * 6][1:7]
+    return {node.name: Printed(end, started, metrics, denied, use if runs else None, nccl)}
 
 
 def _answer(node: NodeOfRun, state: ContainerState | None, printed: Printed, end: Mapping[str, Any]) -> _Answer:
@@ -233,7 +243,7 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Printed, end
             waits="" if state.phase.ended else state.error,
             last=state.error or last_line(printed.log) or last_line(printed.denied),
         )
-    return _Answer(row, state, printed.metrics, attempts.parse_worlds(printed.attempts))
+    return _Answer(row, state, printed.metrics, attempts.parse_worlds(printed.attempts), printed.nccl)
 
 
 def utilization(text: bytes, uuids: Sequence[str]) -> Utilization:

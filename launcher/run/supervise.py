@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 
 from launcher.errors import LauncherError
 from launcher.node.parallel import in_background, run_all_settled
+from launcher.records import board
 from launcher.records.store import NodeOfRun, Record
 from launcher.run import messages
 from launcher.run.evidence import gather
@@ -73,6 +75,7 @@ class Supervision:
         missing = {name: uncollected(name, error) for name, error in self._following.not_collected.items()}
         missing |= {name: lost_node(message) for name, message in known.missing.items()}
         outcome = conclude(self._attached, known.ended, missing, known.stopped_by)
+        _show_in_tensorboard(record, outcome.gradients)
         problem = record.finish(outcome.to_dict())
         record.event("ended", state=outcome.state.value, failure=outcome.failure)
         return outcome, problem
@@ -116,7 +119,16 @@ class Supervision:
             record.event("peer not stopped", node=node.name, reason=str(error))
 
 
+def _show_in_tensorboard(record: Record, how: str) -> None:
+    """how: the gradients travel; "": unknown."""
+    if how:
+        with suppress(OSError):  # a full disk here must not stop a run
+            board.say(record.paths.tensorboard, "Network/gradients", how)
+
+
 def _record(record: Record, message: Message) -> None:
+    if isinstance(message, messages.Gradients):
+        _show_in_tensorboard(record, message.how)
     if isinstance(message, messages.NodeEnded):
         state = message.state
         record.event("node ended", node=message.node, exit_code=state.exit_code, oom_killed=state.oom_killed)

@@ -104,7 +104,7 @@ CASES = {
     "docker_1_node_cpu": (job(1), [node(0)], MODERN),
     "docker_1_node_4_gpus": (job(1), [node(0, gpus=4)], MODERN),
     "docker_2_nodes_cpu": (job(2), [node(0), node(1)], MODERN),
-    "docker_2_nodes_gpus": (job(2, restarts=3, timeout="24h"), [node(r, gpus=1) for r in range(2)], MODERN),
+    "docker_2_nodes_gpus": (job(2, restarts=3, timeout="24h", env={}), [node(r, gpus=1) for r in range(2)], MODERN),
     "docker_8_nodes_8_gpus": (job(8), [node(r, gpus=8) for r in range(8)], MODERN),
     "docker_2_nodes_torch_1_8": (job(2), [node(r, gpus=2) for r in range(2)], TORCH_1_8),
     "docker_2_nodes_torch_1_1": (job(2), [node(r, gpus=2) for r in range(2)], TORCH_1_1),

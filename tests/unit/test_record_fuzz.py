@@ -38,6 +38,7 @@ RESULT: dict[str, Any] = {
     ],
     "last": {"kind": "epoch", "val": {"top1": 50.0}},
     "stopped_by": None,
+    "gradients": "gradients: RoCE on mlx5_0, GPUDirect",
     "resume": "launcher up x --resume RUN",
     "exit_code": 1,
 }

@@ -125,7 +125,12 @@ def test_json_contains_the_data_of_the_table() -> None:
     seen = json.loads(json.dumps(FULL.to_dict()))
     assert (seen["progress"]["step"], round(seen["progress"]["eta"])) == (2000, 1302)
     assert seen["nodes"][1]["use"]["gpus"][0]["busy"] == 97
-    assert {"run", "state", "progress", "nodes", "result", "world", "started_by"} == set(seen)
+    assert {"run", "state", "progress", "nodes", "result", "world", "started_by", "gradients"} == set(seen)
+
+
+def test_the_way_of_the_gradients_is_one_line() -> None:
+    way = "gradients: RoCE on mlx5_0, mlx5_1, GPUDirect"
+    assert way in [line.strip() for line in shown(replace(FULL, gradients=way), 80)]
 
 
 def test_a_gpu_without_memory_of_its_own_shows_the_machines() -> None:
