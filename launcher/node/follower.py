@@ -1,6 +1,6 @@
 """Follow growing files of a node: a `tail -f` for each, all through one channel.
 
-launcher.run.followed reads them, from the offsets that it has reached.
+launcher.run.reader reads them, from the offsets that it has reached.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from launcher.records.collect import collect, output_folders
 from launcher.records.paths import NodePaths, as_shown
 from launcher.records.store import NodeOfRun
 from launcher.run.attempts import Segment, World, segments
-from launcher.run.followed import Followed
 from launcher.run.locate import Attached, Note
 from launcher.run.messages import Output
+from launcher.run.observed import Shown
 
 CLOCK_PIECES = 256  # of 1 MB: five months of output; protects against an endless file of a hostile node
 
@@ -48,7 +48,7 @@ class Selection:
 class Parts:
     """Location of the selected output. earlier: output of nodes that had rank 0 before, from the collected files."""
 
-    now: Sequence[Followed]
+    now: Sequence[Shown]
     earlier: Sequence[Segment] = ()
 
 
@@ -58,7 +58,7 @@ MASTER = Selection()
 def master_from_start(attached: Attached) -> Parts:
     """Return the parts for a run that was just started, without querying any node."""
     master = attached.nodes[0]
-    return Parts([Followed(master, NodePaths(master.output, master.name).log, moves=attached.record.min_nodes > 0)])
+    return Parts([Shown(master, NodePaths(master.output, master.name).log, moves=attached.record.min_nodes > 0)])
 
 
 def with_copies(attached: Attached, note: Note) -> Attached:
@@ -106,7 +106,7 @@ def read_earlier(attached: Attached, parts: Parts, *, timestamps: bool = False) 
     """Yield the output of the nodes that had rank 0 before."""
     here, root = Files(LocalMachine("this machine", "")), str(attached.record.paths.root)
     for part in parts.earlier:
-        log = Followed(part.node, NodePaths(root, part.node.name).log, part.start)
+        log = Shown(part.node, NodePaths(root, part.node.name).log, part.start)
         if Path(log.path).is_file():  # opening a FIFO would block
             yield from _read(here, root, log, part.stop, timestamps=timestamps)
 
@@ -128,18 +128,18 @@ def _find_elastic(attached: Attached, chosen: Selection) -> Parts:
         files = attached.engines[node.name].files
         path = f"{NodePaths(node.output, node.name).in_generation(world.number, node_rank)}/rank-{rank}.log"
         start = last_lines(files, path, tail, below=node.output) if tail is not None else 0
-        return Parts([Followed(node, path, start)])
+        return Parts([Shown(node, path, start)])
     master = next((node for node in attached.nodes if world and node.name == world.members[0]), None)
     if master is None:  # it is unreachable, or the run has not started
         node = attached.nodes[0]
         log = Path(NodePaths(str(record.paths.root), node.name).log)
         size = log.stat().st_size if found and log.exists() else 0
-        followed = Followed(node, NodePaths(node.output, node.name).log, size, moves=True, world=world)
-        return Parts([followed], found)
+        shown = Shown(node, NodePaths(node.output, node.name).log, size, moves=True, world=world)
+        return Parts([shown], found)
     now = _start(attached, master, replace(chosen, rank=None))
     earlier = found[:-1] if tail is None and chosen.since is None else []
-    followed = replace(now, offset=max(now.offset, found[-1].start), moves=True, world=world)
-    return Parts([followed], earlier)
+    shown = replace(now, offset=max(now.offset, found[-1].start), moves=True, world=world)
+    return Parts([shown], earlier)
 
 
 def node_of_rank(attached: Attached, rank: int) -> NodeOfRun:
@@ -185,15 +185,15 @@ def _nodes(attached: Attached, chosen: Selection) -> Sequence[NodeOfRun]:
     return attached.nodes if chosen.all_nodes else attached.nodes[:1]
 
 
-def _start(attached: Attached, node: NodeOfRun, chosen: Selection) -> Followed:
+def _start(attached: Attached, node: NodeOfRun, chosen: Selection) -> Shown:
     paths = NodePaths(node.output, node.name)
     path = paths.log if chosen.rank is None else paths.rank_log(chosen.rank)
     files = attached.engines[node.name].files
     if chosen.tail is not None:
-        return Followed(node, path, last_lines(files, path, chosen.tail, below=node.output))
+        return Shown(node, path, last_lines(files, path, chosen.tail, below=node.output))
     if chosen.since is not None and chosen.rank is None:
-        return Followed(node, path, _clock(files, paths).offset_at(_moment(chosen.since)))
-    return Followed(node, path, 0)
+        return Shown(node, path, _clock(files, paths).offset_at(_moment(chosen.since)))
+    return Shown(node, path, 0)
 
 
 def _moment(text: str) -> float:
@@ -212,7 +212,7 @@ def _clock(files: Files, paths: NodePaths) -> Clock:
     return Clock.parse(b"".join(islice(read_from(files, paths.clock, below=paths.output), CLOCK_PIECES)))
 
 
-def _read(files: Files, output: str, shown: Followed, stop: int | None = None, *, timestamps: bool) -> Iterator[Output]:
+def _read(files: Files, output: str, shown: Shown, stop: int | None = None, *, timestamps: bool) -> Iterator[Output]:
     """Yield the current content of a file, up to `stop`. output: the node's output folder."""
     node, offset = shown.node.name, shown.offset
     pieces = read_from(files, shown.path, offset, stop, below=output)

@@ -15,9 +15,9 @@ from launcher.records.store import NodeOfRun, Record
 from launcher.run import messages
 from launcher.run.evidence import gather
 from launcher.run.follow import Follow
-from launcher.run.followed import Followed
 from launcher.run.locate import Attached, Owner
 from launcher.run.messages import Message
+from launcher.run.observed import Shown
 from launcher.run.outcome import Outcome, conclude, lost_node, uncollected
 from launcher.run.peers import Supervised, first_signal, reduce, to_stop
 
@@ -33,9 +33,7 @@ class Supervision:
     reads_only: never stop anything or record an outcome.
     """
 
-    def __init__(
-        self, attached: Attached, shown: Sequence[Followed], *, resumed: bool, reads_only: bool = False
-    ) -> None:
+    def __init__(self, attached: Attached, shown: Sequence[Shown], *, resumed: bool, reads_only: bool = False) -> None:
         """shown: files whose output is reported. resumed: the run was started earlier."""
         self._attached = attached
         self._may_stop = not reads_only and attached.owner is not Owner.OTHER

@@ -1,4 +1,4 @@
-"""The followed files of a node: each byte is reported once, from the node or from the collected copies."""
+"""The files of a node: each byte is reported once, from the node or from the collected copies."""
 
 from __future__ import annotations
 
@@ -9,47 +9,52 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import NodeUnreachable
-from launcher.node.connect import Fleet
 from launcher.node.files import Files, Span
 from launcher.node.machine import LocalMachine
 from launcher.node.process.engine import ProcessEngine
 from launcher.records.collect import collect, output_folders
-from launcher.records.store import NodeOfRun, Record
-from launcher.run import messages
-from launcher.run.followed import Followed, FollowedFiles
-from launcher.run.locate import Attached
+from launcher.records.store import NodeOfRun
+from launcher.run import messages, observed
 from launcher.run.messages import Message
+from launcher.run.observed import Moment, Shown
+from launcher.run.reader import Event, NodeReader, Wanted
 
-RUN = "job-20260101-000000-aaaa"
 LOG = b"".join(b"line %d\n" % number for number in range(30_000)) + b"no end"
 METRICS = b"".join(b'{"kind": "step", "step": %d}\n' % step for step in range(20_000))
 ATTEMPTS = b"start 100\nexit 1 109\nstart 110\nstopped me@here 120\n"
+FILES = {"logs/a.log": LOG, "metrics.jsonl": METRICS, "state/a.attempts": ATTEMPTS}
 
 
 class Node:
     """A node with a local output folder; stores the reported log bytes and all other messages."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, offset: int = 0) -> None:
         self.output = folder / "node"
-        for name, data in {"logs/a.log": LOG, "metrics.jsonl": METRICS, "state/a.attempts": ATTEMPTS}.items():
+        for name, data in FILES.items():
             (self.output / name).parent.mkdir(parents=True, exist_ok=True)
             (self.output / name).write_bytes(data)
         self.node = NodeOfRun("a", "local", 0, "launcher-a", str(self.output), range(1))
-        self.record = Record.rebuild(RUN, "process", [self.node], folder / "runs")
-        engines = {"a": ProcessEngine("a")}
-        self.attached = Attached(self.record, (self.node,), engines, Fleet([*engines.values()], {}, None))
+        self.copies = folder / "runs"
+        self.engine = ProcessEngine("a")
+        shown = Shown(self.node, f"{self.output}/logs/a.log", offset)
+        self.known = observed.begin([self.node], [shown], Moment(0, 0), elastic=False, isolates=True)
+        self.reader = NodeReader(self.node, self.engine, self.wanted, self.take)
         self.log = b""
         self.others: list[Message] = []
 
-    def put(self, message: Message) -> None:
-        if isinstance(message, messages.Output):
-            self.log += message.data
-        else:
-            self.others.append(message)
+    def wanted(self) -> Wanted:
+        return self.known.nodes["a"].wanted()
 
-    def followed(self, offset: int = 0) -> FollowedFiles:
-        shown = Followed(self.node, f"{self.node.output}/logs/a.log", offset)
-        return FollowedFiles(self.node, shown, self.attached, self.put, self.put, 1 << 40)
+    def take(self, event: Event) -> None:
+        self.known, found = observed.reduce(self.known, event, Moment(0, 0))
+        for message in found:
+            if isinstance(message, messages.Output):
+                self.log += message.data
+            else:
+                self.others.append(message)
+
+    def read_rest(self) -> None:
+        self.reader.read_rest(self.engine.files, str(self.output))
 
     def steps(self) -> list[int]:
         return [message.fields["step"] for message in self.others if isinstance(message, messages.Progress)]
@@ -70,14 +75,11 @@ def check_all_reported_once(node: Node) -> None:
 
 def test_data_reported_while_a_file_grew_is_not_reported_again_with_the_rest(node: Node) -> None:
     """The connection is lost at several positions."""
-    files = node.followed()
     for size in (1, 100_000, 200_000):
         until = time.monotonic() + 30
-        files.follow(lambda size=size, until=until: len(node.log) < size and time.monotonic() < until)  # type: ignore[misc]
-    files.read_rest(node.attached.engines["a"].files, node.node.output)
+        node.reader.follow(lambda size=size, until=until: len(node.log) < size and time.monotonic() < until)  # type: ignore[misc]
+    node.read_rest()
     check_all_reported_once(node)
-    for name, data in {"logs/a.log": LOG, "metrics.jsonl": METRICS, "state/a.attempts": ATTEMPTS}.items():
-        assert (node.record.paths.root / name).read_bytes() == data
 
 
 def test_reading_the_rest_resumes_after_a_lost_connection(node: Node) -> None:
@@ -88,11 +90,11 @@ def test_reading_the_rest_resumes_after_a_lost_connection(node: Node) -> None:
                     raise NodeUnreachable("a", "is away")
                 yield span, piece
 
-    files, tries = node.followed(), 0
+    tries = 0
     while len(node.log) < len(LOG):
         tries += 1
         try:
-            files.read_rest(Cut(LocalMachine("a", "me")), node.node.output)
+            node.reader.read_rest(Cut(LocalMachine("a", "me")), str(node.output))
         except NodeUnreachable:
             assert tries < 50
     assert tries > 1
@@ -100,18 +102,14 @@ def test_reading_the_rest_resumes_after_a_lost_connection(node: Node) -> None:
 
 
 def test_the_rest_of_an_unreachable_node_is_read_from_the_collected_files(node: Node) -> None:
-    files, root = node.followed(), node.record.paths.root.absolute()
     until = time.monotonic() + 30
-    files.follow(lambda: len(node.log) < 1000 and time.monotonic() < until)
-    collect(output_folders(node.attached.engines, [node.node]), root)
-    files.read_rest(Files(LocalMachine("this machine", "")), str(root))
+    node.reader.follow(lambda: len(node.log) < 1000 and time.monotonic() < until)
+    collect(output_folders({"a": node.engine}, [node.node]), node.copies)
+    node.reader.read_rest(Files(LocalMachine("this machine", "")), str(node.copies))
     check_all_reported_once(node)
 
 
-def test_data_after_a_gap_is_shown_but_stored_by_the_collector(node: Node) -> None:
-    node.followed(offset=len(LOG) - 6).read_rest(node.attached.engines["a"].files, node.node.output)
+def test_a_log_is_read_from_where_it_is_shown(tmp_path: Path) -> None:
+    node = Node(tmp_path, offset=len(LOG) - 6)
+    node.read_rest()
     assert node.log == b"no end"
-    here = node.record.paths.root / "logs" / "a.log"
-    assert here.read_bytes() == b""
-    collect(output_folders(node.attached.engines, [node.node]), node.record.paths.root)
-    assert here.read_bytes() == LOG

@@ -1,0 +1,370 @@
+"""What is known of the nodes of a run that is followed, and what there is to say about them: a pure function of events.
+
+run.follow executes it: its threads read what is wanted next, and the messages go to whoever follows the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHere
+from launcher.local_files import parse_object
+from launcher.model.container import ContainerState, Phase
+from launcher.records.collect import Collected
+from launcher.records.paths import NodePaths
+from launcher.records.store import NodeOfRun
+from launcher.run import attempts, messages
+from launcher.run.attempts import World
+from launcher.run.messages import Message
+from launcher.run.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed, Wanted
+from launcher.run.state import SIGKILL_CODE
+
+REMOVAL = 1.0  # seconds that `docker rm -f` may take between killing and removing a container
+RETRY = 1.0
+RETRY_SELDOM = 15.0  # while a node is unreachable
+GIVE_UP = 30.0  # seconds to wait for an unreachable node of a run that has ended elsewhere
+COLLECT_EVERY = 5.0
+COLLECT_SELDOM = 30.0  # while no file has changed
+
+
+@dataclass(frozen=True)
+class StartsKnown(Event):
+    """What its attempts file had when following began: its restarts were reported before."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class RestFailed(Event):
+    """The rest of its files could not be read from the node."""
+
+    error: LauncherError
+
+
+@dataclass(frozen=True)
+class RestRead(Event):
+    """Nothing of its files remains to be read. copies: it was read from those in runs/."""
+
+    copies: bool
+
+
+@dataclass(frozen=True)
+class FilesCollected:
+    """Results of collecting, by node. final: these nodes had ended. gradients: how they travel, if it is known now."""
+
+    results: Mapping[str, Collected | LauncherError]
+    final: bool
+    gradients: str = ""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """at: seconds of time.monotonic(). clock: seconds since the epoch."""
+
+    at: float
+    clock: float
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A file whose content is shown, starting at an offset.
+
+    moves: switch to the log of another node when rank 0 moves there. world: the newest generation that was shown.
+    """
+
+    node: NodeOfRun
+    path: str
+    offset: int = 0
+    moves: bool = False
+    world: World | None = None
+
+
+@dataclass(frozen=True)
+class ObservedNode:
+    """What is known of one node. Times are those of Moment.at; inf: never.
+
+    answered: Moment.clock of its last answer. lost: when it stopped answering. failures: requests for its state that
+    failed in a row. killed: its container was killed, and may be about to be removed. waits: for what, in a queue.
+    attempts: content of that file; `starts`, `worlds`, `over` and `stopped` of it were reported. rest_read: nothing of
+    its files remains to be read. collected: the same of collecting, or it is impossible, because of `problem`.
+    """
+
+    node: NodeOfRun
+    answered: float
+    log: str
+    begin: int = 0  # of the log
+    shown: bool = False  # its log
+    metrics: str = ""
+    attempts: bytes = b""
+    starts: int = 1  # the first one is not a restart
+    worlds: int = 0
+    over: bool = False
+    stopped: bool = False
+    waits: str = ""
+    killed: bool = False
+    failures: int = 0
+    lost: float = math.inf
+    ended: float = math.inf
+    rest_read: bool = False
+    collected: bool = False
+    problem: LauncherError | None = None
+
+    @property
+    def away(self) -> bool:
+        return self.lost < math.inf
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended < math.inf
+
+    @property
+    def generation(self) -> int:
+        """The generation in which it takes part, in a job with min_nodes; 0: none."""
+        return attempts.current_generation(self.attempts)
+
+    def wanted(self) -> Wanted:
+        """Return the files to read."""
+        starts = {NodePaths(self.node.output, self.node.name).attempts: 0}
+        if self.metrics:
+            starts[self.metrics] = 0
+        if self.shown:
+            starts[self.log] = self.begin
+        return Wanted(starts, self.log if self.shown else "")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What is known of all followed nodes. elastic: the job has min_nodes. isolates: its runtime isolates paths.
+
+    moves, generation: the output of rank 0 is shown, wherever it is; the newest generation. decided: since when the
+    outcome of the run no longer depends on nodes that do not answer (Moment.at). pause: seconds until files are
+    collected again. missed: what could not be collected, each once. gradients: what was said about them.
+    """
+
+    nodes: Mapping[str, ObservedNode]
+    elastic: bool
+    isolates: bool
+    moves: bool = False
+    generation: int = 0
+    decided: float = math.inf
+    pause: float = COLLECT_EVERY
+    missed: Mapping[str, str] = field(default_factory=dict)
+    gradients: str = ""
+
+    @property
+    def collected(self) -> bool:
+        return all(node.collected for node in self.nodes.values())
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing more to read."""
+        return all(node.has_ended and node.rest_read and node.collected for node in self.nodes.values())
+
+
+def begin(
+    nodes: Iterable[NodeOfRun], shown: Iterable[Shown], now: Moment, *, elastic: bool, isolates: bool
+) -> Observed:
+    """Return what is known before anything was read. shown: at most one file per node."""
+    logs = {each.node.name: each for each in shown}
+    worlds = [each.world for each in logs.values() if each.world]
+    found = {}
+    for node in nodes:
+        own, log = NodePaths(node.output, node.name), logs.get(node.name)
+        first = ObservedNode(
+            node,
+            now.clock,
+            log.path if log else own.log,
+            log.offset if log else 0,
+            shown=log is not None,
+            metrics=own.metrics if node.rank == 0 and not elastic else "",
+        )
+        world = log.world if log else None
+        found[node.name] = _with_rank_zero(first, world) if world and world.members[0] == node.name else first
+    moves, newest = any(each.moves for each in logs.values()), max((world.number for world in worlds), default=0)
+    return Observed(found, elastic, isolates, moves, newest)
+
+
+def decided(known: Observed, now: Moment) -> Observed:
+    """Return what is known once the outcome no longer depends on unreachable nodes: they are soon given up."""
+    return replace(known, decided=min(known.decided, now.at))
+
+
+def next_wait(node: ObservedNode, at_most: float) -> tuple[float, float] | None:
+    """Return how to wait for its container: seconds of pause, then the limit of the request. None: no longer."""
+    if node.has_ended:
+        return None
+    if node.failures:
+        return min(RETRY * 2 ** min(node.failures - 1, 9), RETRY_SELDOM), 0
+    return (REMOVAL, 0) if node.killed else (0, at_most)
+
+
+def to_collect(known: Observed) -> tuple[Sequence[str], bool]:
+    """Return the nodes whose files to collect now, and whether these have ended: they are served first."""
+    left = {name: node for name, node in known.nodes.items() if not node.collected}
+    ended = [name for name, node in left.items() if node.has_ended]
+    return (ended, True) if ended else ([name for name, node in left.items() if not node.away], False)
+
+
+def reduce(known: Observed, event: Event | FilesCollected, now: Moment) -> tuple[Observed, Sequence[Message]]:
+    """Return what is known after an event, and the messages about it."""
+    before = known
+    found: Sequence[Message]
+    if isinstance(event, FilesCollected):
+        known, found = _collected(known, event, now)
+    elif isinstance(event, Appended):
+        known, found = _appended(known, event)
+    else:
+        node, found = _of_node(known, known.nodes[event.node], event, now)
+        known = _with(known, node)
+    if isinstance(event, (FilesCollected, WaitFailed)) and known.collected and not before.collected:
+        found = [*found, *map(messages.NotCollected, known.missed.values())]
+    return known, found
+
+
+def _with(known: Observed, *changed: ObservedNode) -> Observed:
+    return replace(known, nodes={**known.nodes, **{node.node.name: node for node in changed}})
+
+
+Step = tuple[ObservedNode, list[Message]]
+
+
+def _of_node(known: Observed, node: ObservedNode, event: Event, now: Moment) -> Step:
+    name = node.node.name
+    match event:
+        case StateSeen(state=state):
+            return _seen(node, state, now)
+        case ContainerRemoved():
+            folder = "" if known.isolates else node.node.output
+            return replace(node, ended=now.at), [messages.NodeRemoved(name, folder)]
+        case WaitFailed(error=error):
+            return _failed(known, node, error, now)
+        case RestFailed(error=NodeUnreachable() as error):
+            return _lost(node, error, now)
+        case RestRead(copies=copies):
+            node = replace(node, rest_read=True)
+            return (node, []) if copies else _back(node, now)
+        case EngineLogged(data=data):
+            return node, [messages.Output(name, data)]
+        case StartsKnown(data=data):
+            return replace(node, starts=max(1, len(attempts.parse(data)))), []
+        case _:  # RestFailed otherwise: collecting reports it
+            return node, []
+
+
+def _seen(node: ObservedNode, state: ContainerState, now: Moment) -> Step:
+    if state.exit_code == SIGKILL_CODE and not state.oom_killed and not node.killed:
+        return replace(node, killed=True, failures=0), []  # asked again: it may be about to be removed
+    node, found = _back(replace(node, killed=False, failures=0), now)
+    if node.node.rank == 0 and not state.phase.ended and state.error != node.waits:
+        queued = bool(state.error) and state.phase is not Phase.RUNNING
+        found.append(messages.NodeWaits(node.node.name, state.error, queued))
+        node = replace(node, waits=state.error)
+    if state.phase.ended:
+        found.append(messages.NodeEnded(node.node.name, state))
+        node = replace(node, ended=now.at)
+    return node, found
+
+
+def _failed(known: Observed, node: ObservedNode, error: LauncherError, now: Moment) -> Step:
+    node, found = _lost(node, error, now)
+    if _hopeless(known, node, now):
+        found.append(messages.NodeGone(node.node.name, str(error), node.answered))
+        return replace(node, ended=now.at, collected=True), found  # nothing more can be collected
+    return replace(node, killed=False, failures=node.failures + 1), found
+
+
+def _hopeless(known: Observed, node: ObservedNode, now: Moment) -> bool:
+    """Whether to give up a node that is away: the outcome of the run is decided."""
+    return now.at - max(known.decided, node.lost) > GIVE_UP
+
+
+def _lost(node: ObservedNode, error: LauncherError, now: Moment) -> Step:
+    if node.away:
+        return node, []
+    return replace(node, lost=now.at), [messages.NodeLost(node.node.name, error.what, node.answered)]
+
+
+def _back(node: ObservedNode, now: Moment) -> Step:
+    found: list[Message] = [messages.NodeBack(node.node.name)] if node.away else []
+    return replace(node, lost=math.inf, answered=now.clock), found
+
+
+def _appended(known: Observed, event: Appended) -> tuple[Observed, Sequence[Message]]:
+    node = known.nodes[event.node]
+    if event.path == node.log:
+        return known, [messages.Output(event.node, event.data)]
+    if event.path == NodePaths(node.node.output, event.node).attempts:
+        return _attempted(known, node, event.data)
+    return known, [messages.Progress(found) for line in event.data.split(b"\n") if (found := parse_object(line))]
+
+
+def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observed, Sequence[Message]]:
+    """Report each start, generation and end in its attempts file once."""
+    name, text, found = node.node.name, (node.attempts + data)[: attempts.LIMIT], list[Message]()
+    starts, worlds = attempts.parse(text), attempts.parse_worlds(text)
+    if not known.elastic:  # an elastic job reports the new generation instead
+        restarted = range(node.starts, len(starts))
+        found += [messages.NodeRestarted(name, index, starts[index - 1].why()) for index in restarted]
+    why = "" if node.over else attempts.give_up_reason(text)
+    by = None if node.stopped else attempts.stopped_by(text)
+    known = _with(
+        known,
+        replace(
+            node,
+            attempts=text,
+            starts=max(node.starts, len(starts)),
+            worlds=len(worlds),
+            over=node.over or bool(why),
+            stopped=node.stopped or by is not None,
+        ),
+    )
+    for world in worlds[node.worlds :]:
+        if world.members[0] == name and world.number > known.generation:
+            known = _moved(known, name, world)
+            found.append(messages.RankZeroMoved(name, world))
+    found += [messages.NodeOver(name, why)] if why else []
+    found += [messages.NodeStopped(name, by)] if by is not None else []
+    return known, found
+
+
+def _moved(known: Observed, name: str, world: World) -> Observed:
+    """From now on, show the output of the first node of a newer generation, and its metrics."""
+    came = _with_rank_zero(known.nodes[name], world)
+    if known.moves and not came.shown:
+        came = replace(came, shown=True, begin=max(came.begin, world.offset))
+    left = [replace(node, shown=False) for node in known.nodes.values() if node.shown] if known.moves else []
+    return replace(_with(known, *left, came), generation=world.number)
+
+
+def _with_rank_zero(node: ObservedNode, world: World) -> ObservedNode:
+    folder = NodePaths(node.node.output, node.node.name).in_generation(world.number, 0)
+    return replace(node, metrics=f"{folder}/metrics.jsonl")
+
+
+def _collected(known: Observed, event: FilesCollected, now: Moment) -> tuple[Observed, list[Message]]:
+    """Decide which nodes are done with, and when to collect again."""
+    new = any(isinstance(result, Collected) and result.moved for result in event.results.values())
+    pause, missed = COLLECT_EVERY if new else min(2 * known.pause, COLLECT_SELDOM), dict(known.missed)
+    nodes, found = list[ObservedNode](), list[Message]()
+    if event.gradients and not known.gradients:
+        known = replace(known, gradients=event.gradients)
+        found.append(messages.Gradients(event.gradients))
+    for name, result in event.results.items() if event.final else ():
+        node = known.nodes[name]
+        if isinstance(result, (Collected, NodeUnfit, NoRoomHere)):
+            node, said = _back(replace(node, problem=None), now)
+            again = isinstance(result, NodeUnfit) and now.at - node.ended < GIVE_UP
+            problems = result.problems if isinstance(result, Collected) else [result]
+        else:
+            node, said = _lost(replace(node, problem=result), result, now)
+            again, problems = not _hopeless(known, node, now), []
+        nodes.append(node if again else replace(node, collected=True))
+        found += said
+        if again:
+            pause = RETRY
+            continue
+        for problem in problems:  # only once if nodes share a folder or the local disk is full
+            missed.setdefault("disk" if isinstance(problem, NoRoomHere) else str(problem), str(problem))
+    return replace(_with(known, *nodes), pause=pause, missed=missed), found

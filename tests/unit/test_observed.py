@@ -1,0 +1,268 @@
+"""What is known of followed nodes and said about them: against what was recorded of real runs, and any events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHere
+from launcher.model.container import ContainerState, Phase
+from launcher.records.collect import Collected
+from launcher.records.store import NodeOfRun
+from launcher.run import messages, observed
+from launcher.run.attempts import World
+from launcher.run.messages import Message
+from launcher.run.observed import (
+    GIVE_UP,
+    REMOVAL,
+    RETRY,
+    RETRY_SELDOM,
+    FilesCollected,
+    Moment,
+    Observed,
+    RestFailed,
+    RestRead,
+    Shown,
+    StartsKnown,
+    next_wait,
+    reduce,
+    to_collect,
+)
+from launcher.run.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed
+from tests.unit import traces
+
+OUT = "/out"
+ERRORS = {each.__name__: each for each in (NodeUnreachable, NodeUnfit, NoRoomHere)}
+AWAY = NodeUnreachable("a", "is away", "wait")
+
+
+def of_run(name: str, rank: int = 0) -> NodeOfRun:
+    return NodeOfRun(name, "local", rank, f"launcher-{name}", OUT, range(rank, rank + 1))
+
+
+def started(start: dict[str, Any], clock: float) -> Observed:
+    nodes = {node["name"]: of_run(node["name"], node["rank"]) for node in start["nodes"]}
+    shown = [
+        Shown(nodes[each["node"]], f"{OUT}/logs/{each['node']}.log", moves=each["moves"]) for each in start["shown"]
+    ]
+    isolates = start["runtime"] == "docker"
+    return observed.begin(nodes.values(), shown, Moment(0, clock), elastic=start["min_nodes"] > 0, isolates=isolates)
+
+
+def error_of(fields: dict[str, Any]) -> LauncherError:
+    return ERRORS[fields["class"]](fields["where"], fields["what"], fields["fix"])
+
+
+def result_of(fields: dict[str, Any]) -> Collected | LauncherError:
+    if "error" in fields:
+        return error_of(fields["error"])
+    return Collected(fields["moved"], tuple(map(error_of, fields["problems"])))
+
+
+def event_of(line: dict[str, Any], known: Observed) -> Event | FilesCollected | None:
+    name = line.get("node", "")
+    match line.get("event"):
+        case "bytes":
+            return Appended(name, f"{OUT}/{line['path']}", line["offset"], line["data"].encode("latin-1"))
+        case "state":
+            return StateSeen(name, traces.state_of(line))
+        case "lost":
+            return WaitFailed(name, error_of(line["error"]))
+        case "rest":
+            assert sorted(known.nodes[name].wanted().starts) == sorted(f"{OUT}/{path}" for path in line["paths"])
+            return RestRead(name, copies=line["here"])
+        case "collected":
+            ended = all(known.nodes[each].has_ended for each in line["results"])
+            return FilesCollected({each: result_of(found) for each, found in line["results"].items()}, final=ended)
+    return None
+
+
+def to_the_hundredth(message: Message) -> Message:
+    """Traces have the time of their start in milliseconds."""
+    if isinstance(message, (messages.NodeLost, messages.NodeGone)):
+        return replace(message, since=round(message.since, 2))
+    return message
+
+
+def by_node(found: list[Message]) -> dict[str, list[Message]]:
+    key: Callable[[Message], str] = lambda message: getattr(message, "node", "")  # noqa: E731
+    return {name: list(each) for name, each in groupby(sorted(found, key=key), key)}
+
+
+@pytest.mark.parametrize("name", traces.TRACES)
+def test_a_recorded_run_is_reported_as_it_was(name: str) -> None:
+    """Each message of a node in order; between the nodes, threads took turns."""
+    start, *found = traces.lines(name)
+    known, said, recorded = started(start["start"], start["clock"]), list[Message](), list[Message]()
+    for line in found:
+        now = Moment(line["at"], line["clock"])
+        if line.get("action") == "over":
+            known = observed.decided(known, now)
+        elif event := event_of(line, known):
+            known, new = reduce(known, event, now)
+            said += new
+        elif "message" in line:
+            recorded.append(traces.message_of(line))
+    assert by_node([*map(to_the_hundredth, said)]) == by_node([*map(to_the_hundredth, recorded)])
+    assert known.finished == (name != "broken_off")
+
+
+NODES = ("a", "b")
+MEMBERS = st.sampled_from([("a", "b"), ("b", "a"), ("b",)])
+WORLDS = st.builds(World, st.integers(1, 4), st.just(0), MEMBERS, st.just("rank 0"))
+LINES = st.one_of(
+    st.sampled_from([b"start 1\n", b"exit 1 2\n", b"stopped me@here 3\n", b"over the same error\n", b"other\n"]),
+    WORLDS.map(lambda world: f"generation {world.number} 0 {','.join(world.members)} {world.text}\n".encode()),
+)
+STATES = st.builds(
+    lambda phase, code, why: ContainerState("", "", "", {}, phase, exit_code=code, error=why),
+    st.sampled_from([Phase.RUNNING, Phase.EXITED, Phase.RESTARTING]),
+    st.sampled_from([None, 0, 1, 137]),
+    st.sampled_from(["", "job 1: PENDING"]),
+)
+node = st.sampled_from(NODES)
+FULL, UNFIT = NoRoomHere("here", "is full"), NodeUnfit("a", "no")
+RESULTS = st.sampled_from([Collected(0), Collected(1), Collected(0, (FULL,)), AWAY, UNFIT])
+EVENTS = st.one_of(
+    st.builds(StateSeen, node, STATES),
+    st.builds(ContainerRemoved, node),
+    st.builds(WaitFailed, node, st.just(AWAY)),
+    st.builds(RestFailed, node, st.sampled_from([AWAY, UNFIT])),
+    st.builds(RestRead, node, st.booleans()),
+    st.builds(EngineLogged, node, st.just(b"engine")),
+    st.builds(StartsKnown, node, LINES),
+    st.builds(lambda name, data: Appended(name, f"{OUT}/state/{name}.attempts", 0, data), node, LINES),
+    st.builds(lambda name: Appended(name, f"{OUT}/logs/{name}.log", 0, b"line\n"), node),
+    st.just("collect"),
+)
+
+
+def possible(known: Observed, event: Any, result: Collected | LauncherError) -> Event | FilesCollected | None:
+    """What can happen now: nobody waits for a container that has ended, and what remains is read only once it has."""
+    if event == "collect":
+        names, final = to_collect(known)
+        return FilesCollected(dict.fromkeys(names, result), final)
+    if isinstance(event, (StateSeen, ContainerRemoved, WaitFailed)):
+        return event if next_wait(known.nodes[event.node], 30.0) else None
+    if isinstance(event, (RestFailed, RestRead)):
+        there = known.nodes[event.node]
+        return event if there.has_ended and not there.rest_read else None
+    assert isinstance(event, Event)
+    return event
+
+
+STEPS = st.lists(st.tuples(EVENTS, RESULTS, st.sampled_from([0.0, 1.0, 40.0])), max_size=40)
+
+
+@given(STEPS, st.booleans(), st.booleans())
+def test_whatever_happens_each_thing_is_said_once(found: Any, elastic: bool, moves: bool) -> None:
+    nodes = [of_run("a"), of_run("b", 1)]
+    shown = [Shown(nodes[0], f"{OUT}/logs/a.log", moves=moves)]
+    known, at, said = observed.begin(nodes, shown, Moment(0, 0), elastic=elastic, isolates=True), 0.0, list[Message]()
+    for event, result, step in found:
+        at += step
+        if event := possible(known, event, result):
+            before = known
+            known, new = reduce(known, event, Moment(at, at))
+            said += new
+            assert not before.collected or known.collected
+            assert known.generation >= before.generation
+            assert sum(each.shown for each in known.nodes.values()) <= 1 or not moves
+    for name, own in by_node(said).items():
+        if not name:
+            continue
+        ends = [each for each in own if isinstance(each, (messages.NodeEnded, messages.NodeGone, messages.NodeRemoved))]
+        assert len(ends) == known.nodes[name].has_ended
+        turns = [type(each) for each in own if type(each) in (messages.NodeLost, messages.NodeBack)]
+        assert turns == [(messages.NodeLost, messages.NodeBack)[number % 2] for number in range(len(turns))]
+        assert known.nodes[name].away == len(turns) % 2
+        for once in (messages.NodeStopped, messages.NodeOver):
+            assert sum(isinstance(each, once) for each in own) <= 1
+        assert not elastic or not any(isinstance(each, messages.NodeRestarted) for each in own)
+    moved = [each.world.number for each in said if isinstance(each, messages.RankZeroMoved)]
+    assert moved == sorted(set(moved))
+    assert sum(isinstance(each, messages.NotCollected) for each in said) <= 2
+
+
+def begun() -> Observed:
+    nodes = [of_run("a"), of_run("b", 1)]
+    return observed.begin(nodes, [Shown(nodes[0], f"{OUT}/logs/a.log")], Moment(0, 0), elastic=False, isolates=True)
+
+
+def test_a_node_that_does_not_answer_is_asked_ever_less_often_and_forever() -> None:
+    known, pauses, at = begun(), list[float](), 0.0
+    for _ in range(2000):
+        known, _ = reduce(known, WaitFailed("a", AWAY), Moment(at, at))
+        pause, limit = next_wait(known.nodes["a"], 30.0) or (math.nan, math.nan)
+        assert limit == 0
+        at += pause
+        pauses.append(pause)
+    assert pauses[:5] == [RETRY, 2 * RETRY, 4 * RETRY, 8 * RETRY, RETRY_SELDOM]
+    known, found = reduce(known, StateSeen("a", ContainerState("", "", "", {}, Phase.RUNNING)), Moment(at, at))
+    assert found == [messages.NodeBack("a")]
+    assert next_wait(known.nodes["a"], 30.0) == (0, 30.0)
+
+
+def test_a_node_that_is_away_is_given_up_only_after_the_run_is_decided() -> None:
+    known, _ = reduce(begun(), WaitFailed("a", AWAY), Moment(0, 7))
+    known, found = reduce(known, WaitFailed("a", AWAY), Moment(10_000, 10_007))
+    assert found == []
+    known = observed.decided(known, Moment(10_000, 0))
+    known, found = reduce(known, WaitFailed("a", AWAY), Moment(10_000 + GIVE_UP, 0))
+    assert found == []
+    known, found = reduce(known, WaitFailed("a", AWAY), Moment(10_001 + GIVE_UP, 0))
+    assert found == [messages.NodeGone("a", str(AWAY), 0)]
+    assert next_wait(known.nodes["a"], 30.0) is None
+    assert known.nodes["a"].collected
+
+
+def test_a_killed_container_is_asked_again_as_it_may_be_about_to_be_removed() -> None:
+    killed = StateSeen("a", ContainerState("", "", "", {}, Phase.EXITED, exit_code=137))
+    known, found = reduce(begun(), killed, Moment(0, 0))
+    assert found == []
+    assert next_wait(known.nodes["a"], 30.0) == (REMOVAL, 0)
+    assert reduce(known, ContainerRemoved("a"), Moment(1, 1))[1] == [messages.NodeRemoved("a")]
+    assert reduce(known, killed, Moment(1, 1))[1] == [messages.NodeEnded("a", killed.state)]
+
+
+def test_files_of_an_ended_node_are_collected_first_and_again_until_its_disk_answers() -> None:
+    known, _ = reduce(begun(), WaitFailed("b", AWAY), Moment(0, 0))
+    assert to_collect(known) == (["a"], False)
+    known, _ = reduce(known, StateSeen("a", ContainerState("", "", "", {}, Phase.EXITED, exit_code=0)), Moment(1, 1))
+    assert to_collect(known) == (["a"], True)
+    unfit = NodeUnfit("a", "its disk does not answer")
+    for at in (2, GIVE_UP):
+        known, found = reduce(known, FilesCollected({"a": unfit}, final=True), Moment(at, at))
+        assert (to_collect(known), known.pause, found) == ((["a"], True), RETRY, [])
+    known, _ = reduce(known, FilesCollected({"a": unfit}, final=True), Moment(2 + GIVE_UP, 0))
+    assert to_collect(known) == ([], False)
+    assert [*known.missed.values()] == [str(unfit)]
+
+
+def test_how_the_gradients_travel_is_said_once() -> None:
+    known, found = reduce(
+        begun(), FilesCollected({"a": Collected(1)}, final=False, gradients="over 25 GbE"), Moment(0, 0)
+    )
+    assert found == [messages.Gradients("over 25 GbE")]
+    assert reduce(known, FilesCollected({}, final=False, gradients="over 25 GbE"), Moment(1, 1))[1] == []
+
+
+def test_the_log_of_another_node_is_read_from_where_rank_0_came_to_it() -> None:
+    nodes = [of_run("a"), of_run("b", 1)]
+    shown = [Shown(nodes[0], f"{OUT}/logs/a.log", 5, moves=True)]
+    known = observed.begin(nodes, shown, Moment(0, 0), elastic=True, isolates=True)
+    assert known.nodes["a"].wanted().log == f"{OUT}/logs/a.log"
+    line = b"generation 2 99 b,a rank 0 is now on b\n"
+    known, found = reduce(known, Appended("b", f"{OUT}/state/b.attempts", 0, line), Moment(0, 0))
+    assert [type(message) for message in found] == [messages.RankZeroMoved]
+    assert known.nodes["a"].wanted().log == ""
+    wanted = known.nodes["b"].wanted()
+    assert wanted.starts[wanted.log] == 99
+    assert f"{OUT}/generations/0002-0/metrics.jsonl" in wanted.starts
