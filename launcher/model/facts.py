@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from launcher.model.container import Mount
+from launcher.model.rdma import Port
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class Interface:
 
     name: str
     addresses: tuple[str, ...]
+    speed: int = 0  # Mb/s; 0 if unknown (virtual interfaces)
+    mtu: int = 0  # bytes; 0 if unknown
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,8 @@ class NodeFacts:
     claims: tuple[GpuClaim, ...] = ()  # filled on request (run.claims.claimed_gpus)
     port_claim: PortClaim | None = None  # of the job's port, if something listens on it; filled on request
     infiniband: bool = False  # /dev/infiniband exists
+    rdma: tuple[Port, ...] = ()  # InfiniBand and RoCE ports
+    gpudirect: bool = False  # nvidia_peermem is loaded, or the driver is the open one, which has DMA-BUF
     python: str = ""  # the interpreter for plain processes; "" with Docker
     engine: EngineFacts | None = None  # None for plain processes
     ssh_port: int = 0  # port on which other nodes reach its sshd (as seen on the node); 0 if ssh is not used

@@ -57,6 +57,8 @@ class NodePlan:
     first_rank: int  # global rank of its first worker
     processes: int
     container: ContainerSpec
+    speed: float = 0.0  # of its interface, in Gb/s; 0: unknown
+    rdma: tuple[str, ...] = ()  # its RDMA devices with a link
 
 
 @dataclass(frozen=True)

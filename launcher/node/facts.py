@@ -7,11 +7,12 @@ import functools
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import NodeUnfit
+from launcher.model import rdma
 from launcher.model.facts import Interface, NodeFacts, Route
 from launcher.model.home import wrong_home
 from launcher.node import nvidia
@@ -99,12 +100,14 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
         shm_size=max(0, _disk(lines("shm"), 1)),
         output_free=_disk(lines("output_disk"), 3),
         clock_offset=float(clock[0]) - now if clock else 0.0,
-        interfaces=_interfaces("\n".join(lines("addresses")), routes),
+        interfaces=_interfaces("\n".join(lines("addresses")), routes, _links(lines("links"))),
         routes=routes,
         listening=tuple(sorted({int(port, 16) for port in _LISTENS.findall("\n".join(lines("tcp")))} - {0})),
         gpus=nvidia.gpus(sections, total, available),
         nvidia=nvidia.facts(sections),
         infiniband="yes" in lines("infiniband"),
+        gpudirect="gpudirect" in lines("infiniband"),
+        rdma=rdma.parse("\n".join(lines("infiniband"))),
         ssh_port=_integer(first("ssh").rpartition(" ")[2], 0),
     )
     complete = "end" in sections and node.uid >= 0
@@ -127,7 +130,13 @@ def _disk(lines: Sequence[str], column: int) -> int:
     return kilobytes * 1024 if kilobytes >= 0 else -1
 
 
-def _interfaces(text: str, routes: Sequence[Route]) -> tuple[Interface, ...]:
+def _links(lines: Iterable[str]) -> dict[tuple[str, str], int]:
+    """Return speed (Mb/s) and mtu by interface, from `eth0/speed:10000`; without those that are unknown (-1)."""
+    found = [re.fullmatch(r"([\w.@-]{1,15})/(speed|mtu):(\d{1,9})", line, re.ASCII) for line in lines]
+    return {(match[1], match[2]): int(match[3]) for match in found if match}
+
+
+def _interfaces(text: str, routes: Sequence[Route], links: Mapping[tuple[str, str], int]) -> tuple[Interface, ...]:
     """Parse `ip -o addr show up`, or /proc/net/fib_trie and the routes of a node without `ip`."""
     found: dict[str, list[str]] = {}
     listed = re.findall(r"^\d+: +(\S+) +inet6? +(\S+)", text, re.ASCII | re.MULTILINE)
@@ -138,7 +147,10 @@ def _interfaces(text: str, routes: Sequence[Route]) -> tuple[Interface, ...]:
             socket.inet_pton(family, address)  # 10 times as fast as ipaddress: a node has an address per container
             if (length := _integer(prefix, longest)) <= longest:  # `inet 10.8.0.2 peer 10.8.0.1/24` has no prefix
                 found.setdefault(name.partition("@")[0], []).append(f"{address}/{length}")
-    return tuple(Interface(name, tuple(dict.fromkeys(addresses))) for name, addresses in found.items())
+    return tuple(
+        Interface(name, tuple(dict.fromkeys(own)), links.get((name, "speed"), 0), links.get((name, "mtu"), 0))
+        for name, own in found.items()
+    )
 
 
 def _from_trie(text: str, routes: Sequence[Route]) -> Iterator[tuple[str, str]]:

@@ -66,6 +66,22 @@ section tcp
 grep -h " 0A " /proc/net/tcp /proc/net/tcp6 || cat /proc/net/tcp /proc/net/tcp6 # 0A: TCP_LISTEN
 section infiniband
 [ -d /dev/infiniband ] && echo yes
+if [ -d /sys/module/nvidia_peermem ] || grep -qs 'Open Kernel Module' /proc/driver/nvidia/version; then echo gpudirect; fi
+(cd /sys/class/infiniband && { # unused entries of the GID table are zero, and their type cannot be read (EINVAL)
+  grep -s . ./*/node_type ./*/sys_image_guid ./*/device/vendor ./*/ports/*/state ./*/ports/*/phys_state ./*/ports/*/rate \
+    ./*/ports/*/link_layer ./*/ports/*/gids/* ./*/ports/*/gid_attrs/types/* ./*/ports/*/gid_attrs/ndevs/* /dev/null |
+    grep -v ':0000:0000:0000:0000:0000:0000:0000:0000$'
+  ls -d ./*/ports/*/gid_attrs/types
+}) 2>/dev/null
+section links
+(cd /sys/class/net && for name in *; do
+  read -r value <"$name/mtu" && echo "$name/mtu:$value"
+  read -r own <"$name/ifindex"
+  read -r lower <"$name/iflink"
+  if [ -e "$name/device" ] || [ "$own" = "$lower" ]; then # a veth interface reports a kernel constant as its speed
+    read -r value <"$name/speed" && echo "$name/speed:$value"
+  fi
+done) 2>/dev/null
 section pci
 grep -ls 0x10de /sys/bus/pci/devices/*/vendor | while read -r file; do
   device=${file%/vendor}

@@ -11,7 +11,7 @@ from launcher.job.models import Job
 from launcher.model.container import CODE, WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
-from launcher.planning import checks, command, containers, gpu_checks, gpus
+from launcher.planning import checks, command, containers, gpu_checks, gpus, rdma
 from launcher.planning.rendezvous import is_tunnel
 
 _LIMITS = {"memlock": "locked memory", "stack": "the stack"}
@@ -43,8 +43,9 @@ def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, cr
     """
     facts, image, rendezvous = prepared.facts, prepared.image, prepared.rendezvous
     _check(job, facts)
-    context = command.Context(job, run, image, rendezvous, code, owner, created)
     uuids = choose_gpus(job, facts)
+    network = rdma.choose(facts, image.torch) if len({node.host for node in facts}) > 1 and any(uuids) else ()
+    context = command.Context(job, run, image, rendezvous, code, owner, created, network)
     counts = [command.workers(job, len(mine)) for mine in uuids]
     if job.min_nodes and len(set(counts)) > 1:
         listed = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
@@ -58,6 +59,8 @@ def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, cr
             first_rank=own.start,
             processes=len(own),
             container=containers.container(context, entry, node, rank, mine, own),
+            speed=next((i.speed / 1000 for i in node.interfaces if i.name == rendezvous.interfaces[rank]), 0.0),
+            rdma=tuple(dict.fromkeys(port.device for port in node.rdma if port.active and port.rdma)),
         )
         for rank, (entry, node, mine, own) in enumerate(zip(job.machines, facts, uuids, ranks, strict=True))
     )
@@ -70,10 +73,20 @@ def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, cr
         code=code,
         rendezvous=rendezvous,
         nodes=nodes,
-        warnings=tuple(_warnings(job, facts, image, rendezvous, nodes)),
+        warnings=(*_warnings(job, facts, image, rendezvous, nodes), *_of_network(job, network)),
         min_nodes=job.min_nodes or 0,
         spares=len(job.spares or ()),
     )
+
+
+def _of_network(job: Job, network: Sequence[Sequence[rdma.Setting]]) -> list[str]:
+    """Describe what NCCL is told, unless the job tells it something else."""
+    return [
+        f"{entry.name}: {setting.name} is set to {setting.value}: {setting.why}"
+        for entry, settings in zip(job.machines, network, strict=False)
+        for setting in settings
+        if setting.name not in job.env_of(entry)
+    ]
 
 
 def _shared_memory(memory: int, limit: int) -> str:

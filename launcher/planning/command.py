@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import PlanInvalid
@@ -12,6 +13,7 @@ from launcher.job.scalars import argv_of
 from launcher.model.container import Layout
 from launcher.model.facts import ImageFacts, Launch
 from launcher.model.plan import Rendezvous, RunId
+from launcher.planning.rdma import Setting
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Context:
     code: str  # digest of the code archive
     owner: str
     created: int
+    network: Sequence[Sequence[Setting]] = ()  # what NCCL is told, by node rank; (): nothing
 
 
 def workers(job: Job, gpus: int) -> int:

@@ -138,6 +138,7 @@ def _environment(
     if uuids and len({machine.host for machine in job.machines}) > 1 and not NCCL_LOG & own.keys():
         log = posixpath.join(output, "logs", f"{entry.name}.nccl.%p")
         env |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET", "NCCL_DEBUG_FILE": log}
+    env |= {setting.name: setting.value for setting in context.network[rank]} if context.network else {}
     if not uuids:
         sharing = sum(other.host == entry.host for other in job.machines)  # nodes of the job on this machine
         env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (processes * sharing)))

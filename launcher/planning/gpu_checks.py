@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from launcher.errors import NodeUnfit
 from launcher.job.scalars import Gpus
 from launcher.model.facts import Gpu, NodeFacts
-from launcher.planning import gpus
+from launcher.planning import gpus, rdma
 from launcher.planning.checks import Check, Level
 from launcher.planning.gpu_faults import fault
 
@@ -126,6 +126,7 @@ def _machine(node: NodeFacts) -> Iterator[Check]:
         yield Check(node.name, "mig", Level.OK, f"{device_name}: {listed}")
     if len(node.gpus) > 1 or node.infiniband:
         yield Check(node.name, "infiniband", Level.OK, "/dev/infiniband exists" if node.infiniband else "none")
+    yield from rdma.of_node(node)
     for line in gpus.in_use(node, gpus.devices(node)):
         yield Check(
             node.name,

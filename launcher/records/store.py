@@ -18,6 +18,7 @@ from typing import Any
 
 from launcher.errors import LauncherError, RunUnknown
 from launcher.faults import disk
+from launcher.faults.transport import Wires
 from launcher.job.files import known_secrets
 from launcher.job.loader import parse_job
 from launcher.local_files import APPEND, open_regular, parse_object, write_atomic
@@ -295,6 +296,16 @@ class Record:
         """The planned interface and address of each node, by rank; {} in a rebuilt record."""
         found = checked.fitting(self._plan.get("rendezvous", {}), {"interfaces": [str], "addresses": [str]})
         return dict(enumerate(zip(found.get("interfaces", ()), found.get("addresses", ()), strict=False)))
+
+    def wires(self) -> dict[str, Wires]:
+        """What the plan knows of the network of each node, by name."""
+        known = {node.rank: found for node, found in zip(self.nodes(), self._plan.get("nodes", ()), strict=False)}
+        wires, interfaces = {}, self.interfaces()
+        for node in self.nodes():
+            own = checked.fitting(known[node.rank], {"speed": int | float, "rdma": [str]})
+            speed, (name, _) = own.get("speed", 0), interfaces.get(node.rank, ("", ""))
+            wires[node.name] = Wires({name: speed} if speed > 0 else {}, tuple(own.get("rdma", ())))
+        return wires
 
     @property
     def min_nodes(self) -> int:

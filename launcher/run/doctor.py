@@ -28,7 +28,7 @@ from launcher.node import output_folder
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_settled
-from launcher.planning import checks, gpu_checks, gpus
+from launcher.planning import checks, gpu_checks, gpus, rdma
 from launcher.planning.checks import Check, Level
 from launcher.planning.rendezvous import choose, is_tunnel
 from launcher.run.gpus import with_claims
@@ -124,6 +124,7 @@ def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFa
     if len(facts) > 1:
         yield from checks.alike(facts)
         yield from gpu_checks.alike(need_gpus, job=job is not None and job.each is None)
+        yield from rdma.between(need_gpus)
     if job is not None and facts and not fleet.failed and len(facts) == len(job.machines):
         yield checks.master_port(job, facts[0])
         if not job.traits.one_machine and len(facts) > 1:

@@ -32,7 +32,7 @@ def line(record: Record, logs: Mapping[str, str] | None = None) -> str:
     texts = collected(record.paths.root, nodes) if logs is None else logs
     found = {node: transport.parse(text) for node, text in texts.items() if text}
     enough = len(found) >= (record.min_nodes or len(nodes))
-    return transport.sentence(found, {}) if enough and transport.settled(found) else ""
+    return transport.sentence(found, record.wires()) if enough and transport.settled(found) else ""
 
 
 def _gloo(record: Record, nodes: Sequence[NodeOfRun], env: Mapping[str, Mapping[str, object]]) -> str:

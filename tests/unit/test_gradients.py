@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.job.dump import dump_job
+from launcher.model.rdma import Port
 from launcher.records.store import Record
 from launcher.records.wanted import Want, want
 from launcher.run import gradients
@@ -50,6 +52,28 @@ def test_all_nodes_must_have_connected(tmp_path: Path) -> None:
     assert gradients.line(record) == CONNECTED
     tcp = ROWS["no libibverbs in the image"].log
     assert gradients.line(record, {"gpu-0": tcp, "gpu-1": tcp}) == "gradients: TCP on ens4"  # of a running node
+
+
+def test_an_unused_rdma_device_and_the_interfaces_speed_are_named(tmp_path: Path) -> None:
+    a_job, facts, image = CASES["docker_2_nodes_gpus"]
+    cards = (Port("mlx5_0", 1, "ACTIVE"), Port("mlx5_1", 1, "DOWN"), Port("cxgb4_0", 1, "ACTIVE", rdma=False))
+    facts = [
+        replace(each, rdma=cards, interfaces=tuple(replace(one, speed=10_000) for one in each.interfaces))
+        for each in facts
+    ]
+    plan = planned(a_job, facts, image)
+    record = Record.of(plan, [], tmp_path / "runs")
+    record.write(plan, dump_job(a_job), b"")
+    off = "NCCL INFO NCCL_IB_DISABLE set by environment to 1.\nNCCL INFO Using network Socket\n"
+    logs = {
+        f"gpu-{rank}": f"{off}NCCL INFO NET/Socket : Using [0]ens{rank}:10.0.0.1{rank}<0>\n"
+        "NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
+        for rank in range(2)
+    }
+    why = "although mlx5_0 is active: NCCL_IB_DISABLE is set -> remove it from `env`"
+    assert gradients.line(record, logs) == (
+        f"gradients: gpu-0: TCP on ens0 (10 Gb/s), {why}; gpu-1: TCP on ens1 (10 Gb/s), {why}"
+    )
 
 
 def test_the_logs_of_an_earlier_attempt_do_not_count(tmp_path: Path) -> None:

@@ -1,87 +1,13 @@
-"""State of InfiniBand and RoCE ports from sysfs, and their problems. Pure.
-
-/sys/class/infiniband: Documentation/ABI/stable/sysfs-class-infiniband of the kernel.
-"""
+"""Problems of InfiniBand and RoCE ports. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from launcher.features.bench.health.problem import HealthProblem
+from launcher.model.rdma import Port
 
-_LINE = re.compile(r"^\./([\w.-]{1,64})/(?:ports/(\d{1,3})/)?([a-z_]+)(?:/(\w+))?(?:/(\d{1,4}))?(?::(.*))?$", re.ASCII)
-_RATE = re.compile(r"(\d{1,5}(?:\.\d)?) Gb/sec(?: \((\d{1,2})X(?: (\w{2,6}))?\))?", re.ASCII)
 _WIRE = "check its cable and the port at the other end; ibstat shows its state"
-
-
-@dataclass(frozen=True)
-class Port:
-    """A port of a card. rate: in Gb/s; lanes: InfiniBand link width; 0 if unknown."""
-
-    device: str  # "mlx5_0"
-    number: int
-    state: str = ""  # "ACTIVE", "DOWN", "INIT", "ARMED"
-    physical: str = ""  # "LinkUp"; "Polling": no signal from the other end; "Disabled": switched off on this end
-    rate: float = 0.0
-    lanes: int = 0
-    speed: str = ""  # "EDR", "NDR"; "" for SDR
-    ethernet: bool = False  # RoCE
-    rdma: bool = True  # False for iWARP and similar, which have no RoCE GID table
-    card: str = ""  # identifies the card: equal for all of its ports
-    gids: tuple[str, ...] | None = None  # types of its GIDs: "IB/RoCE v1", "RoCE v2"; None: not reported by the kernel
-
-    @property
-    def name(self) -> str:
-        return f"{self.device}/{self.number}"
-
-    @property
-    def active(self) -> bool:
-        return self.state.startswith("ACTIVE")
-
-
-def parse(text: str) -> tuple[Port, ...]:
-    """Parse the section of machine.sh's output: `./mlx5_0/ports/1/state:4: ACTIVE`."""
-    values: dict[tuple[str, int], dict[str, str]] = {}
-    cards: dict[str, dict[str, str]] = {}
-    for line in text.splitlines():
-        if (match := _LINE.match(line)) is None:
-            continue
-        device, number, name, kind, index, value = match.groups(default="")
-        if not number:
-            cards.setdefault(device, {})[name] = value
-        else:
-            key = "/".join(part for part in (name, kind, index) if part)
-            values.setdefault((device, int(number)), {})[key] = value.strip()
-    return tuple(
-        _port(device, number, found, cards.get(device, {})) for (device, number), found in sorted(values.items())
-    )
-
-
-def _port(device: str, number: int, values: Mapping[str, str], card: Mapping[str, str]) -> Port:
-    rate = _RATE.match(values.get("rate", ""))
-    types = {path.rpartition("/")[2]: text for path, text in values.items() if path.startswith("gid_attrs/types/")}
-    valid = {text for index, text in types.items() if f"gids/{index}" in values}  # the other entries are zero
-    return Port(
-        device=device,
-        number=number,
-        state=_word(values.get("state", "")),
-        physical=_word(values.get("phys_state", "")),
-        rate=float(rate[1]) if rate else 0.0,
-        lanes=int(rate[2] or 0) if rate else 0,
-        speed=(rate[3] or "") if rate else "",
-        ethernet=values.get("link_layer") == "Ethernet",
-        rdma=card.get("node_type", "1").startswith("1"),
-        card=card.get("sys_image_guid", device),
-        gids=tuple(sorted(valid)) if "gid_attrs/types" in values else None,
-    )
-
-
-def _word(text: str) -> str:
-    """Return "ACTIVE" for "4: ACTIVE"."""
-    match = re.fullmatch(r"\d{1,2}: (\w{1,30})", text, re.ASCII)
-    return match[1] if match else ""
 
 
 def problems(node: str, ports: Sequence[Port]) -> Iterator[HealthProblem]:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from launcher.features.bench.health import gpu, infiniband
 from launcher.features.bench.health.gpu import GpuState
-from launcher.features.bench.health.infiniband import Port, common
+from launcher.features.bench.health.infiniband import common
 from launcher.features.bench.health.problem import HealthProblem, number, plain
+from launcher.model import rdma
 
 __all__ = ["HealthProblem", "LinkState", "MachineState", "between", "parse", "problems", "script"]
 
@@ -42,7 +43,7 @@ class MachineState:
     """
 
     gpus: tuple[GpuState, ...] = ()
-    ports: tuple[Port, ...] = ()
+    ports: tuple[rdma.Port, ...] = ()
     link: LinkState = LinkState()
     nvidia_smi: int | None = None
     complete: bool = False
@@ -63,7 +64,7 @@ def parse(text: str) -> MachineState:
     link = dict(re.findall(r"^(name|speed|mtu|duplex):(\S{1,40})$", sections.get("link", ""), re.MULTILINE))
     return MachineState(
         gpus=gpu.parse(answer),
-        ports=infiniband.parse(sections.get("infiniband", "")),
+        ports=rdma.parse(sections.get("infiniband", "")),
         link=LinkState(
             plain(link.get("name", "")),
             number(link.get("speed", "")),

@@ -1,0 +1,116 @@
+"""The RDMA ports of nodes (InfiniBand, RoCE): what is wrong with them, and those that NCCL is told to use. Pure.
+
+NCCL uses every active port. That fails if a RoCE port has no address, and mixes InfiniBand with RoCE. Before version
+2.21 it also takes the first address of a RoCE port, which is link-local and not routed. Only ConnectX cards are chosen.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher.model.facts import NodeFacts
+from launcher.model.rdma import Port
+from launcher.planning.checks import Check, Level
+
+_NAME = "infiniband"
+_FINDS_ADDRESSES = (2, 5)  # torch with NCCL 2.21
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable that NCCL gets on a node."""
+
+    name: str
+    value: str
+    why: str
+
+
+def choose(facts: Sequence[NodeFacts], torch: str) -> list[list[Setting]]:
+    """Return the settings of each node, none where NCCL's own choice is right.
+
+    torch: the version in the image; "": none, so that NCCL's version is unknown.
+    """
+    usable = [_usable(node) for node in facts]
+    links = set.intersection(*({port.ethernet for port in ports} for ports in usable)) if usable else set()
+    if not links:  # a node without: NCCL uses TCP
+        return [[] for _ in facts]
+    ethernet = False not in links
+    return [[*_settings(node, ports, torch, ethernet)] for node, ports in zip(facts, usable, strict=True)]
+
+
+def _usable(node: NodeFacts) -> list[Port]:
+    """Return the ports of ConnectX cards that can send; [] if the node has others too, or containers get none."""
+    active = _active(node)
+    if not node.infiniband or not all(port.connectx for port in active):
+        return []
+    return [port for port in active if port.addresses or not port.ethernet]
+
+
+def _active(node: NodeFacts) -> list[Port]:
+    return [port for port in node.rdma if port.active and port.rdma]
+
+
+def _settings(node: NodeFacts, usable: Sequence[Port], torch: str, ethernet: bool) -> Iterator[Setting]:
+    """ethernet: RoCE, rather than InfiniBand, is what all nodes have."""
+    wanted = [port for port in usable if port.ethernet == ethernet]
+    if left := [port.device for port in _active(node) if port not in wanted]:
+        value = "=" + ",".join(f"{port.device}:{port.number}" for port in wanted)
+        kind = "RoCE with an address" if ethernet else "InfiniBand"
+        yield Setting("NCCL_IB_HCA", value, f"not {', '.join(left)}: NCCL would use it too, and all nodes have {kind}")
+    version = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
+    old = version is not None and (int(version[1]), int(version[2])) < _FINDS_ADDRESSES
+    common = set.intersection(*({gid.index for gid in port.addresses} for port in wanted))
+    if ethernet and old and common:
+        why = f"its RoCE v2 address; the NCCL of torch {torch} takes 0, which is not routed"
+        yield Setting("NCCL_IB_GID_INDEX", str(min(common)), why)
+
+
+def of_node(node: NodeFacts) -> Iterator[Check]:
+    """Yield a warning for each problem, with its fix."""
+    active = _active(node)
+    cards = {port.card for port in active}
+    for what, fix in (found for port in node.rdma if port.rdma for found in _of_port(port, node.rdma, cards)):
+        yield Check(node.name, _NAME, Level.WARN, what, fix)
+    if active and not node.infiniband:
+        rootless = node.engine is not None and node.engine.rootless
+        fix = "sudo modprobe ib_uverbs" + ("; its files must be open to the user of the rootless engine" * rootless)
+        what = f"{active[0].device} is active, but there is no /dev/infiniband: NCCL would use TCP"
+        yield Check(node.name, _NAME, Level.WARN, what, fix)
+    if any(port.connectx for port in active) and not node.gpudirect and any(not gpu.shared for gpu in node.gpus):
+        what = "nvidia_peermem is not loaded, and the driver has no DMA-BUF: gradients are copied through host memory"
+        yield Check(node.name, _NAME, Level.WARN, what, "sudo modprobe nvidia_peermem")
+
+
+def _of_port(port: Port, every: Sequence[Port], cards: set[str]) -> Iterator[tuple[str, str]]:
+    where = f"{port.device} ({port.interface})" if port.interface else port.device
+    if not port.active:
+        if port.card not in cards and (port.physical != "Disabled" or not cards):
+            fix = "check its cable and the port at the other end; ibstat shows its state"
+            yield f"{where} is down ({port.physical or port.state})", fix
+    elif port.ethernet and port.gids is not None and "RoCE v2" not in port.gids:
+        fix = "give its interface an address; a card with v1 only (ConnectX-3) is not used by NCCL"
+        yield f"{where} has no RoCE v2 GID", fix
+    elif port.ethernet and port.gids and not port.addresses:
+        twins = [other.device for other in every if other.card == port.card and other.addresses and other.active]
+        beside = f", and its twin {twins[0]} has one: half of the card's bandwidth is unused" if twins else ""
+        fix = f"sudo ip addr add ADDRESS/24 dev {port.interface or 'INTERFACE'}, in a network of its own; persist it"
+        yield f"{where} has no IPv4 address{beside}", fix
+
+
+def between(nodes: Sequence[NodeFacts]) -> Iterator[Check]:
+    """Yield a warning for each network of RoCE ports whose interfaces have different MTUs."""
+    seen: dict[str, dict[int, list[str]]] = {}
+    for node in nodes:
+        names = {port.interface for port in _active(node) if port.ethernet and port.addresses}
+        for interface in (each for each in node.interfaces if each.name in names and each.mtu):
+            for address in (text for text in interface.addresses if ":" not in text):
+                network = str(ipaddress.ip_interface(address).network)
+                seen.setdefault(network, {}).setdefault(interface.mtu, []).append(f"{node.name} {interface.name}")
+    for network, sizes in seen.items():
+        if len(sizes) > 1:
+            each = "; ".join(f"{size} on {', '.join(names)}" for size, names in sorted(sizes.items()))
+            fix = "set the same on all and on the switch: sudo ip link set dev INTERFACE mtu 9000"
+            yield Check("all", "mtu", Level.WARN, f"differs in {network}: {each}", fix)

@@ -1,0 +1,190 @@
+"""RDMA ports of a node, read from trees of sysfs by the script of all facts. Each file of rdma/ names its source."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.model import rdma
+from launcher.model.facts import EngineFacts, Gpu, Interface, NodeFacts
+from launcher.model.rdma import Gid, Port
+from launcher.node.facts import parse, script
+from launcher.planning.rdma import between, choose, of_node
+from tests.unit.test_plan import CASES, job, planned
+from tests.unit.test_plan import node as planned_node
+
+TREES = Path(__file__).with_name("rdma")
+
+
+def read(folder: Path, name: str, net: str = "") -> NodeFacts:
+    """Return the facts of this machine with the recorded files. net: more of them, below /sys/class/net."""
+    for kind, text in (("infiniband", (TREES / f"{name}.txt").read_text()), ("net", net)):
+        for line in text.splitlines():
+            path, _, value = line.partition(" ")
+            if not line.startswith("#"):
+                file = folder / kind / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(f"{value}\n" if value else "")
+    text = script().replace("/sys/class/infiniband", f"{folder}/infiniband").replace("/sys/class/net", f"{folder}/net")
+    done = subprocess.run(["sh", "-c", text], capture_output=True, check=True, timeout=60)
+    return parse(done.stdout).node
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("connectx_roce", [("mlx5_0", "ACTIVE", 200.0, True, True, "ens1np0", (Gid(3, "RoCE v2", "11.0.0.72"),))]),
+        (
+            "connectx_infiniband",
+            [("mlx5_0", "ACTIVE", 400.0, False, True, "", ()), ("mlx5_1", "DOWN", 40.0, True, True, "ens2", ())],
+        ),
+        (
+            "spark_twins",
+            [
+                ("roceP2p1s0f0", "ACTIVE", 200.0, True, True, "enP2p1s0f0np0", ()),
+                ("roceP2p1s0f1", "DOWN", 40.0, True, True, "enP2p1s0f1np1", ()),
+                ("rocep1s0f0", "ACTIVE", 200.0, True, True, "enp1s0f0np0", (Gid(3, "RoCE v2", "192.168.100.10"),)),
+                ("rocep1s0f1", "DOWN", 40.0, True, True, "enp1s0f1np1", ()),
+            ],
+        ),
+        (
+            "broadcom",
+            [
+                ("bnxt_re0", "ACTIVE", 100.0, True, False, "ens3f0np0", (Gid(3, "RoCE v2", "10.0.0.5"),)),
+                ("bnxt_re1", "DOWN", 2.5, True, False, "ens3f1np1", ()),
+            ],
+        ),
+        ("none", []),
+    ],
+)
+def test_the_ports_of_a_machine(name: str, expected: list[object], tmp_path: Path) -> None:
+    def described(port: Port) -> object:
+        return port.device, port.state, port.rate, port.ethernet, port.connectx, port.interface, port.addresses
+
+    assert [described(port) for port in read(tmp_path, name).rdma] == expected
+
+
+def test_the_speed_of_an_interface(tmp_path: Path) -> None:
+    net = "lo/mtu 65536\nlo/ifindex 1\nlo/iflink 1\nlo/speed\n"
+    assert all(i.mtu == 65536 and i.speed == 0 for i in read(tmp_path / "lo", "none", net).interfaces if i.name == "lo")
+    fast = net.replace("lo/speed", "lo/speed 10000")
+    assert all(i.speed == 10000 for i in read(tmp_path / "fast", "none", fast).interfaces if i.name == "lo")
+    veth = fast.replace("iflink 1", "iflink 7")  # it reports a kernel constant
+    assert all(i.speed == 0 for i in read(tmp_path / "veth", "none", veth).interfaces if i.name == "lo")
+
+
+def having(*names: str, rank: int = 0, **changes: object) -> NodeFacts:
+    """Return a node with the ports of these trees and a GPU."""
+    lines = [line for name in names for line in (TREES / f"{name}.txt").read_text().splitlines() if line[0] != "#"]
+    pairs = [line.partition(" ") for line in lines]
+    text = "".join(f"./{path}:{value}\n" for path, _, value in pairs if value.strip("0:"))
+    text += "".join(f"./{path.rpartition('/')[0]}\n" for path, _, _ in pairs if "gid_attrs/types" in path)
+    known: dict[str, object] = {"infiniband": True, "gpudirect": True, "rdma": rdma.parse(text)}
+    return replace(planned_node(rank, gpus=1), **{**known, **changes})  # type: ignore[arg-type]
+
+
+def settings(*facts: NodeFacts, torch: str = "2.14.1") -> list[dict[str, str]]:
+    return [{each.name: each.value for each in own} for own in choose(facts, torch)]
+
+
+def test_nccl_is_told_nothing_where_its_own_choice_is_right() -> None:
+    for name in ("connectx_roce", "connectx_infiniband", "broadcom", "none"):
+        assert settings(having(name), having(name, rank=1)) == [{}, {}], name
+    assert settings(having("spark_twins"), having("none", rank=1)) == [{}, {}]  # over TCP
+    assert settings(having("spark_twins", infiniband=False), having("spark_twins")) == [{}, {}]
+    assert settings(having("spark_twins", "broadcom"), having("spark_twins")) == [{}, {}]  # not a ConnectX
+
+
+def test_a_port_that_would_fail_is_left_out_on_its_node_only() -> None:
+    twins = {"NCCL_IB_HCA": "=rocep1s0f0:1"}
+    assert settings(having("spark_twins"), having("spark_twins", rank=1)) == [twins, twins]
+    assert settings(having("spark_twins"), having("connectx_roce", rank=1)) == [twins, {}]
+    mixed = having("connectx_infiniband")
+    roce = replace(having("connectx_roce").rdma[0], device="mlx5_7")
+    mixed = replace(mixed, rdma=(mixed.rdma[0], roce))
+    assert settings(mixed, mixed) == [{"NCCL_IB_HCA": "=mlx5_0:1"}] * 2  # InfiniBand is what both have
+    assert settings(mixed, having("connectx_roce")) == [{"NCCL_IB_HCA": "=mlx5_7:1"}, {}]
+
+
+def test_an_nccl_that_takes_the_first_address_is_told_the_right_one() -> None:
+    """NCCL 2.20 of torch 2.4; later ones find it, and the index may change while they run."""
+    [own, other] = settings(having("connectx_roce"), having("connectx_infiniband"), torch="2.4.1")
+    assert (own, other) == ({}, {})
+    second = having("connectx_roce", rank=1)
+    port = second.rdma[0]
+    moved = replace(second, rdma=(replace(port, table=(*port.table[:3], Gid(5, "RoCE v2", "11.0.0.73"))),))
+    assert settings(having("connectx_roce"), moved, torch="2.4.1") == [
+        {"NCCL_IB_GID_INDEX": "3"},
+        {"NCCL_IB_GID_INDEX": "5"},
+    ]
+    assert settings(having("connectx_roce"), moved, torch="") == [{}, {}]  # NCCL's version is unknown
+    two = replace(moved, rdma=(*moved.rdma, replace(port, device="mlx5_1")))
+    assert settings(having("connectx_roce"), two, torch="2.4.1")[1] == {}  # no index is right for both ports
+
+
+def test_the_plan_has_the_settings_and_says_why_but_never_over_the_jobs() -> None:
+    _, _, image = CASES["docker_2_nodes_gpus"]
+    facts = [having("spark_twins", rank=rank) for rank in range(2)]
+    plan = planned(job(2), facts, image)
+    assert [each.container.env["NCCL_IB_HCA"] for each in plan.nodes] == ["=rocep1s0f0:1"] * 2
+    said = [warning for warning in plan.warnings if "NCCL_IB_HCA" in warning]
+    assert said[0].startswith("gpu-0: NCCL_IB_HCA is set to =rocep1s0f0:1: not roceP2p1s0f0")
+    assert len(said) == 2
+    own = planned(job(2, env={"NCCL_IB_HCA": "mlx5"}), facts, image)
+    assert [each.container.env["NCCL_IB_HCA"] for each in own.nodes] == ["mlx5"] * 2
+    assert not [warning for warning in own.warnings if "NCCL_IB_HCA" in warning]
+    assert "NCCL_IB_HCA" not in planned(job(2, gpus="none"), facts, image).nodes[0].container.env
+    assert "NCCL_IB_HCA" not in planned(job(1), facts[:1], image).nodes[0].container.env
+
+
+ENGINE = EngineFacts("e", "27.0", True, (), (), "/var/lib/docker")
+V1 = replace(having("connectx_roce").rdma[0], gids=("IB/RoCE v1",), table=())
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "fix"),
+    [
+        (
+            having("spark_twins"),
+            "roceP2p1s0f0 (enP2p1s0f0np0) has no IPv4 address, and its twin rocep1s0f0 has one: half of",
+            "sudo ip addr add ADDRESS/24 dev enP2p1s0f0np0",
+        ),
+        (
+            having("none", rdma=(Port("mlx5_0", 1, "DOWN", "Polling", card="a"),)),
+            "mlx5_0 is down (Polling)",
+            "check its cable",
+        ),
+        (having("none", rdma=(V1,)), "mlx5_0 (ens1np0) has no RoCE v2 GID", "give its interface an address"),
+        (
+            having("connectx_roce", infiniband=False, engine=ENGINE),
+            "mlx5_0 is active, but there is no /dev/infiniband",
+            "sudo modprobe ib_uverbs; its files must be open to the user of the rootless engine",
+        ),
+        (having("connectx_roce", gpudirect=False), "nvidia_peermem is not loaded", "sudo modprobe nvidia_peermem"),
+    ],
+)
+def test_doctor_names_each_problem_of_a_port_with_its_fix(facts: NodeFacts, what: str, fix: str) -> None:
+    [check] = of_node(facts)
+    assert what in check.what
+    assert check.fix.startswith(fix)
+
+
+def test_healthy_machines_have_no_warning() -> None:
+    for name in ("connectx_roce", "connectx_infiniband", "broadcom", "none"):
+        assert [*of_node(having(name))] == [], name
+    shared = (Gpu(0, "GPU-a", "NVIDIA GB10", 122_000, "580.95", shared=True),)
+    assert [*of_node(having("connectx_roce", gpudirect=False, gpus=shared))] == []  # it has no GPUDirect
+
+
+def test_doctor_names_mtus_that_differ_along_a_path() -> None:
+    def on(rank: int, mtu: int, network: str = "11.0.0") -> NodeFacts:
+        interface = Interface("ens1np0", (f"{network}.{rank + 72}/24", "fe80::1/64"), mtu=mtu)
+        return having("connectx_roce", rank=rank, interfaces=(interface,))
+
+    [check] = between([on(0, 9000), on(1, 1500)])
+    assert check.what == "differs in 11.0.0.0/24: 1500 on gpu-1 ens1np0; 9000 on gpu-0 ens1np0"
+    assert [*between([on(0, 9000), on(1, 9000)])] == []
+    assert [*between([on(0, 9000), on(1, 1500, "12.0.0")])] == []  # no path between them
