@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 CODE = "/workspace/code"  # the job's code and the working directory in a container
 WORKDIR = "workdir"  # folder of the nodes' working directories, in the run's output folder
@@ -61,18 +62,22 @@ class ContainerSpec:
     mounts: tuple[Mount, ...] = ()
     gpus: tuple[str, ...] = ()  # UUIDs
     gpu_driver: str = ""  # "nvidia" (runtime) | "cdi"
-    ipc: str = "host"
     network: str = "host"
     userns: str = ""  # "host" for an engine with userns-remap, which forbids the host's network otherwise
     ulimits: tuple[tuple[str, int], ...] = ()
-    devices: tuple[str, ...] = ()
-    cap_add: tuple[str, ...] = ()
-    extra_hosts: Mapping[str, str] = field(default_factory=dict)
+    docker: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # `docker` of the job file; devices: also the launcher's own
     shm_size: int | None = None
     memory: int | None = None
     cpus: float | None = None
     restarts: int = 0
     init: bool = True
+
+    @property
+    def ipc(self) -> str:
+        """The IPC mode, as Docker's option --ipc."""
+        return str(self.docker.get("ipc", "host"))
 
 
 @dataclass(frozen=True)

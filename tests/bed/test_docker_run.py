@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launcher.job.parts import DockerOptions
 from launcher.model.container import ContainerSpec, Layout, Mount
 from launcher.node.connect import connect
 from launcher.node.docker.values import container_request, docker_run
@@ -28,15 +29,14 @@ PLAIN = ContainerSpec(
     output_dir=OUTPUT,
     user="1001:1001",
 )
+# Every key of `docker` in the job file, with the schema's example
+EXAMPLES = dict(DockerOptions.model_validate({key: f.examples[0] for key, f in DockerOptions.model_fields.items()}))
 FULL = replace(
     PLAIN,
     groups=(4, 27),
     mounts=(Mount("/etc", "/host,etc", read_only=True),),
-    ipc="private",
     ulimits=(("nofile", 4096),),
-    devices=("/dev/null:/dev/zilch:r",),
-    cap_add=("SYS_NICE",),
-    extra_hosts={"db": "10.0.0.9"},
+    docker={**EXAMPLES, "devices": ("/dev/null:/dev/zilch:r",)},
     shm_size=1 << 26,
     memory=1 << 28,
     cpus=0.5,

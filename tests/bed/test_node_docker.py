@@ -128,7 +128,7 @@ def test_a_container_has_what_its_spec_asks_for(bed: Bed, engine: DockerEngine) 
     made = spec(
         *("sh", "-c", script),
         ulimits=(("stack", 67108864),),
-        extra_hosts={"store": "10.9.9.9"},
+        docker={"extra_hosts": {"store": "10.9.9.9"}},
         memory=256 << 20,
         cpus=0.5,
         mounts=(Mount("/tmp/data", "/data", read_only=True),),
@@ -148,7 +148,7 @@ def test_a_container_has_what_its_spec_asks_for(bed: Bed, engine: DockerEngine) 
 def test_dev_shm_is_the_hosts_or_has_the_requested_size(engine: DockerEngine) -> None:
     shm = ("sh", "-c", "df -Pk /dev/shm | tail -1 | awk '{print $2}'")
     assert engine.run_probe(spec(*shm))[1].strip() == b"1048576"
-    assert engine.run_probe(spec(*shm, ipc="private", shm_size=128 << 20))[1].strip() == b"131072"
+    assert engine.run_probe(spec(*shm, docker={"ipc": "private"}, shm_size=128 << 20))[1].strip() == b"131072"
 
 
 def test_a_guarded_container_created_after_the_caller_disconnected_is_removed(bed: Bed, engine: DockerEngine) -> None:

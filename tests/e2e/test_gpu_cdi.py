@@ -99,7 +99,7 @@ def test_a_runs_container_has_the_gpu_that_the_specification_describes(cdi_cli: 
     assert cdi_cli("up", job(cdi_cli)).stdout.split() == ["/dev/nvidia1", "CDI_1=GPU-b"]
     plan = json.loads((cdi_cli.runs()[-1] / "plan.json").read_text())
     container = plan["nodes"][0]["container"]
-    assert (container["gpu_driver"], container["gpus"], container["devices"]) == ("cdi", ["GPU-b"], [])
+    assert (container["gpu_driver"], container["gpus"], container["docker"]["devices"]) == ("cdi", ["GPU-b"], [])
 
 
 def test_a_specification_that_names_gpus_by_index_is_refused(cdi_cli: Cli, engine: Path) -> None:

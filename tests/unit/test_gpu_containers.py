@@ -165,10 +165,10 @@ def machine(engine: EngineFacts = LEGACY, **nvidia: object) -> NodeFacts:
 def test_the_device_files_of_the_chosen_gpus_are_passed_beside_the_request() -> None:
     container = planned(job(1, gpus=[0]), [machine()]).master.container
     assert container.gpu_driver == "nvidia"
-    assert container.devices == ("/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
-    assert planned(job(1, gpus="none"), [machine()]).master.container.devices == ()
+    assert container.docker["devices"] == ("/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
+    assert planned(job(1, gpus="none"), [machine()]).master.container.docker["devices"] == ()
     own = job(1, gpus=[0], docker={"devices": ["/dev/nvidiactl:/dev/nvidiactl:rw"]})
-    assert [d.partition(":")[0] for d in planned(own, [machine()]).master.container.devices].count(
+    assert [d.partition(":")[0] for d in planned(own, [machine()]).master.container.docker["devices"]].count(
         "/dev/nvidiactl"
     ) == 1
 
@@ -176,7 +176,7 @@ def test_the_device_files_of_the_chosen_gpus_are_passed_beside_the_request() -> 
 def test_cdi_is_preferred_where_the_engine_names_the_gpus_by_uuid() -> None:
     named = dataclasses.replace(LEGACY, cdi_devices=tuple(f"nvidia.com/gpu=GPU-{i}" for i in range(2)))
     container = planned(job(1, gpus=[0, 1]), [machine(named)]).master.container
-    assert (container.gpu_driver, container.devices) == ("cdi", ())
+    assert (container.gpu_driver, container.docker["devices"]) == ("cdi", ())
     assert planned(job(1, gpus=[2]), [machine(named)]).master.container.gpu_driver == "nvidia"
     by_index = dataclasses.replace(LEGACY, runtimes=("runc",), cdi_devices=("nvidia.com/gpu=0", "nvidia.com/gpu=all"))
     with pytest.raises(NodeUnfit, match="--device-name-strategy=uuid"):

@@ -76,11 +76,13 @@ def test_a_container_with_every_option() -> None:
             mounts=(Mount("/data", "/data", read_only=True),),
             gpus=("GPU-1", "GPU-2"),
             gpu_driver="nvidia",
-            ipc="private",
             ulimits=(("memlock", -1), ("stack", 67108864)),
-            devices=("/dev/infiniband", "/dev/fuse:/dev/fuse:r"),
-            cap_add=("IPC_LOCK",),
-            extra_hosts={"store": "10.0.0.9"},
+            docker={
+                "ipc": "private",
+                "devices": ("/dev/infiniband", "/dev/fuse:/dev/fuse:r"),
+                "cap_add": ("IPC_LOCK",),
+                "extra_hosts": {"store": "10.0.0.9"},
+            },
             shm_size=1 << 30,
             memory=1 << 34,
             cpus=1.5,
@@ -111,7 +113,7 @@ def test_a_container_with_every_option() -> None:
 
 
 def test_shm_size_is_ignored_with_the_hosts_ipc() -> None:
-    assert "ShmSize" not in container_request(spec(ipc="host", shm_size=1 << 30))["HostConfig"]
+    assert "ShmSize" not in container_request(spec(docker={"ipc": "host"}, shm_size=1 << 30))["HostConfig"]
 
 
 def test_gpus_by_cdi() -> None:

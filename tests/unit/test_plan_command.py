@@ -15,6 +15,7 @@ from rich.console import Console
 from launcher.cli.plan import docker_lines, plan, show
 from launcher.errors import UsageError
 from launcher.job.loader import parse_job
+from launcher.job.parts import DockerOptions
 from launcher.model.container import ContainerSpec, Layout, Mount
 from launcher.node.docker.values import container_request, device, docker_run
 from launcher.planning.offline import offline
@@ -43,11 +44,13 @@ FULL = replace(
     mounts=(Mount('/a"b', "/in", read_only=True),),
     gpus=("GPU-1", "GPU-2"),
     gpu_driver="nvidia",
-    ipc="private",
     ulimits=(("memlock", -1), ("stack", 67108864)),
-    devices=("/dev/fuse", "/dev/a:/dev/b:r"),
-    cap_add=("SYS_NICE",),
-    extra_hosts={"db": "10.0.0.9"},
+    docker={
+        "ipc": "private",
+        "devices": ("/dev/fuse", "/dev/a:/dev/b:r"),
+        "cap_add": ("SYS_NICE",),
+        "extra_hosts": {"db": "10.0.0.9"},
+    },
     shm_size=1 << 30,
     memory=1 << 34,
     cpus=2.5,
@@ -140,7 +143,7 @@ def request_of(line: str) -> dict[str, Any]:
     [
         SPEC,
         FULL,
-        replace(FULL, gpu_driver="cdi", devices=()),
+        replace(FULL, gpu_driver="cdi", docker={}),
         replace(SPEC, argv=(), user=""),
         *(n.container for n in PLAN.nodes),
     ],
@@ -153,6 +156,15 @@ def test_a_docker_run_line_equals_the_request_of_up(spec: ContainerSpec) -> None
         (request,) = wanted["HostConfig"]["DeviceRequests"]
         wanted["HostConfig"]["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": [id_]} for id_ in request["DeviceIDs"]]
     assert request_of(docker_run(named)) == wanted
+
+
+@pytest.mark.parametrize("key", DockerOptions.model_fields)
+def test_a_key_of_docker_is_in_the_request_and_on_the_line(key: str) -> None:
+    (example, *_) = DockerOptions.model_fields[key].examples or ()
+    docker = dict(DockerOptions.model_validate({key: example}))
+    with_it, without = replace(SPEC, docker=docker), replace(SPEC, docker=dict(DockerOptions()))
+    assert container_request(with_it) != container_request(without)
+    assert docker_run(with_it) != docker_run(without)
 
 
 def test_the_script_names_image_and_folder_of_every_node() -> None:

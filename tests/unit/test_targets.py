@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from launcher.cli.plan import TARGETS, target
 from launcher.errors import JobInvalid
@@ -31,7 +32,7 @@ BASE: dict[str, Any] = {
 PLAIN = {"runtime": "process", "image": None, "nodes": ["local", "local"], "gpus": "none"}
 BUILT = {"base": f"example.org/b@{DIGEST}", "torchvision": "keep"}
 ELASTIC = {"nodes": 3, "min_nodes": 3}
-# key -> a change of it; if the key is possible only with others, these come first
+# key -> a change of it; if the key is possible only with others, these come first. Of other keys, the schema's example
 CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "name": ({"name": "other"},),
     "runtime": (PLAIN,),
@@ -67,33 +68,22 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "port": ({"port": 30000},),
     "timeout": ({"timeout": "1h"},),
     "hang_timeout": ({"hang_timeout": "15m"},),
-    "resources.memory": ({"resources": {"memory": "1g"}},),
-    "resources.cpus": ({"resources": {"cpus": 4}},),
-    "resources.output": ({"resources": {"output": "1g"}},),
     "resources.shm": ({}, {"docker": {"ipc": "private"}, "resources": {"shm": "1g"}}),
     "docker.ipc": ({"docker": {"ipc": "host"}}, {"docker": {"ipc": "private"}}),
-    "docker.extra_hosts": ({"docker": {"extra_hosts": {"a": "10.0.0.1"}}},),
-    "docker.devices": ({"docker": {"devices": ["/dev/fuse"]}},),
-    "docker.cap_add": ({"docker": {"cap_add": ["SYS_PTRACE"]}},),
-    "cluster.partition": ({"cluster": {"partition": "gpu"}},),
-    "cluster.account": ({"cluster": {"account": "lab"}},),
-    "cluster.qos": ({"cluster": {"qos": "low"}},),
-    "cluster.time": ({"cluster": {"time": "2d"}},),
-    "cluster.options": ({"cluster": {"options": ["--constraint=h100"]}},),
     "sweep": ({"sweep": [{"a": 1}]},),
     "each": ({"nodes": ["a", "b"]}, {"nodes": ["a", "b"], "sweep": [{"a": 1}], "each": 1}),
 }
 
 
-def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Yield the keys of a model with dots: those of a part, those of a list of parts and the list itself."""
     for name, field in model.model_fields.items():
         part = next(parts(field.annotation), None)
         listed = part is not None and "tuple" in str(field.annotation)
         if part is None or listed:
-            yield prefix + name
+            yield prefix + name, field
         if part is not None and name != "spares":  # machines, as nodes are
-            yield from keys(part, f"{prefix}{name}.")
+            yield from fields(part, f"{prefix}{name}.")
 
 
 def parts(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -101,6 +91,19 @@ def parts(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for inner in get_args(annotation):
         yield from parts(inner)
+
+
+KEYS = dict(fields(Job))
+
+
+def changes(key: str) -> tuple[dict[str, Any], ...]:
+    if key in CHANGES:
+        return CHANGES[key]
+    assert KEYS[key].examples, f"{key} has neither an example in the schema nor a change here"
+    change: Any = KEYS[key].examples[0]
+    for name in reversed(key.split(".")):
+        change = {name: change}
+    return (change,)
 
 
 @pytest.fixture
@@ -120,16 +123,16 @@ def text(name: str, change: dict[str, Any]) -> str:
 
 
 def test_every_key_is_known_to_every_target() -> None:
-    assert sorted(CHANGES) == sorted(keys(Job))
+    assert CHANGES.keys() <= KEYS.keys()
     for name in TARGETS:
-        assert sorted(target(name).keys.all()) == sorted(keys(Job)), name
+        assert sorted(target(name).keys.all()) == sorted(KEYS), name
 
 
 @pytest.mark.usefixtures("clusters")
-@pytest.mark.parametrize("key", CHANGES)
+@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_target_makes_of_a_key_what_it_says(name: str, key: str) -> None:
-    *before, change = CHANGES[key]
+    *before, change = changes(key)
     known, without = target(name).keys, text(name, before[0] if before else {})
     if key in known.refused.split():
         with pytest.raises(JobInvalid):

@@ -242,4 +242,4 @@ def granted(wanted: Ulimits, starts_with: Callable[[Ulimits], bool]) -> Ulimits:
 
 def _bare(name: str, image: str, labels: Mapping[str, str]) -> ContainerSpec:
     """Return the spec of a container without GPUs, network and mounts that runs `true`."""
-    return ContainerSpec(name, image, ("true",), labels=labels, ipc="private", network="none", init=False)
+    return ContainerSpec(name, image, ("true",), labels=labels, docker={"ipc": "private"}, network="none", init=False)

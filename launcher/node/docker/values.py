@@ -1,5 +1,6 @@
 """Conversion between our values and the JSON of the Docker Engine API, and `docker run` commands. Pure.
 
+A container is its image, its program and OPTIONS, from which both the request and the command are made.
 Reference: docs.docker.com/reference/api/engine.
 """
 
@@ -9,9 +10,10 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from launcher.model.container import ContainerSpec, ContainerState, Mount, Phase
 from launcher.model.facts import EngineFacts, ImageInfo
@@ -29,70 +31,33 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?"
 _PHASES = {phase.value: phase for phase in Phase} | {"removing": Phase.DEAD}
 
 
-def container_request(spec: ContainerSpec) -> dict[str, Any]:
-    """Return the body of POST /containers/create for this container."""
-    body: dict[str, Any] = {
-        "Image": spec.image,
-        "Env": [f"{name}={value}" for name, value in spec.env.items()],
-        "Labels": dict(spec.labels),
-        "User": spec.user,
-        "Tty": False,
-        "OpenStdin": False,
-        "AttachStdin": False,
-        "StopSignal": "SIGTERM",  # overrides the image's: a trainer saves its checkpoint on SIGTERM
-        "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": host_config(spec),
-    }
-    if spec.layout.code:
-        body["WorkingDir"] = spec.layout.code
-    if spec.argv:
-        body["Entrypoint"] = list(spec.argv)
-        body["Cmd"] = []
-    return body
+Line: TypeAlias = Callable[[Any], Iterable[Sequence[str]]]
 
 
-def host_config(spec: ContainerSpec) -> dict[str, Any]:
-    mounts = list(spec.mounts)
-    if spec.output_dir:
-        mounts.append(Mount(spec.output_dir, spec.layout.output))
-    if spec.workdir:
-        mounts.append(Mount(spec.workdir, spec.layout.code))
-    config: dict[str, Any] = {
-        "NetworkMode": spec.network,
-        "IpcMode": spec.ipc,
-        "Init": spec.init,
-        "Ulimits": [{"Name": name, "Soft": limit, "Hard": limit} for name, limit in spec.ulimits],
-        "DeviceRequests": device_requests(spec),
-        "Devices": [device(text) for text in spec.devices],
-        "CapAdd": list(spec.cap_add),
-        "ExtraHosts": [f"{name}:{address}" for name, address in spec.extra_hosts.items()],
-        "GroupAdd": [str(group) for group in spec.groups],
-        # mounts, not binds: the engine fails for a missing source instead of creating it as root
-        "Mounts": [{"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only} for m in mounts],
-        "RestartPolicy": {"Name": "no"},
-        "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_FILE_SIZE, "max-file": LOG_FILES}},
-    }
-    if spec.userns:
-        config["UsernsMode"] = spec.userns
-    if spec.restarts:
-        config["RestartPolicy"] = {"Name": "on-failure", "MaximumRetryCount": spec.restarts}
-    if spec.shm_size is not None and spec.ipc != "host":  # with ipc: host, it uses the host's /dev/shm
-        config["ShmSize"] = spec.shm_size
-    if spec.memory is not None:
-        config["Memory"] = spec.memory
-        config["MemorySwap"] = spec.memory  # by default the engine would allow the same amount of swap
-    if spec.cpus is not None:
-        config["NanoCpus"] = round(spec.cpus * 1e9)
-    return config
+def _flag(name: str, form: Callable[[Any], str] = str) -> Line:
+    """Return the line of an option that is given once, or once for each value of a list."""
+
+    def line(value: Any) -> Iterable[Sequence[str]]:
+        return [(name, form(one)) for one in (value if isinstance(value, list) else [value]) if one != ""]
+
+    return line
 
 
-def device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
+def _device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
     """Return the GPUs of a container, by UUID: indices may change after a reboot."""
     if not spec.gpus:
         return []
     if spec.gpu_driver == "cdi":
         return [{"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={uuid}" for uuid in spec.gpus]}]
     return [{"Driver": spec.gpu_driver or "nvidia", "DeviceIDs": list(spec.gpus), "Capabilities": [["gpu"]]}]
+
+
+def _gpus(requests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for request in requests:
+        if request["Driver"] == "cdi":
+            yield from (("--device", name) for name in request["DeviceIDs"])
+        else:
+            yield "--gpus", csv("device=" + ",".join(request["DeviceIDs"]), "driver=" + request["Driver"])
 
 
 def device(text: str) -> dict[str, str]:
@@ -102,50 +67,124 @@ def device(text: str) -> dict[str, str]:
     return {"PathOnHost": host, "PathInContainer": inside or host, "CgroupPermissions": permissions or "rwm"}
 
 
+def _mounts(spec: ContainerSpec) -> list[dict[str, Any]]:
+    """Return mounts, not binds: the engine fails for a missing source instead of creating it as root."""
+    mounts = list(spec.mounts)
+    if spec.output_dir:
+        mounts.append(Mount(spec.output_dir, spec.layout.output))
+    if spec.workdir:
+        mounts.append(Mount(spec.workdir, spec.layout.code))
+    return [{"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only} for m in mounts]
+
+
+def _restart_policy(spec: ContainerSpec) -> dict[str, Any]:
+    return {"Name": "on-failure", "MaximumRetryCount": spec.restarts} if spec.restarts else {"Name": "no"}
+
+
+def _log_line(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "--log-driver", config["Type"]
+    yield from (("--log-opt", f"{name}={value}") for name, value in config["Config"].items())
+
+
+@dataclass(frozen=True)
+class ContainerOption:
+    """An option of a container, in both forms.
+
+    key: in the request of the API. value: there, by the specification; None: it is left out. line: that value as
+    arguments of `docker run`.
+    """
+
+    key: str
+    value: Callable[[ContainerSpec], Any]
+    line: Line
+
+
+# What a container is, other than its image and program. A key of `docker` in the job file is in spec.docker.
+OPTIONS = (
+    ContainerOption("HostConfig.NetworkMode", lambda spec: spec.network, _flag("--network")),
+    ContainerOption("HostConfig.IpcMode", lambda spec: spec.ipc, _flag("--ipc")),
+    ContainerOption("HostConfig.UsernsMode", lambda spec: spec.userns or None, _flag("--userns")),
+    ContainerOption("HostConfig.Init", lambda spec: spec.init, lambda on: [("--init",)] if on else []),
+    ContainerOption("User", lambda spec: spec.user, _flag("--user")),
+    ContainerOption("HostConfig.GroupAdd", lambda spec: [str(group) for group in spec.groups], _flag("--group-add")),
+    ContainerOption("WorkingDir", lambda spec: spec.layout.code or None, _flag("--workdir")),
+    ContainerOption("HostConfig.DeviceRequests", _device_requests, _gpus),
+    ContainerOption(
+        "HostConfig.Devices",
+        lambda spec: [device(text) for text in spec.docker.get("devices", ())],
+        _flag("--device", lambda one: ":".join(one.values())),
+    ),
+    ContainerOption(
+        "HostConfig.Ulimits",
+        lambda spec: [{"Name": name, "Soft": limit, "Hard": limit} for name, limit in spec.ulimits],
+        _flag("--ulimit", lambda one: f"{one['Name']}={one['Soft']}:{one['Hard']}"),
+    ),
+    ContainerOption("HostConfig.CapAdd", lambda spec: list(spec.docker.get("cap_add", ())), _flag("--cap-add")),
+    ContainerOption(
+        "HostConfig.ExtraHosts",
+        lambda spec: [f"{name}:{address}" for name, address in spec.docker.get("extra_hosts", {}).items()],
+        _flag("--add-host"),
+    ),
+    # with ipc: host, it uses the host's /dev/shm
+    ContainerOption(
+        "HostConfig.ShmSize", lambda spec: None if spec.ipc == "host" else spec.shm_size, _flag("--shm-size")
+    ),
+    ContainerOption("HostConfig.Memory", lambda spec: spec.memory, _flag("--memory")),
+    # by default the engine would allow the same amount of swap
+    ContainerOption("HostConfig.MemorySwap", lambda spec: spec.memory, _flag("--memory-swap")),
+    ContainerOption(
+        "HostConfig.NanoCpus",
+        lambda spec: None if spec.cpus is None else round(spec.cpus * 1e9),
+        _flag("--cpus", lambda nano: f"{nano / 1e9:.9g}"),
+    ),
+    ContainerOption(
+        "HostConfig.RestartPolicy",
+        _restart_policy,
+        lambda policy: [("--restart", f"on-failure:{policy['MaximumRetryCount']}")] if len(policy) > 1 else [],
+    ),
+    ContainerOption(
+        "HostConfig.Mounts",
+        _mounts,
+        _flag("--mount", lambda one: bind(one["Source"], one["Target"], read_only=one["ReadOnly"])),
+    ),
+    ContainerOption("Env", lambda spec: [f"{name}={value}" for name, value in spec.env.items()], _flag("-e")),
+    ContainerOption(
+        "Labels",
+        lambda spec: dict(spec.labels),
+        lambda labels: [("-l", f"{name}={value}") for name, value in labels.items()],
+    ),
+    ContainerOption(
+        "HostConfig.LogConfig",
+        lambda _: {"Type": "json-file", "Config": {"max-size": LOG_FILE_SIZE, "max-file": LOG_FILES}},
+        _log_line,
+    ),
+    # overrides the image's: a trainer saves its checkpoint on SIGTERM
+    ContainerOption("StopSignal", lambda _: "SIGTERM", _flag("--stop-signal")),
+    ContainerOption("Healthcheck", lambda _: {"Test": ["NONE"]}, lambda _: [("--no-healthcheck",)]),
+)
+
+
+def container_request(spec: ContainerSpec) -> dict[str, Any]:
+    """Return the body of POST /containers/create for this container."""
+    body: dict[str, Any] = {"Image": spec.image, "HostConfig": {}, "Tty": False, "OpenStdin": False}
+    body["AttachStdin"] = False
+    for option in OPTIONS:
+        part, _, name = option.key.rpartition(".")
+        if (value := option.value(spec)) is not None:
+            (body[part] if part else body)[name] = value
+    if spec.argv:
+        body |= {"Entrypoint": list(spec.argv), "Cmd": []}
+    return body
+
+
 def docker_run(spec: ContainerSpec) -> str:
-    """Return a `docker run` command for a POSIX shell, made from the same request that `up` sends."""
-    body = container_request(spec)
-    host = body["HostConfig"]
-    options = [
-        ("--name", spec.name),
-        ("--network", host["NetworkMode"]),
-        ("--ipc", host["IpcMode"]),
-        *_each("--userns", [host.get("UsernsMode", "")]),
-        *([("--init",)] if host["Init"] else []),
-        *_each("--user", [body["User"]]),
-        *_each("--group-add", host["GroupAdd"]),
-        *_each("--workdir", [body.get("WorkingDir", "")]),
-        *(option for request in host["DeviceRequests"] for option in _gpus(request)),
-        *_each("--device", [":".join(device.values()) for device in host["Devices"]]),
-        *_each("--ulimit", [f"{u['Name']}={u['Soft']}:{u['Hard']}" for u in host["Ulimits"]]),
-        *_each("--cap-add", host["CapAdd"]),
-        *_each("--add-host", host["ExtraHosts"]),
-        *_each("--shm-size", [host.get("ShmSize", "")]),
-        *_each("--memory", [host.get("Memory", "")]),
-        *_each("--memory-swap", [host.get("MemorySwap", "")]),
-        *_each("--cpus", [f"{host['NanoCpus'] / 1e9:.9g}"] if "NanoCpus" in host else []),
-        *_each("--restart", [f"on-failure:{spec.restarts}"] if spec.restarts else []),
-        *_each("--mount", [bind(m["Source"], m["Target"], read_only=m["ReadOnly"]) for m in host["Mounts"]]),
-        *_each("-e", body["Env"]),
-        *_each("-l", [f"{name}={value}" for name, value in body["Labels"].items()]),
-        ("--log-driver", host["LogConfig"]["Type"]),
-        *_each("--log-opt", [f"{name}={value}" for name, value in host["LogConfig"]["Config"].items()]),
-        ("--stop-signal", body["StopSignal"]),
-        ("--no-healthcheck",),
-    ]
-    first, *rest = body.get("Entrypoint") or [""]
-    groups = [("docker", "run", "-d"), *options, *_each("--entrypoint", [first]), (spec.image, *rest)]
+    """Return a `docker run` command for a POSIX shell that starts the same container as the request."""
+    values = [(option, option.value(spec)) for option in OPTIONS]
+    lines = [words for option, value in values if value is not None for words in option.line(value)]
+    first, *rest = spec.argv or ("",)
+    entrypoint = _flag("--entrypoint")(first)
+    groups = [("docker", "run", "-d"), ("--name", spec.name), *lines, *entrypoint, (spec.image, *rest)]
     return " \\\n  ".join(shlex.join(group) for group in groups)
-
-
-def _each(option: str, values: list[str]) -> list[tuple[str, str]]:
-    return [(option, str(value)) for value in values if value != ""]
-
-
-def _gpus(request: dict[str, Any]) -> list[tuple[str, str]]:
-    if request["Driver"] == "cdi":
-        return _each("--device", request["DeviceIDs"])
-    return [("--gpus", csv("device=" + ",".join(request["DeviceIDs"]), "driver=" + request["Driver"]))]
 
 
 def label_filter(labels: Mapping[str, str | None]) -> dict[str, list[str]]:
