@@ -8,7 +8,7 @@ If this fails, `docker save` is used, which supports every store and always writ
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,11 @@ from pathlib import Path
 from launcher.errors import ImageShipFailed
 from launcher.image.image_locations import image_store
 from launcher.image.names import asset
+from launcher.model.container import Mount, Tool
 from launcher.model.facts import ImageInfo
 from launcher.node.connect import LOCAL
-from launcher.node.docker.tool import bind, tool
 from launcher.node.engine import Engine
-from launcher.node.machine import PIECE
+from launcher.node.machine import PIECE, CommandStream
 
 WHOLE = 1 << 62  # chunk size larger than any image
 DONE = "launcher: packed"  # last line of images/pack.py on stderr
@@ -38,19 +38,31 @@ class Store:
     folders: tuple[str, ...]
 
     def direct(self, *arguments: str) -> list[str]:
-        """Return the argv of images/pack.py for a user who can read the engine's files."""
+        """Return the argv of images/pack.py for a user who can read the engine's files. arguments: the image first."""
         return [sys.executable, "-c", asset("pack.py"), str(self.root), *arguments]
 
-    def container(self, image: str, *arguments: str, network: str, options: Sequence[str] = ()) -> list[str]:
-        """Return the argv of images/pack.py in a container, with the Python of the image itself."""
+    def tool(self, image: str, *arguments: str) -> Tool:
+        """Return images/pack.py in a container, with the Python of the image itself."""
         find = 'for p in python3 python; do command -v "$p" >/dev/null && exec "$p" -c "$0" "$@"; done; exit 3'
         # Not recursive: copies of the mounts of running containers would block the removal of these containers
-        mounts = [
-            bind(str(self.root / name), f"/engine/{name}", "bind-nonrecursive=true", read_only=True)
-            for name in self.folders
-        ]
+        mounts = tuple(Mount(str(self.root / name), f"/engine/{name}", read_only=True) for name in self.folders)
         script = (find, asset("pack.py"), "/engine", image, *arguments)
-        return tool(image, script, purpose="probe", user="0:0", network=network, mounts=mounts, options=options)
+        return Tool(image, script, "probe", mounts, recursive=False)
+
+    def open(self, engine: Engine, *arguments: str) -> CommandStream:
+        """Start images/pack.py: as this user, who may read the files of an engine of this machine, or else as root.
+
+        arguments: the image first. Raises NodeUnreachable, NodeUnfit.
+        """
+        if engine.host == LOCAL and self._readable():
+            return engine.machine.open(self.direct(*arguments))
+        return engine.tool(self.tool(*arguments))
+
+    def _readable(self) -> bool:
+        try:
+            return all(any((self.root / name).iterdir()) for name in self.folders)
+        except OSError:
+            return False
 
 
 def stores(engine: Engine) -> list[Store]:
@@ -70,10 +82,8 @@ def export(source: Engine, info: ImageInfo, known: int = 0, chunk: int = WHOLE) 
     """
     arguments = info.id, str(known), str(chunk)
     for store in stores(source):
-        readable = source.host == LOCAL and _readable(store)
-        argv = store.direct(*arguments) if readable else store.container(*arguments, network="none")
         began, printed = False, b""
-        with closing(source.machine.open(argv)) as process:
+        with closing(store.open(source, *arguments)) as process:
             while (output := process.receive(1.0)) is not None:
                 printed = (printed + output[1])[-PIECE:]
                 if output[0]:
@@ -85,10 +95,3 @@ def export(source: Engine, info: ImageInfo, known: int = 0, chunk: int = WHOLE) 
         if began:  # else the store is not laid out as expected, or the container cannot start
             return
     yield from image_store(source).save(info.id)
-
-
-def _readable(store: Store) -> bool:
-    try:
-        return all(any((store.root / name).iterdir()) for name in store.folders)
-    except OSError:
-        return False

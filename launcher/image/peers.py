@@ -16,7 +16,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
@@ -180,9 +180,9 @@ def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
 def _start_peer(engine: Engine, store: Store, image: str, addresses: Sequence[str]) -> Peer:
     """Start a container that exits when its stdin is closed: with this process or with the connection."""
     token, printed = secrets.token_hex(32), b""
-    argv = store.container(image, "serve", network="host", options=["--interactive"])
+    tool = replace(store.tool(image, "serve"), network="host", interactive=True)
     with ExitStack() as opened:
-        process = opened.enter_context(closing(engine.machine.open(argv)))
+        process = opened.enter_context(closing(engine.tool(tool)))
 
         def close() -> None:
             deadline = time.monotonic() + END_TIMEOUT

@@ -88,6 +88,21 @@ class BatchSpec(ContainerSpec):
     sweep: tuple[str, ...] = ()  # ids of the runs that are submitted together, including this one
 
 
+@dataclass(frozen=True)
+class Tool:
+    """A script in a container of its own, which sees nothing but its mounts and is removed at its end."""
+
+    image: str
+    script: tuple[str, ...]  # text for sh, and its $0, $1, ...
+    purpose: str  # its label
+    mounts: tuple[Mount, ...]
+    user: str = "0:0"  # "uid:gid"
+    groups: tuple[int, ...] = ()
+    network: str = "none"
+    recursive: bool = True  # it also sees what is mounted below a mount
+    interactive: bool = False  # it reads stdin; at the end of the connection, its stdin ends
+
+
 class Phase(str, Enum):
     """A container's state as its engine reports it."""
 

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.errors import EngineFailed, NodeUnfit
-from launcher.model.container import ContainerSpec, ContainerState
+from launcher.model.container import ContainerSpec, ContainerState, Tool
 from launcher.model.facts import NodeFacts
 from launcher.model.forward import Forward
 from launcher.node import facts as node_facts
 from launcher.node.files import Files
-from launcher.node.machine import Machine, run_script
+from launcher.node.machine import CommandStream, Machine, run_script
 
 if TYPE_CHECKING:  # plain processes do not need docker-py
     from launcher.node.docker.images import DockerImages
@@ -134,6 +134,10 @@ class Engine(Protocol):
         variables = [f"{name}={value}" for name, value in spec.env.items()]
         done = self.machine.run(["env", *variables, *spec.argv], timeout=timeout)
         return done.code, done.out + done.err
+
+    def tool(self, wanted: Tool) -> CommandStream:
+        """Start a tool; the stream is its input and output. Raises NodeUnreachable; NodeUnfit without containers."""
+        raise NodeUnfit(self.node, f"has no containers for {wanted.image}", "use nodes with Docker")
 
     def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002
         """Return those of model.container.WANTED_ULIMITS that this engine grants; tried once with `image` and cached.

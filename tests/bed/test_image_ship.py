@@ -15,6 +15,7 @@ from launcher.image.distribution import provide
 from launcher.image.image_locations import ImageLocations
 from launcher.image.push import push
 from launcher.node.connect import caller_engine, connect
+from launcher.node.docker.values import tool_argv
 from launcher.run.leftovers import find_leftovers, remove_leftovers, unused_images
 from tests.bed import faults
 from tests.bed.host import docker
@@ -207,7 +208,7 @@ def test_layers_read_from_the_store_equal_those_of_docker_save(local, make, tmp_
 
     saved = layers(local.images.save(info.id))
     assert len(saved) >= 3
-    container = store.container(info.id, "0", str(1 << 40), network="none")
+    container = tool_argv(store.tool(info.id, "0", str(1 << 40)))
     found = subprocess.run(container, check=True, capture_output=True).stdout
     assert layers([found]) == saved
     if os.geteuid() == 0:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.model.container import ContainerSpec, Layout, Mount, Phase
+from launcher.model.container import ContainerSpec, Layout, Mount, Phase, Tool
 from launcher.node.docker.values import (
     container_request,
     container_state,
@@ -18,6 +18,7 @@ from launcher.node.docker.values import (
     engine_facts,
     image_info,
     timestamp,
+    tool_argv,
 )
 
 PLAIN = ContainerSpec(
@@ -110,6 +111,23 @@ def test_a_container_with_every_option() -> None:
     assert (config["Memory"], config["MemorySwap"], config["NanoCpus"]) == (1 << 34, 1 << 34, 1_500_000_000)
     assert config["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 3}
     assert config["Init"] is False
+
+
+def test_a_tool_sees_nothing_but_its_mounts_and_leaves_nothing() -> None:
+    mounts = (Mount("/data", "/in,side", read_only=True), Mount("/copies", "/copies"))
+    tool = Tool("image", ("cat", "name"), "data", mounts, "7:8", (27, 9), "host", interactive=True)
+    line = " ".join(tool_argv(tool))
+    assert line.startswith(
+        "docker run --rm --init --log-driver none --read-only --network host --userns host --user 7:8"
+    )
+    assert "--label launcher.purpose=data --interactive --group-add 27 --group-add 9 --mount" in line
+    assert line.endswith(
+        '--mount type=bind,source=/data,"target=/in,side",readonly --mount type=bind,source=/copies,target=/copies '
+        "--entrypoint sh image -c cat name"
+    )
+    shallow = " ".join(tool_argv(replace(tool, recursive=False, interactive=False)))
+    assert shallow.count("bind-nonrecursive=true") == 2
+    assert "--interactive" not in shallow
 
 
 def test_shm_size_is_ignored_with_the_hosts_ipc() -> None:

@@ -32,7 +32,7 @@ class DataNode:
     address: str | None = None
 
     def endpoint(self, root: str) -> Endpoint:
-        return Endpoint(self.engine.machine, self.facts, root, self.image, self.address)
+        return Endpoint(self.engine, self.facts, root, self.image, self.address)
 
 
 @dataclass(frozen=True)

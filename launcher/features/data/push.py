@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,8 +25,9 @@ from launcher.model.container import Mount
 from launcher.model.facts import NodeFacts
 from launcher.model.home import cache_folder
 from launcher.model.progress import Log, OnProgress
+from launcher.node.engine import Engine
 from launcher.node.forwarding import forwarded
-from launcher.node.machine import Machine
+from launcher.node.machine import CommandStream, Machine
 from launcher.node.parallel import run_all_settled
 from launcher.planning.rendezvous import candidates
 
@@ -42,7 +43,7 @@ GRACE = 5.0  # seconds for the other processes to report their progress after on
 class Endpoint:
     """A node of a transfer. root: the folder of its copies. address: as the job specifies it, if it does."""
 
-    machine: Machine
+    engine: Engine
     facts: NodeFacts
     root: str
     image: str
@@ -51,10 +52,11 @@ class Endpoint:
 
     @property
     def node(self) -> str:
-        return self.machine.node
+        return self.engine.node
 
-    def argv(self, *more: Mount) -> list[str]:
-        return worker.container_argv(self.image, self.facts, [Mount(self.root, self.inside), *more])
+    def open(self, *more: Mount) -> CommandStream:
+        """Start a process. more: what it sees besides the folder. Raises NodeUnreachable, NodeUnfit."""
+        return self.engine.tool(worker.tool(self.image, self.facts, [Mount(self.root, self.inside), *more]))
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,10 @@ class Sender:
     endpoint: Endpoint | None  # None: this machine, without a container
     rehash: bool = False
 
-    def argv(self) -> list[str]:
+    def open(self) -> CommandStream:
         if self.endpoint is None:
-            return worker.local_argv()
-        return self.endpoint.argv(Mount(self.path, self._inside, read_only=True))
+            return self.machine.open(worker.local_argv())
+        return self.endpoint.open(Mount(self.path, self._inside, read_only=True))
 
     @property
     def _inside(self) -> str:
@@ -220,16 +222,15 @@ def _round(origin: Sender, targets: Sequence[Endpoint], on_progress: OnProgress)
         | {"upstream": names[rank], "tls": keys[names[rank + 1]]}
         for rank, target in enumerate(targets)
     ]
-    argvs = [origin.argv(), *(target.argv() for target in targets)]
-    machines = [origin.machine, *(target.machine for target in targets)]
     nodes = [target.node for target in targets]
+    opened = [(origin.machine.node, origin.open), *((target.node, target.open) for target in targets)]
     ends: list[End]
     with ExitStack() as held:
-        started = run_all_settled([partial(_start, *each) for each in zip(machines, argvs, orders, strict=True)])
+        started = run_all_settled([partial(_start, *each, order) for each, order in zip(opened, orders, strict=True)])
         workers = [each for each in started if not isinstance(each, LauncherError)]
         for each, _ in workers:
             held.enter_context(closing(each))
-        if len(workers) < len(machines):
+        if len(workers) < len(opened):
             ends = [each if isinstance(each, LauncherError) else {"end": "stopped"} for each in started]
             return RoundEnd(ends[0], dict(zip(nodes, ends[1:], strict=True)))
         facts = [target.facts for target in targets]
@@ -240,7 +241,7 @@ def _round(origin: Sender, targets: Sequence[Endpoint], on_progress: OnProgress)
             addresses = [[ip, port] for ip in candidates([target.facts, *others], target.address)]
             following.append({"addresses": addresses, "name": names[rank + 1]})
         if origin.endpoint is None:  # this machine may reach the nodes only by ssh
-            through = held.enter_context(forwarded(targets[0].machine, workers[1][1]))
+            through = held.enter_context(forwarded(targets[0].engine.machine, workers[1][1]))
             following[0]["addresses"].append(["127.0.0.1", through])
         for (each, _), order in zip(workers, [*following, None], strict=True):
             each.send(order)
@@ -250,9 +251,9 @@ def _round(origin: Sender, targets: Sequence[Endpoint], on_progress: OnProgress)
         return RoundEnd(ends[0], dict(zip(nodes, ends[1:], strict=True)), workers[0][0].counted["sent"], received)
 
 
-def _start(machine: Machine, argv: Sequence[str], order: Mapping[str, Any]) -> tuple[Worker, int]:
+def _start(node: str, begin: Callable[[], CommandStream], order: Mapping[str, Any]) -> tuple[Worker, int]:
     """Start a process; return its port, 0 for the source. Raises DataFailed, NodeUnreachable, NodeUnfit."""
-    made = Worker(machine, argv, order)
+    made = Worker(node, begin(), order)
     try:
         if order["role"] == "source":
             made.until("bytes", timeout=worker.LIST_TIMEOUT)
@@ -292,7 +293,7 @@ def _attend(each: Worker, over: threading.Event, on_progress: OnProgress) -> Map
 def verify(endpoint: Endpoint, content: str) -> list[str]:
     """Read a whole copy; return the files that differ. Raises DataFailed, NodeUnreachable."""
     order = {"role": "verify", "root": endpoint.inside, "content": content}
-    with closing(Worker(endpoint.machine, endpoint.argv(), order)) as process:
+    with closing(Worker(endpoint.node, endpoint.open(), order)) as process:
         while True:
             message = process.report(1.0)
             if message and "damaged" in message:

@@ -15,10 +15,9 @@ from typing import Any
 from launcher.errors import DataFailed, LauncherError
 from launcher.faults import disk
 from launcher.model import checked
-from launcher.model.container import Mount
+from launcher.model.container import Mount, Tool
 from launcher.model.facts import NodeFacts, login_of
-from launcher.node.docker.tool import bind, tool
-from launcher.node.machine import CommandStream, Machine
+from launcher.node.machine import CommandStream
 
 START_TIMEOUT = 120.0
 LIST_TIMEOUT = 3600.0  # seconds to list the files of a source: there may be millions on a slow disk
@@ -75,29 +74,20 @@ def local_argv() -> list[str]:
     return [sys.executable, "-c", _BOOT]
 
 
-def container_argv(image: str, node: NodeFacts, mounts: Sequence[Mount]) -> list[str]:
-    """Return the command of a worker in a container, as the ssh user; it exits at the end of its stdin."""
+def tool(image: str, node: NodeFacts, mounts: Sequence[Mount]) -> Tool:
+    """Return a worker in a container, as the ssh user; it exits at the end of its stdin."""
     user, groups = login_of(node)
-    return tool(
-        image,
-        (_FIND, _BOOT),
-        purpose="data",
-        user=user,
-        network="host",
-        mounts=[bind(mount.source, mount.target, read_only=mount.read_only) for mount in mounts],
-        options=["--interactive", *(argument for group in groups for argument in ("--group-add", str(group)))],
-    )
+    return Tool(image, (_FIND, _BOOT), "data", tuple(mounts), user, groups, network="host", interactive=True)
 
 
 class Worker:
     """A running worker process. Not thread-safe, except close()."""
 
-    def __init__(self, machine: Machine, argv: Sequence[str], order: Mapping[str, Any]) -> None:
-        """Raises NodeUnreachable, NodeUnfit."""
-        self.node = machine.node
+    def __init__(self, node: str, stream: CommandStream, order: Mapping[str, Any]) -> None:
+        self.node = node
         self._rest, self._stderr, self.heard = b"", b"", time.monotonic()  # heard: time of its last output
         self.counted = {"sent": 0, "received": 0}  # bytes
-        self._stream: CommandStream = machine.open(argv)
+        self._stream = stream
         modules = [(name, (_SCRIPTS / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
         self.send(modules)
         self.send(order)

@@ -16,16 +16,16 @@ from docker.errors import APIError
 
 from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
 from launcher.model import labels as names
-from launcher.model.container import KIT, WANTED_ULIMITS, ContainerSpec, ContainerState, Phase
+from launcher.model.container import KIT, WANTED_ULIMITS, ContainerSpec, ContainerState, Phase, Tool
 from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.model.forward import Forward
 from launcher.node import cache, docker_exec, login_shell
 from launcher.node import facts as node_facts
 from launcher.node.docker.client import Dial, DockerClient, found, ids
 from launcher.node.docker.images import DockerImages
-from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter
+from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter, tool_argv
 from launcher.node.engine import Engine
-from launcher.node.machine import Machine
+from launcher.node.machine import CommandStream, Machine
 from launcher.node.parallel import run_both
 
 _REMOVAL_TIMEOUT = 60
@@ -186,6 +186,10 @@ class DockerEngine(Engine):
                 return state.exit_code, output
             finally:
                 self.remove(container, force=True)
+
+    def tool(self, wanted: Tool) -> CommandStream:
+        """With the docker command, which ends with the connection, as does a tool that reads its stdin."""
+        return self.machine.open(tool_argv(wanted))
 
     def granted_ulimits(self, image: str) -> Ulimits:
         """Tries to run `true` in the image. Raises the errors of run_probe()."""

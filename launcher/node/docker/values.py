@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from launcher.model.container import ContainerSpec, ContainerState, Mount, Phase
+from launcher.model import labels
+from launcher.model.container import ContainerSpec, ContainerState, Mount, Phase, Tool
 from launcher.model.facts import EngineFacts, ImageInfo
-from launcher.node.docker.tool import bind, csv
 
 LOG_FILE_SIZE = "64m"  # so that the log cannot fill the disk; it is a fallback: the run has its own log files
 LOG_FILES = "2"
@@ -151,7 +151,7 @@ OPTIONS = (
     ContainerOption(
         "Labels",
         lambda spec: dict(spec.labels),
-        lambda labels: [("-l", f"{name}={value}") for name, value in labels.items()],
+        lambda found: [("-l", f"{name}={value}") for name, value in found.items()],
     ),
     ContainerOption(
         "HostConfig.LogConfig",
@@ -187,9 +187,32 @@ def docker_run(spec: ContainerSpec) -> str:
     return " \\\n  ".join(shlex.join(group) for group in groups)
 
 
-def label_filter(labels: Mapping[str, str | None]) -> dict[str, list[str]]:
+def tool_argv(tool: Tool) -> list[str]:
+    """Return the `docker run` command of a tool, which removes the container at its end."""
+    argv = ["docker", "run", "--rm", "--init", "--log-driver", "none", "--read-only", "--network", tool.network]
+    # userns only matters to engines with userns-remap, which forbid the host's network and change the users otherwise
+    argv += ["--userns", "host", "--user", tool.user, "--security-opt", "label=disable"]
+    argv += ["--label", f"{labels.PURPOSE}={tool.purpose}", *(["--interactive"] if tool.interactive else [])]
+    argv += [word for group in tool.groups for word in ("--group-add", str(group))]
+    more = () if tool.recursive else ("bind-nonrecursive=true",)
+    for mount in tool.mounts:
+        argv += ["--mount", bind(mount.source, mount.target, *more, read_only=mount.read_only)]
+    return [*argv, "--entrypoint", "sh", tool.image, "-c", *tool.script]
+
+
+def csv(*fields: str) -> str:
+    """Return comma-separated values as docker's command line reads them."""
+    return ",".join('"' + text.replace('"', '""') + '"' if {*text} & {*',"'} else text for text in fields)
+
+
+def bind(source: str, target: str, *more: str, read_only: bool) -> str:
+    """Return a value of --mount."""
+    return csv("type=bind", f"source={source}", f"target={target}", *(["readonly"] if read_only else []), *more)
+
+
+def label_filter(wanted: Mapping[str, str | None]) -> dict[str, list[str]]:
     """Return a filter for docker-py: `name` or `name=value`."""
-    return {"label": [name if value is None else f"{name}={value}" for name, value in labels.items()]}
+    return {"label": [name if value is None else f"{name}={value}" for name, value in wanted.items()]}
 
 
 def container_state(found: Mapping[str, Any]) -> ContainerState:

@@ -61,7 +61,7 @@ class Chain:
                 {"role": "sink", "upstream": self.names[rank - 1]} if rank else {"role": "source", "path": str(source)}
             )
             order = {**common, **role, "root": str(root), "tls": keys[name]}
-            workers.append(worker.Worker(LocalMachine(name, "me"), worker.local_argv(), order))
+            workers.append(worker.Worker(name, LocalMachine(name, "me").open(worker.local_argv()), order))
         workers[0].until("bytes")
         on_listed()
         ports = [self.through(sink, each.until("port")) for sink, each in enumerate(workers[1:])]
@@ -381,9 +381,8 @@ def test_an_unknown_peer_gets_no_data_and_does_not_block_others(tmp_path: Path) 
     chain.roots[2].mkdir()
     keys, others = certificates(chain.names), certificates(chain.names)
     order = {"label": "test", "about": {"source": "test", "image": ""}, "role": "sink", "upstream": "node-0"}
-    sink = worker.Worker(
-        LocalMachine("node-1", "me"), worker.local_argv(), {**order, "root": str(chain.roots[1]), "tls": keys["node-1"]}
-    )
+    order |= {"root": str(chain.roots[1]), "tls": keys["node-1"]}
+    sink = worker.Worker("node-1", LocalMachine("node-1", "me").open(worker.local_argv()), order)
     port = sink.until("port")
     sink.send(None)
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
@@ -34,13 +33,15 @@ from launcher.features.data.push import (
     push,
     verify,
 )
-from launcher.model.container import Mount
+from launcher.model.container import Tool
 from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.model.progress import no_progress
-from launcher.node.machine import LocalMachine
+from launcher.node.engine import Engine
+from launcher.node.machine import CommandStream, LocalMachine
 
 MIB = 1 << 20
 SIZE = 3 * MIB
+HERE = LocalMachine("a", "me")
 
 
 class Reached(LocalMachine):
@@ -50,12 +51,12 @@ class Reached(LocalMachine):
         return socket.create_connection(("127.0.0.1", port))
 
 
-class Here(Endpoint):
-    """A node that is a process of this machine. A script in its folder, if present, runs first."""
+class Here(Engine):
+    """A node whose tools are processes of this machine. A script in their folder, if present, runs first."""
 
-    def argv(self, *more: Mount) -> list[str]:
-        first = Path(self.root) / "first.sh"
-        return ["sh", str(first), *worker.local_argv()] if first.exists() else worker.local_argv()
+    def tool(self, wanted: Tool) -> CommandStream:
+        first = Path(wanted.mounts[0].source) / "first.sh"
+        return self.machine.open([*(["sh", str(first)] if first.exists() else []), *worker.local_argv()])
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def target(folder: Path, name: str, first: str = "", address: str = "127.0.0.1")
     if first:
         (root / "first.sh").write_text(first)
     facts = NodeFacts(name, name, name, "x86_64", "me", os.getuid(), os.getgid(), (), "/", 1)
-    return Here(Reached(name, "me"), facts, str(root), "", address, inside=str(root))
+    return Endpoint(Here(name, name, Reached(name, "me")), facts, str(root), "", address, inside=str(root))
 
 
 def pushed(origin: Sender, *targets: Endpoint) -> tuple[Delivered, list[str]]:
@@ -223,7 +224,7 @@ FORGED: list[Any] = [
 
 @pytest.mark.parametrize("message", FORGED, ids=json.dumps)
 def test_a_message_of_a_worker_is_checked(message: Any) -> None:
-    forger = worker.Worker(LocalMachine("a", "me"), ["printf", "%s\n", json.dumps(message)], {})
+    forger = worker.Worker("a", HERE.open(["printf", "%s\n", json.dumps(message)]), {})
     with closing(forger), pytest.raises(DataFailed, match=r"^a: the process that copies data sent an invalid message"):
         forger.until("anything", 10)
 
@@ -267,7 +268,7 @@ def test_a_file_that_cannot_be_read_is_named_by_the_users_path_before_anything_i
         "label": "gpu-a:/data/x",
     }
     order["tls"] = dict(certificates.certificates(["a"])["a"])
-    reader = worker.Worker(LocalMachine("a", "me"), [*root, *worker.local_argv()], order)
+    reader = worker.Worker("a", HERE.open([*root, *worker.local_argv()]), order)
     with closing(reader), pytest.raises(DataFailed, match="Permission denied: gpu-a:/data/x/z"):
         reader.until("bytes")
 
@@ -280,7 +281,7 @@ GONE = "echo 'docker: Cannot connect to the Docker daemon at unix:///var/run/doc
     [("kill -9 $$", "was killed: the engine was restarted"), (GONE, "its container engine does not answer")],
 )
 def test_an_engine_that_was_restarted_is_named(script: str, says: str) -> None:
-    ended = worker.Worker(LocalMachine("a", "me"), ["sh", "-c", script], {})
+    ended = worker.Worker("a", HERE.open(["sh", "-c", script]), {})
     with closing(ended), pytest.raises(DataFailed, match=f"^a: .*{says}"):
         ended.until("port", 10)
 
@@ -288,7 +289,6 @@ def test_an_engine_that_was_restarted_is_named(script: str, says: str) -> None:
 def test_a_container_has_the_users_other_groups_only_or_is_root_in_a_rootless_engine() -> None:
     facts = NodeFacts("a", "a", "a", "x86_64", "me", 1001, 1002, (1002, 27), "/home/me", 1)
     rootless = EngineFacts("e", "27.0", rootless=True, runtimes=(), cdi_devices=(), root_dir="/")
-    for node, user, groups in ((facts, "1001:1002", ["27"]), (replace(facts, engine=rootless), "0:0", [])):
-        argv = worker.container_argv("image", node, [])
-        assert argv[argv.index("--user") + 1] == user
-        assert [value for option, value in itertools.pairwise(argv) if option == "--group-add"] == groups
+    for node, user, groups in ((facts, "1001:1002", (27,)), (replace(facts, engine=rootless), "0:0", ())):
+        tool = worker.tool("image", node, [])
+        assert (tool.user, tool.groups) == (user, groups)
