@@ -12,7 +12,9 @@ from launcher.errors import EngineFailed, NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState, Tool
 from launcher.model.facts import NodeFacts
 from launcher.model.forward import Forward
+from launcher.node import ends
 from launcher.node import facts as node_facts
+from launcher.node.ends import Ends, EndsWanted
 from launcher.node.files import Files
 from launcher.node.machine import CommandStream, Machine, run_script
 
@@ -145,6 +147,13 @@ class Engine(Protocol):
         Without containers, the limits of the caller or of the cluster apply.
         """
         return ()
+
+    def ends(self, output: str, wanted: Mapping[str, EndsWanted]) -> Mapping[str, Ends]:
+        """Return the ends of the files of nodes that this engine represents, by node.
+
+        output: the folder that contains them all. Raises NodeUnreachable, NodeUnfit.
+        """
+        return {node: ends.read(self.machine, output, files) for node, files in wanted.items()}
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
         """Remove what dead processes of this user left in /dev/shm since then (node's clock); return the file names."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.node.ends import ATTEMPTS
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
@@ -26,7 +27,7 @@ _GENERATION = re.compile(
 )
 _ENDED = re.compile(r"^ended (?P<number>\d{1,9}) (?P<nodes>[!-~]{1,99999}) [ -~]{1,9999}$", re.MULTILINE)
 _OVER = re.compile(r"^over (?P<why>[ -~]{1,9999})$", re.MULTILINE)
-LIMIT = 1 << 20  # maximum number of bytes read from the file
+LIMIT = ATTEMPTS  # maximum number of bytes read from the file
 _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}
 
 

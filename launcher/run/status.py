@@ -4,64 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from launcher.elastic.generations import GENERATIONS
 from launcher.errors import LauncherError
 from launcher.local_files import parse_object
 from launcher.logs.lines import Lines
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
-from launcher.model.host import cluster_name
 from launcher.model.plan import plain
-from launcher.node.opened import BELOW, bounded, relative
+from launcher.node.ends import Ends, EndsWanted
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 from launcher.run import attempts, gradients
 from launcher.run.attempts import World
-from launcher.run.cluster_status import Printed, print_cluster
 from launcher.run.locate import Attached, engine_of
 from launcher.run.state import RunState, recorded_end, state_of
 
-TAIL = 8192  # bytes read from the end of a log or of the metrics
 _MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
 _NUMBER = re.compile("[0-9]{1,15}")
-_NCCL = "Using network|NET/|NCCL_IB|NCCL_NET|libibverbs"  # lines that run.gradients needs
-NCCL_MOST = 65536  # bytes of them, of each process
-LIMIT = 20.0  # seconds for the query of one node
-# Reads a node's files and utilization in one round trip. $1: a random separator before each part, which no program
-# prints. $2: the output folder, and in it $3: log, $4: attempts, $5: metrics, or "" (with min_nodes: those of the
-# newest generation); $6: "" if the run has ended; $7: logs/NODE.
-_SCRIPT = f"""{BELOW}
-LC_ALL=C
-export LC_ALL
-at "$2"
-echo "$1"; below "$3" tail -c {TAIL} 2>/dev/null
-echo; echo "$1"; below "$4" head -c {attempts.LIMIT} 2>/dev/null
-metrics=$5
-if [ -n "$metrics" ]; then
-  for one in "$root"/{GENERATIONS}/*/metrics.jsonl; do [ ! -f "$one" ] || metrics=${{one#"$root/"}}; done
-fi
-echo; echo "$1"; below "$metrics" tail -c {TAIL} 2>/dev/null
-echo; echo "$1"; below "$3" true 2>&1 | grep "Permission denied"
-echo; echo "$1"
-[ -n "$6" ] || exit 0
-for one in "$root/$7".nccl.*; do # of this start of the processes: the program changes neither file later
-  if [ "$one" -nt "$root/$4" ]; then below "${{one#"$root/"}}" grep -aE '{_NCCL}' | head -c {NCCL_MOST}; fi
-done 2>/dev/null
-echo; echo "$1"
-grep -E '^Mem(Total|Available):' /proc/meminfo
-command -v nvidia-smi >/dev/null || exit 0
-set -- nvidia-smi --query-gpu=uuid,utilization.gpu,memory.used,memory.total --format=csv,noheader,nounits
-if command -v timeout >/dev/null; then timeout -s KILL 10 "$@"; else "$@"; fi
-"""
 
 
 @dataclass(frozen=True)
@@ -190,10 +156,10 @@ def _by_engine(attached: Attached) -> list[list[NodeOfRun]]:
 def _query(attached: Attached, nodes: Sequence[NodeOfRun], ends: Mapping[str, Mapping[str, Any]]) -> list[_Answer]:
     """Query the nodes of one engine. ends: the recorded results, used for nodes whose container was removed."""
     first, engine = nodes[0], attached.engines[nodes[0].name]
-    alone = cluster_name(first.host) is None
-    wanted = {labels.RUN: attached.record.run, labels.PURPOSE: "run"} | ({labels.NODE: first.name} if alone else {})
-    ask = partial(_print_node if alone else print_cluster, attached, nodes)
-    listed, printed = run_both(lambda: engine.list(wanted), ask)
+    wanted = {labels.RUN: attached.record.run, labels.PURPOSE: "run"}
+    wanted |= {labels.NODE: first.name} if len(nodes) == 1 else {}
+    files = {node.name: _wanted(attached, node) for node in nodes}
+    listed, printed = run_both(lambda: engine.list(wanted), lambda: engine.ends(first.output, files))
     by_id = {state.id: state for state in listed}
     unseen = (
         [] if all(node.name in attached.states for node in nodes) else [s for s in listed if labels.readable(s.labels)]
@@ -203,24 +169,18 @@ def _query(attached: Attached, nodes: Sequence[NodeOfRun], ends: Mapping[str, Ma
     for node in nodes:
         seen = attached.states.get(node.name)
         state = by_id.get(seen.id) if seen else by_node.get(node.name)
-        answers.append(_answer(node, state, printed.get(node.name, Printed()), ends.get(node.name, {})))
+        answers.append(_answer(node, state, printed[node.name], ends.get(node.name, {})))
     return answers
 
 
-def _print_node(attached: Attached, nodes: Sequence[NodeOfRun]) -> dict[str, Printed]:
-    """Read the files and utilization of one node."""
-    node, mark = nodes[0], secrets.token_hex(16)
+def _wanted(attached: Attached, node: NodeOfRun) -> EndsWanted:
     paths, seen = NodePaths(node.output, node.name), attached.states.get(node.name)
-    runs = "" if seen is None or seen.phase.ended else "yes"
     may_be_master = node.rank == 0 or attached.record.min_nodes
-    log, tried, measured = (relative(path, node.output) for path in (paths.log, paths.attempts, paths.metrics))
-    arguments = (mark, node.output, log, tried, measured if may_be_master else "", runs, log.removesuffix(".log"))
-    text = attached.engines[node.name].machine.run(bounded(LIMIT, _SCRIPT, *arguments)).out
-    end, started, metrics, denied, nccl, use = [*text.split(f"{mark}\n".encode()), *[b""] * 6][1:7]
-    return {node.name: Printed(end, started, metrics, denied, use if runs else None, nccl)}
+    runs = seen is not None and not seen.phase.ended
+    return EndsWanted(paths.log, paths.attempts, paths.metrics if may_be_master else "", runs)
 
 
-def _answer(node: NodeOfRun, state: ContainerState | None, printed: Printed, end: Mapping[str, Any]) -> _Answer:
+def _answer(node: NodeOfRun, state: ContainerState | None, printed: Ends, end: Mapping[str, Any]) -> _Answer:
     row = NodeStatus(node.name, "removed", None, node.host, node.rank, (node.ranks.start, node.ranks.stop - 1))
     if state is None:
         kept = ("exit_code", "oom_killed", "restarts", "restarted")
@@ -239,7 +199,7 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Printed, end
             age=round(until - state.started, 1) if state.started else None,
             gpus=gpus,
             container=state.name,
-            use=None if printed.use is None else utilization(printed.use, gpus),
+            use=None if printed.machine is None else utilization(printed.machine, gpus),
             waits="" if state.phase.ended else state.error,
             last=state.error or last_line(printed.log) or last_line(printed.denied),
         )
@@ -247,7 +207,7 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Printed, end
 
 
 def utilization(text: bytes, uuids: Sequence[str]) -> Utilization:
-    """Parse the output of _SCRIPT for these GPUs. Other lines (of a login shell or the driver) are ignored."""
+    """Parse Ends.machine for these GPUs. Other lines (of a login shell or the driver) are ignored."""
     output = text.decode("utf-8", "replace")
     memory = {name: 1024 * int(size) for name, size in _MEMORY.findall(output)}
     rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]

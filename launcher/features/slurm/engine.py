@@ -44,13 +44,16 @@ from launcher.model.forward import Forward
 from launcher.model.labels import RUN
 from launcher.model.runtime import TRAITS
 from launcher.node.connect import LOCAL, Access
+from launcher.node.ends import ATTEMPTS, TAIL, Ends, EndsWanted
 from launcher.node.engine import Engine
-from launcher.node.files import Files
+from launcher.node.files import Files, Span
 from launcher.node.machine import Done, LocalMachine, Machine, run_script, shell
 
 _POLL = 1.0  # seconds between two queries of the queue
 _LATE = 60.0  # seconds after which NFS shows a new file to other machines (acdirmax)
 _LOG = 1 << 20  # bytes of the script's own output
+_LOGS, _ATTEMPTS = 4 << 20, 64 << 20  # bytes of the logs and of the attempts of all nodes, for `status`
+_LEAST = 256  # bytes of each log
 _KILL_TIMEOUT = 60.0  # seconds for Slurm to end a job after SIGKILL
 _UNPACK = "tar -xf - --no-same-owner -C /"
 _KILL_WAIT = r"scontrol show config | sed -n 's/^KillWait *= \([0-9]*\).*/\1/p'"
@@ -301,6 +304,18 @@ class SlurmEngine(Engine):
     def guard(self, container: str) -> AbstractContextManager[object]:  # noqa: ARG002 - not supported
         raise NodeUnfit(self.node, "clusters have no temporary containers", "use launcher exec in a run")
 
+    def ends(self, output: str, wanted: Mapping[str, EndsWanted]) -> Mapping[str, Ends]:
+        """One request for all nodes, whose files are in one folder; each may be a part of a few MiB of all.
+
+        The machines are not asked: only what Slurm starts runs there.
+        """
+        tail, most = max(_LEAST, min(TAIL, _LOGS // len(wanted))), min(ATTEMPTS, _ATTEMPTS // len(wanted))
+        spans = {node: _spans(files, tail, most) for node, files in wanted.items()}
+        pieces: dict[Span, bytes] = {}
+        for span, piece in self.files.read_spans([*{s: 0 for own in spans.values() for s in own}], below=output):
+            pieces[span] = pieces.get(span, b"") + piece
+        return {node: Ends(*(pieces.get(span, b"") for span in own)) for node, own in spans.items()}
+
     def sweep_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - the login machine runs no jobs
         return ()
 
@@ -349,6 +364,12 @@ class SlurmEngine(Engine):
     def _forget(self) -> None:
         with self._asking:
             self._answer = (0.0, "", {})
+
+
+def _spans(files: EndsWanted, tail: int, attempts: int) -> tuple[Span, ...]:
+    """Return what is read of a node, in the order of Ends. tail: bytes of its log; attempts: of that file."""
+    metrics = (Span(files.metrics, -TAIL, TAIL),) if files.metrics else ()
+    return (Span(files.log, -tail, tail), Span(files.attempts, 0, attempts), *metrics)
 
 
 def _array_script(root: str, runs: Sequence[str], code: str) -> str:
