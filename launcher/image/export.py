@@ -67,7 +67,7 @@ class Store:
 
 def stores(engine: Engine) -> list[Store]:
     """Return the possible locations of the engine's images, most likely first; empty if unknown."""
-    root, _, rest = engine.sh(_STORE).decode(errors="replace").strip().partition(" ")
+    root, _, rest = engine.machine.script(_STORE).out.decode(errors="replace").strip().partition(" ")
     driver, _, status = rest.partition(" ")
     if "io.containerd.snapshotter" in status:  # Docker's own containerd, or that of the machine
         return [Store(folder / _CONTENT, ("blobs",)) for folder in (Path(root, "containerd/daemon"), _CONTAINERD)]

@@ -231,7 +231,7 @@ def pull_archive(client: Engine, peer: Peer, address: str, known: int, chunk: in
     # sh reads this from its stdin, so the token is not on a command line
     script = f"exec bash -c {shlex.quote(_PULL)} bash \"$@\" 2>&1 <<'END'\n{peer.token}\nEND\n"
     arguments = (address, str(peer.port), str(known), str(chunk))
-    printed = client.sh(script, *arguments, timeout=PULL_TIMEOUT).decode(errors="replace").strip()
+    printed = client.machine.script(script, *arguments, timeout=PULL_TIMEOUT).out.decode(errors="replace").strip()
     if not printed.endswith(PULLED):
         text = printed[-300:] or "connection lost"
         raise ImageShipFailed(client.node, f"could not pull it from {peer.engine.node}: {text}")

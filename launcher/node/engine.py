@@ -16,7 +16,7 @@ from launcher.node import ends
 from launcher.node import facts as node_facts
 from launcher.node.ends import Ends, EndsWanted
 from launcher.node.files import Files
-from launcher.node.machine import CommandStream, Machine, run_script
+from launcher.node.machine import CommandStream, Machine
 
 if TYPE_CHECKING:  # plain processes do not need docker-py
     from launcher.node.docker.images import DockerImages
@@ -68,7 +68,7 @@ class Engine(Protocol):
     def uid(self) -> int:
         """Return the ssh user's ID on the node, which is read once. Raises NodeUnreachable, NodeUnfit."""
         if self._uid is None:
-            found = re.search(rb"@@uid ([0-9]{1,10})\n", self.sh(UID))
+            found = re.search(rb"@@uid ([0-9]{1,10})\n", self.machine.script(UID).out)
             if found is None:
                 what = "could not read the user ID: unexpected output from the login shell"
                 raise NodeUnfit(self.node, what, "check the login shell's startup files, such as ~/.bashrc")
@@ -157,18 +157,11 @@ class Engine(Protocol):
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
         """Remove what dead processes of this user left in /dev/shm since then (node's clock); return the file names."""
-        done = run_script(self.machine, SWEEP, str(math.floor(since)))
+        done = self.machine.script(SWEEP, str(math.floor(since)))
         if done.code:
             raise EngineFailed(self.node, f"could not search /dev/shm: {done.message}")
         lines = done.out.decode("utf-8", "replace").splitlines()
         return tuple(line for line in lines if line and "/" not in line)
-
-    def sh(self, script: str, *arguments: str, timeout: float | None = None) -> bytes:
-        """Run a POSIX shell script on the node itself, as the ssh user; return its stdout, whatever its exit code.
-
-        User input must not be part of the script, only of `arguments`. Raises NodeUnreachable, NodeUnfit.
-        """
-        return run_script(self.machine, script, *arguments, timeout=timeout).out
 
     def close(self) -> None:
         """Close connections and other open resources."""

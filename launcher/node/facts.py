@@ -16,7 +16,7 @@ from launcher.model import rdma
 from launcher.model.facts import Interface, NodeFacts, Route
 from launcher.model.home import wrong_home
 from launcher.node import nvidia
-from launcher.node.machine import Machine, run_script
+from launcher.node.machine import Machine
 
 DOCKER_ROOT = "/var/lib/docker"  # the script prints its free space
 # of /proc/net/tcp and tcp6; 0A: TCP_LISTEN of include/net/tcp_states.h
@@ -53,7 +53,7 @@ def script() -> str:
 
 def collect(machine: Machine, host: str) -> MachineFacts:
     """Run the script and parse its output. Raises NodeUnfit if it did not run to its end, NodeUnreachable."""
-    done = run_script(machine, script())
+    done = machine.script(script())
     found = parse(done.out, machine.node, host, (done.started + done.first) / 2)
     if not found.complete:
         what = f"its login shell did not run our script (exit code {done.code}): {done.message[-300:]}"

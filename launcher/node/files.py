@@ -149,7 +149,7 @@ class Files:
         """
         marker = secrets.token_hex(16)
         folder, _, name = relative(path, below).rpartition("/")
-        script = _sh(_RECEIVE, below, folder, name, str(size), marker)
+        script = shell(_PREFACE + _RECEIVE, below, folder, name, str(size), marker)
         out, err, deadline = b"", b"", time.monotonic() + _COPY_TIMEOUT
         with contextlib.closing(self._machine.open(script)) as stream:
             for piece in pieces:
@@ -264,12 +264,12 @@ class Files:
         accept: Callable[[Done], bool] = lambda _: False,
         which: str = disk.OUTPUT,
     ) -> Done:
-        """Run a shell script; user input must only be in `arguments`. Raises NodeUnfit, NodeUnreachable.
+        """Run a shell script that must succeed, as Machine.script. Raises NodeUnfit, NodeUnreachable.
 
         doing: completes "could not ...". accept: whether an exit code other than 0 counts as success. which: the disk
         that it writes to.
         """
-        done = self._machine.run(_sh(script, *arguments), stdin, timeout)
+        done = self._machine.script(_PREFACE + script, *arguments, stdin=stdin, timeout=timeout)
         if done.code == 0 or accept(done):
             return done
         raise self._failed(doing, done, which)
@@ -351,10 +351,6 @@ def _many_spans() -> str:
     """Return _SPANS as a Python program if the node has Python: a cluster may have the files of 10,000 nodes."""
     program = Path(__file__).with_name("print_spans.py").read_text(encoding="utf-8")
     return f'python3 -ISc "" 2>/dev/null && exec python3 -ISc {shlex.quote(program)} "$1" "$2"\n{_SPANS}'
-
-
-def _sh(script: str, *arguments: str) -> list[str]:
-    return shell(_PREFACE + script, *arguments)
 
 
 def _absolute(path: str, forbidden: str = "\0") -> str:

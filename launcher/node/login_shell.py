@@ -45,7 +45,7 @@ def _fault_if_reachable(machine: Machine, host: str) -> NodeUnfit | None:
 
 def _fault(machine: Machine, host: str) -> NodeUnfit | None:
     """Run a command that prints a word and then its input, a single line. Return the error if that fails."""
-    done = machine.run(["sh", "-c", f"echo {_WORKS}; cat"], stdin=f"{_INPUT}\n".encode())
+    done = machine.script(f"echo {_WORKS}; cat", stdin=f"{_INPUT}\n".encode())
     before, works, after = done.out.decode(errors="replace").partition(_WORKS)
     if not works and _TAKEN in before:
         return _takes_input(machine.node, host, "starts another shell that reads the input of our commands")

@@ -126,6 +126,13 @@ class Machine(Protocol):
         finally:
             stream.close()
 
+    def script(self, text: str, *arguments: str, stdin: bytes = b"", timeout: float | None = None) -> Done:
+        """Run a POSIX shell script, whose exit code the caller judges; Files.run is for those that must succeed.
+
+        arguments: its $1, $2, ...; input of a user must only be in these. Raises the errors of run().
+        """
+        return self.run(shell(text, *arguments), stdin, timeout)
+
     def _read_all(self, stream: CommandStream, command: str, seconds: float, deadline: float) -> Done:
         began, first = time.time(), 0.0
         out, err = bytearray(), bytearray()
@@ -154,7 +161,7 @@ class Machine(Protocol):
     def reach(self, address: str, port: int, timeout: float) -> Reach:
         """Try a TCP connection from the node with bash; UNKNOWN if it has none. Raises NodeUnreachable, NodeUnfit."""
         seconds = math.ceil(timeout)
-        done = run_script(self, _CONNECT, address, str(port), str(seconds), timeout=seconds + OPEN_TIMEOUT)
+        done = self.script(_CONNECT, address, str(port), str(seconds), timeout=seconds + OPEN_TIMEOUT)
         return outcome(done.out.decode(errors="replace"))
 
     def has_host_key(self, address: str, port: int, host_key: str, timeout: float) -> bool | None:
@@ -176,11 +183,6 @@ class Machine(Protocol):
 def shell(script: str, *arguments: str) -> list[str]:
     """Return the argv of a POSIX shell script with its $1, $2, ..."""
     return ["sh", "-c", script, "launcher", *arguments]
-
-
-def run_script(machine: Machine, script: str, *arguments: str, timeout: float | None = None) -> Done:
-    """Run a POSIX shell script. Raises the errors of Machine.run."""
-    return machine.run(shell(script, *arguments), timeout=timeout)
 
 
 def outcome(printed: str) -> Reach:

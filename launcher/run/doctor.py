@@ -232,7 +232,8 @@ def _connection(probe: Probe) -> Check:
 def _interfaces(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iterator[Check]:
     """Report the interfaces for NCCL_SOCKET_IFNAME etc. and check that all have the same MTU."""
     named = list(zip(fleet.engines, meeting.interfaces, strict=True))
-    sizes = [size.decode().strip() for size in run_all([partial(engine.sh, _MTU, name) for engine, name in named])]
+    asked = run_all([partial(engine.machine.script, _MTU, name) for engine, name in named])
+    sizes = [done.out.decode().strip() for done in asked]
     for (engine, name), address, mtu, node in zip(named, meeting.addresses, sizes, facts, strict=True):
         what = f"{name} with {address}, MTU {mtu}" + (", InfiniBand" if node.infiniband else "")
         if is_tunnel(name):
@@ -353,5 +354,5 @@ def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
 
 def _everywhere(engines: Sequence[Engine], script: str, *arguments: str, timeout: float = 60) -> list[str]:
     """Run a script on all nodes concurrently; return its output per node, "" if it failed."""
-    found = run_all_settled([partial(engine.sh, script, *arguments, timeout=timeout) for engine in engines])
-    return ["" if isinstance(each, LauncherError) else each.decode(errors="replace") for each in found]
+    found = run_all_settled([partial(engine.machine.script, script, *arguments, timeout=timeout) for engine in engines])
+    return ["" if isinstance(each, LauncherError) else each.out.decode(errors="replace") for each in found]

@@ -86,7 +86,7 @@ def with_copies(attached: Attached, note: Note) -> Attached:
 
 
 def _has_output(attached: Attached, node: NodeOfRun) -> bool:
-    return b"@@there" in attached.engines[node.name].sh('[ ! -d "$1" ] || echo @@there', node.output)
+    return b"@@there" in attached.engines[node.name].machine.script('[ ! -d "$1" ] || echo @@there', node.output).out
 
 
 def find_output(attached: Attached, chosen: Selection) -> Parts:

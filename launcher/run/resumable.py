@@ -45,7 +45,7 @@ def _restarted(node: NodeOfRun, state: ContainerState) -> Failure:
 
 def _machine_started(engine: Engine) -> float:
     """Return when the machine started, by its clock, 0.0 if unknown. Raises NodeUnreachable, NodeUnfit."""
-    match = re.search(rb"@@started (\d{1,12}) (\d{1,15})\n", engine.sh(_STARTED))
+    match = re.search(rb"@@started (\d{1,12}) (\d{1,15})\n", engine.machine.script(_STARTED).out)
     return int(match[1]) + int(match[2]) / 100 if match else 0.0
 
 

@@ -270,7 +270,8 @@ def _watch(engine: Engine, plan: Plan, observed: _Observed, over: threading.Even
 
 def _machine_state(engine: Engine, interface: str = "") -> MachineState:
     """Query a machine's state. Raises NodeUnreachable, NodeUnfit."""
-    return machine.parse(engine.sh(machine.script(), interface, "", timeout=_QUERY_TIMEOUT).decode(errors="replace"))
+    printed = engine.machine.script(machine.script(), interface, "", timeout=_QUERY_TIMEOUT).out
+    return machine.parse(printed.decode(errors="replace"))
 
 
 def _problems(

@@ -179,7 +179,7 @@ def resolve_source(engine: Engine, path: str) -> tuple[str, bool]:
 
 def copies(engine: Engine, root: str) -> list[Copy]:
     """Return this user's copies on a node; skip entries in another format. Raises NodeUnfit, NodeUnreachable."""
-    printed = engine.sh(_LIST, root, timeout=LIST_TIMEOUT).decode(errors="replace")
+    printed = engine.machine.script(_LIST, root, timeout=LIST_TIMEOUT).out.decode(errors="replace")
     form = r"^@@data ((?:copies|partial)/[0-9a-f]{64}) (\d{1,12}) (\d{1,15}) (\{.*\})$"
     found = []
     for folder, used, present, about in re.findall(form, printed, re.MULTILINE):

@@ -21,7 +21,7 @@ from launcher.model.container import BatchSpec, Layout
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.machine import Done, run_script, shell
+from launcher.node.machine import Done
 from launcher.planning.checks import Check, Level
 from launcher.planning.cluster import ClusterPlan, build
 from launcher.planning.command import Context
@@ -101,18 +101,19 @@ def check(job: Job, cluster: Cluster, fleet: Fleet) -> Iterator[Check]:
         try:
             yield from _check_one(job, cluster, engine, probe)
         finally:
-            run_script(engine.machine, 'rm -rf -- "$1"', probe)
+            engine.machine.script('rm -rf -- "$1"', probe)
 
 
 def _check_one(job: Job, cluster: Cluster, engine: Engine, probe: str) -> Iterator[Check]:
     """probe: a new folder in the cluster's, with which reading and writing are tried."""
-    yield Check(engine.node, "slurm", Level.OK, engine.sh("sinfo --version").decode(errors="replace").strip())
-    made = run_script(engine.machine, _MAKE_PROBE, probe)
+    version = engine.machine.script("sinfo --version").out.decode(errors="replace").strip()
+    yield Check(engine.node, "slurm", Level.OK, version)
+    made = engine.machine.script(_MAKE_PROBE, probe)
     fix = "set workdir of the cluster, in the settings file, to a writable folder with free space"
     yield _check(engine.node, "workdir", made, f"{cluster.workdir} is writable", fix)
     planned, batch = _planned(expand_sweep(job)[0], cluster)  # variants differ only in the program's arguments
-    test = shell(f'{PLAIN}exec sbatch "$@" --test-only', *options_of(batch))
-    accepted = engine.machine.run(test, batch.encode())
+    test = f'{PLAIN}exec sbatch "$@" --test-only'
+    accepted = engine.machine.script(test, *options_of(batch), stdin=batch.encode())
     fix = "fix partition, account, qos, time or options of the cluster in the settings file, or the job"
     yield _check(engine.node, "sbatch", accepted, accepted.message.removeprefix("sbatch: "), fix)
     if made.code == 0 and accepted.code == 0:
@@ -131,7 +132,7 @@ def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster, probe
     asked = script.chosen(planned, cluster)
     tried = _TRY.replace("SETUP", "\n".join(asked.setup))
     step = ["srun", *_of_its_kind(planned, asked), "bash", "-c", tried, "launcher", probe, *argv]
-    done = engine.machine.run(shell(f'{PLAIN}exec "$@"', *step), timeout=_PATIENCE + 120)
+    done = engine.machine.script(f'{PLAIN}exec "$@"', *step, timeout=_PATIENCE + 120)
     machine, seen, *printed = [*done.out.decode(errors="replace").splitlines(), "", ""]
     if not machine:
         busy = "Unable to allocate resources" in done.message

@@ -47,7 +47,7 @@ from launcher.node.connect import LOCAL, Access
 from launcher.node.ends import ATTEMPTS, TAIL, Ends, EndsWanted
 from launcher.node.engine import Engine
 from launcher.node.files import Files, Span
-from launcher.node.machine import Done, LocalMachine, Machine, run_script, shell
+from launcher.node.machine import Done, LocalMachine, Machine, shell
 
 _POLL = 1.0  # seconds between two queries of the queue
 _LATE = 60.0  # seconds after which NFS shows a new file to other machines (acdirmax)
@@ -326,7 +326,7 @@ class SlurmEngine(Engine):
 
     def _slurm(self, script: str, *arguments: str, stdin: str = "") -> Done:
         """Run a script that calls Slurm's commands."""
-        return self.machine.run(shell(PLAIN + script, *arguments), stdin.encode())
+        return self.machine.script(PLAIN + script, *arguments, stdin=stdin.encode())
 
     def _kill_wait(self) -> float:
         found = self._slurm(_KILL_WAIT).out.strip()
@@ -350,7 +350,7 @@ class SlurmEngine(Engine):
             if wanted == (run or "*") and time.monotonic() - when < _POLL:
                 return known
             marker = secrets.token_hex(16)
-            done = run_script(self.machine, ASK, marker, self._root, run or "*")
+            done = self.machine.script(ASK, marker, self._root, run or "*")
             if done.code:
                 raise EngineUnavailable(self.node, f"squeue failed: {done.message}", "run on the login machine: squeue")
             answer = done.out.decode("utf-8", "replace")
