@@ -17,6 +17,7 @@ from launcher.planning.cluster import build
 
 def _text(job: Job, cluster: str | None, image: str | None, *, jobset: bool) -> str:
     settings = manifests.ANY if cluster is None else read_settings(os.environ).kubernetes(cluster)
+    job.refuse(_BOTH.refusals(job))
     manifests.check(job, jobset=jobset, image=image)
     planned = build(job, "python3", settings.gpus)
     for warning in (*planned.warnings, *manifests.unheeded(job)):
@@ -30,9 +31,13 @@ _OF_THE_IMAGE = ("image.base", "image.ref", "image.torchvision", "image.packages
 _BOTH = Keys(
     handled="name nodes gpus processes run.module run.script run.command run.args mounts env secrets secrets.name "
     "output port timeout resources.memory resources.cpus resources.shm docker.ipc docker.extra_hosts docker.cap_add",
-    refused="runtime nodes.gpus nodes.address nodes.env nodes.args data min_nodes spares "
-    "lost_after docker.devices cluster.partition cluster.account cluster.qos cluster.time "
-    "cluster.options sweep each",
+    refused={
+        **dict.fromkeys(
+            ("runtime", "data", "min_nodes", "spares", "lost_after", "sweep", "each", "docker.devices"), ""
+        ),
+        **dict.fromkeys(("nodes.gpus", "nodes.address", "nodes.env", "nodes.args", "docker.devices"), ""),
+        **dict.fromkeys((f"cluster.{key}" for key in ("partition", "account", "qos", "time", "options")), ""),
+    },
     unused={
         **dict.fromkeys(_OF_THE_IMAGE, "the image of the pods is that of --image, and is not checked"),
         "code": "the image of the pods contains it",
@@ -44,4 +49,4 @@ _BOTH = Keys(
     },
 )
 JOBSET = Target(replace(_BOTH, handled=f"{_BOTH.handled} restarts"), partial(_text, jobset=True))
-JOB = Target(replace(_BOTH, refused=f"{_BOTH.refused} restarts"), partial(_text, jobset=False))
+JOB = Target(replace(_BOTH, refused={**_BOTH.refused, "restarts": ""}), partial(_text, jobset=False))

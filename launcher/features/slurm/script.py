@@ -28,9 +28,16 @@ KEYS = Keys(
     handled="name runtime image.base image.ref nodes gpus processes run.module run.script run.command run.args mounts "
     "env secrets secrets.name output restarts port timeout hang_timeout resources.memory resources.cpus "
     "cluster.partition cluster.account cluster.qos cluster.time cluster.options",
-    refused="image.torchvision image.packages nodes.gpus nodes.address nodes.env nodes.args data min_nodes spares "
-    "lost_after "
-    "resources.shm docker.ipc docker.extra_hosts docker.devices docker.cap_add sweep each",
+    refused={
+        **dict.fromkeys(
+            ("image.torchvision", "image.packages", "resources.shm", "docker.devices", "sweep", "each"), ""
+        ),
+        **dict.fromkeys(("nodes.gpus", "nodes.address", "nodes.env", "nodes.args", "docker.devices"), ""),
+        **dict.fromkeys(("data", "min_nodes", "spares", "lost_after"), ""),
+        "docker.ipc": "containers on Slurm share the machine's IPC",
+        "docker.cap_add": "containers on Slurm have only the rights of their user",
+        "docker.extra_hosts": "containers on Slurm use the machine's /etc/hosts",
+    },
     unused={
         "code": "it is the folder in which the script is submitted",
         "nodes.name": "Slurm chooses the machines",
@@ -94,12 +101,7 @@ def _refused(job: Job, container: str) -> Refused:
     if job.traits.has_images and container == "none":
         what = "the cluster has no container tool: set runtime: process, or set the tool in the settings file"
         yield ("image",), f"{what} (container: pyxis, apptainer or oci) and name the cluster: --on CLUSTER"
-    if job.docker.ipc != "host":
-        yield ("docker", "ipc"), "containers on Slurm share the machine's IPC: remove it"
-    if job.docker.cap_add:
-        yield ("docker", "cap_add"), "containers on Slurm have only the rights of their user: remove it"
-    if job.docker.extra_hosts:
-        yield ("docker", "extra_hosts"), "containers on Slurm use the machine's /etc/hosts: remove it"
+    yield from KEYS.refusals(job)
     if job.resources.cpus is not None and job.resources.cpus % 1:
         yield ("resources", "cpus"), "Slurm allocates only whole CPUs"
     image = job.image if job.traits.has_images and container != "none" else None

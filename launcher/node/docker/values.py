@@ -30,7 +30,6 @@ _CUDA, _GPU_CODE = "CUDA_VERSION", "TORCH_CUDA_ARCH_LIST"  # in the environment 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 _PHASES = {phase.value: phase for phase in Phase} | {"removing": Phase.DEAD}
 
-
 Line: TypeAlias = Callable[[Any], Iterable[Sequence[str]]]
 
 
@@ -166,8 +165,8 @@ OPTIONS = (
 
 def container_request(spec: ContainerSpec) -> dict[str, Any]:
     """Return the body of POST /containers/create for this container."""
-    body: dict[str, Any] = {"Image": spec.image, "HostConfig": {}, "Tty": False, "OpenStdin": False}
-    body["AttachStdin"] = False
+    body: dict[str, Any] = {"Image": spec.image, "HostConfig": {}}
+    body |= dict.fromkeys(("Tty", "OpenStdin", "AttachStdin"), False)
     for option in OPTIONS:
         part, _, name = option.key.rpartition(".")
         if (value := option.value(spec)) is not None:
