@@ -8,16 +8,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from launcher.job.files import check_files
+from launcher.job.files import check_code, check_files
 from launcher.job.loader import job_from, load_job, to_json
 from launcher.job.models import Job
 from launcher.job.overrides import of_one_run
+from launcher.job.settings import read_settings
 from launcher.model.plan import Plan
 from launcher.model.progress import Log
 from launcher.node.connect import connect
 from launcher.planning.offline import offline as assume
 from launcher.records.snapshot import list_code, pack
 from launcher.records.trainer import check_options
+from launcher.run.cluster import kind_of
 from launcher.run.prepare import preview
 
 JobLike = str | PathLike[str] | Mapping[str, Any] | Job
@@ -59,6 +61,22 @@ def plan(
         return assume(loaded, code.digest)
     with connect(loaded.hosts(), loaded.runtime, chosen_config(ssh_config)) as fleet:
         return preview(loaded, fleet, code.digest)
+
+
+def plan_text(job: Job, cluster: str, log: Log = print) -> str:
+    """Return what a run of this job on a cluster of the settings file submits; nothing is contacted.
+
+    Raises UsageError, PlanInvalid.
+    """
+    settings = read_settings(os.environ).cluster(cluster)
+    text, warnings = kind_of(settings).text(job, settings)
+    for warning in warnings:
+        log(f"warning: {warning}")
+    check_code(job, Path.cwd())
+    listing = list_code(job, Path.cwd(), log, bare=settings.container == "none")
+    check_options(job, listing.folder, listing.trainer, log)
+    pack(listing, log)
+    return text
 
 
 def chosen_config(path: str | PathLike[str] | None) -> Path | None:

@@ -6,19 +6,16 @@ import json as json_
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated
 
 import typer
 
+from launcher.api.leftovers import leftovers
 from launcher.cli import options, terminal
-from launcher.errors import LauncherError, NodesFailed, NotConfirmed, UsageError
+from launcher.errors import NodesFailed, NotConfirmed
 from launcher.model.facts import ImageInfo
 from launcher.model.sizes import size_text
-from launcher.node.connect import connect
-from launcher.node.parallel import run_all
-from launcher.records import store
-from launcher.run.leftovers import Leftovers, OldOutput, find_leftovers, remove_leftovers
+from launcher.run.leftovers import Leftovers, OldOutput
 
 
 def clean(
@@ -46,38 +43,27 @@ def clean(
 
     Example: launcher clean --nodes gpu-a,gpu-b
     """
-    records = store.records()
-    hosts = options.hosts(nodes) or list(dict.fromkeys(n.host for record in records for n in record.nodes()))
-    if not hosts:
-        raise UsageError("launcher clean", "no run is recorded here", "name the nodes: --nodes a,b")
-    with connect([(host, host) for host in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
-        listed = find_leftovers(fleet.engines, records)
-        failed = [*fleet.failed.values(), *(each for each in listed if isinstance(each, LauncherError))]
-        every = [each for each in listed if isinstance(each, Leftovers)]
-        failed += [each.unread for each in every if each.unread]
+    with leftovers(options.hosts(nodes), ssh_config=ssh_config) as listed:
+        every = listed.nodes
         found = [replace(each, outputs=[o for o in each.outputs if o.ours or all_projects]) for each in every]
         if json:
-            typer.echo(json_.dumps([_leftovers(leftovers) for leftovers in found], indent=2))
+            typer.echo(json_.dumps([_as_json(each) for each in found], indent=2))
         else:
-            lines = [line for leftovers in found for line in _lines(leftovers)] or ["nothing to remove"]
+            lines = [line for each in found for line in _lines(each)] or ["nothing to remove"]
             typer.echo(terminal.escaped("\n".join(lines)))
             _explain(every, found, kept=not unfetched)
         chosen = [replace(each, outputs=[o for o in each.outputs if unfetched or not o.unfetched]) for each in found]
         if any(chosen) and not yes and not sys.stdin.isatty():
             terminal.note("nothing was removed; to remove the listed items, use --yes")
         elif any(chosen) and (yes or typer.confirm(_question(found, chosen))):
-            _remove(chosen)
+            try:
+                listed.remove(chosen)
+            except KeyboardInterrupt:
+                what = "interrupted; some of the listed items may have been removed"
+                raise NotConfirmed("clean", what, "to see what is left, repeat the command") from None
             terminal.note("removed")
-        if failed:
-            raise NodesFailed(failed, of=len(hosts))
-
-
-def _remove(chosen: Sequence[Leftovers]) -> None:
-    try:
-        run_all([partial(remove_leftovers, leftovers) for leftovers in chosen])
-    except KeyboardInterrupt:
-        what = "interrupted; some of the listed items may have been removed"
-        raise NotConfirmed("clean", what, "to see what is left, repeat the command") from None
+        if listed.failed:
+            raise NodesFailed(listed.failed, of=listed.asked)
 
 
 def _question(found: Sequence[Leftovers], chosen: Sequence[Leftovers]) -> str:
@@ -99,11 +85,11 @@ def _explain(every: Sequence[Leftovers], found: Sequence[Leftovers], *, kept: bo
         terminal.note(f"{what} {'is' if len(others) == 1 else 'are'} kept; to list them: --all-projects")
 
 
-def _leftovers(leftovers: Leftovers) -> dict[str, object]:
+def _as_json(found: Leftovers) -> dict[str, object]:
     return {
-        "node": leftovers.engine.node,
-        "containers": [container.name for container in leftovers.containers],
-        "images": [{"name": _name(image), "bytes": image.size} for image in leftovers.images],
+        "node": found.engine.node,
+        "containers": [container.name for container in found.containers],
+        "images": [{"name": _name(image), "bytes": image.size} for image in found.images],
         "outputs": [
             {
                 "run": out.run,
@@ -113,7 +99,7 @@ def _leftovers(leftovers: Leftovers) -> dict[str, object]:
                 "started_here": out.ours,
                 "unfetched": [{"path": file.path, "bytes": file.size} for file in out.unfetched],
             }
-            for out in leftovers.outputs
+            for out in found.outputs
         ],
     }
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -24,10 +25,12 @@ from launcher.node.parallel import uninterrupted
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.wanted import EVENTS
-from launcher.records.workdir import Written
 from launcher.run import messages
 from launcher.run.outcome import Outcome
 from launcher.run.state import RunState
+
+if TYPE_CHECKING:
+    from launcher.records.workdir import Written
 
 DETACH = "It may still be running there; press Ctrl-C to detach."
 HOLD = 10.0  # seconds for which a traceback is held back

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json as json_
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
@@ -14,20 +13,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from launcher.api.doctor import Fleet, examine, job_to_check
 from launcher.cli import gpus, options, terminal, wrapping
 from launcher.cli.terminal import Reporter
-from launcher.errors import LauncherError, UsageError
-from launcher.job.files import check_files
-from launcher.job.loader import load_job
+from launcher.errors import UsageError
 from launcher.job.models import Job
-from launcher.job.settings import read_settings
 from launcher.model.facts import NodeFacts
 from launcher.model.plan import plain
 from launcher.model.sizes import counted
-from launcher.node.connect import Fleet, connect
 from launcher.planning.checks import Check, Level
-from launcher.run.cluster import kind_of
-from launcher.run.doctor import check_nodes
 
 _SIGNS = {Level.OK: "[green]ok  [/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]FAIL[/]"}
 
@@ -70,21 +64,11 @@ def doctor(
     examinations = [examination for option in added if (examination := option(job, on)) is not None]
     if on is not None and job is None:
         raise UsageError(f"--on {on}", "needs a job file", f"launcher doctor JOB --on {on}")
-    named = targets if on is None else options.hosts(None, on) or ()
-    hosts = job.hosts() if job and on is None else [(host, host) for host in named]
     console = terminal.console()
     seen: list[Check] = []
     with_gpus: list[NodeFacts] = []
-    with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
-
-        def checks() -> Iterator[Check | NodeFacts]:
-            if job is None or on is None:
-                yield from check_nodes(job, fleet)
-            else:
-                cluster = read_settings(os.environ).cluster(on)
-                yield from kind_of(cluster).check(job, cluster, fleet)
-
-        for check in checks():
+    with examine(job, targets, cluster=on, ssh_config=ssh_config) as found:
+        for check in found.checks:
             if isinstance(check, NodeFacts):
                 with_gpus.append(check)
                 continue
@@ -92,7 +76,7 @@ def doctor(
             if not json:
                 _show(console, check)
         unfit = {check.node: f"{check.name}: {check.what}" for check in seen if check.level is Level.FAIL}
-        examined = [examination(fleet, unfit) for examination in examinations]
+        examined = [examination(found.fleet, unfit) for examination in examinations]
     _conclude(console, seen, with_gpus, examined, json=json)
 
 
@@ -120,12 +104,7 @@ def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -
     """Return the job, or None if the targets are nodes."""
     if len(targets) > 1 or not (Path(targets[0]).is_file() or targets[0].endswith((".yaml", ".yml"))):
         return None
-    job = load_job(Path(targets[0]), list(sets), nodes)
-    try:
-        check_files(job, Path.cwd(), os.environ)
-    except LauncherError as error:  # the nodes are checked anyway
-        Reporter().warn(str(error))
-    return job
+    return job_to_check(Path(targets[0]), sets, nodes, Reporter().log)
 
 
 def _show(console: Console, check: Check) -> None:

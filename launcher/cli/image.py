@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import json as json_
 from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from launcher.api.images import build_image, built_images, ship_image, verify_image
 from launcher.cli import options, terminal
 from launcher.cli.commands import Command, Group
 from launcher.cli.long_work import LongWork
 from launcher.cli.terminal import Reporter
-from launcher.errors import ImageUnfit, UsageError
-from launcher.image.builder import IN_CONTEXT, add_code
-from launcher.image.distribution import publish, registry_repository
-from launcher.image.ensure import ensure
-from launcher.image.image_locations import ImageLocations, ImageOnNodes, image_store
-from launcher.image.lock import lock_path
-from launcher.image.names import OCI_BASE_NAME, RECIPE
-from launcher.image.repair import ImageVerdict, probe_image
+from launcher.errors import UsageError
 from launcher.image.versions import Release, release, releases
-from launcher.job.files import check_code
-from launcher.job.loader import load_job
-from launcher.job.models import Job
-from launcher.node.connect import caller_engine, connect
-from launcher.node.engine import Engine
-from launcher.records.snapshot import list_code, pack, repack
-from launcher.run.gpus import uses_gpus
+
+if TYPE_CHECKING:
+    from launcher.image.image_locations import ImageOnNodes
+    from launcher.image.repair import ImageVerdict
 
 image = typer.Typer(
     cls=Group,
@@ -60,25 +49,16 @@ def build(
 
     Example: launcher image build job.yaml
     """
-    loaded = load_job(job, sets or [])
-    log = Reporter().log
-    if with_code:  # before minutes of building
-        check_code(loaded, Path.cwd())
-        listing = list_code(loaded, Path.cwd(), log)
-    to = None if push is None else registry_repository(push, loaded.name)
-    with caller_engine() as local, ExitStack() as stack:
-        engine = local or stack.enter_context(connect(loaded.hosts()[:1], ssh_config=ssh_config)).engines[0]
-        done = _ensure(loaded, job, [engine], local)
-        _report(done)
-        made = done.images[engine.node]
-        if with_code:
-            code = pack(listing, log)
-            members = repack(code.archive, IN_CONTEXT, 0, 0)
-            with LongWork() as work:
-                name, made = add_code(engine, made, loaded.name, code.digest, members, work.log)
-            typer.echo(f"{name} {made.id}")
-        if to is not None:
-            typer.echo(publish(engine, made, to))
+    build_image(
+        job,
+        LongWork,
+        _report,
+        set=sets or [],
+        with_code=with_code,
+        push=push,
+        log=Reporter().log,
+        ssh_config=ssh_config,
+    )
 
 
 @image.command(cls=Command, short_help="Send the job's image to every node.")
@@ -96,9 +76,7 @@ def ship(
     """
     fix = "push it with: launcher image build JOB --push REGISTRY; then set image.ref to the reference that it prints"
     options.refuse_cluster(on, "a cluster imports images from a registry with its own tool", fix)
-    loaded = load_job(job, sets or [], options.hosts(nodes))
-    with connect(loaded.hosts(), ssh_config=ssh_config) as fleet, caller_engine() as local:
-        _report(_ensure(loaded, job, fleet.engines, local))
+    _report(ship_image(job, LongWork, set=sets or [], nodes=options.hosts(nodes), ssh_config=ssh_config))
 
 
 @image.command(cls=Command, name="verify", short_help="Test an image in a container.")
@@ -113,25 +91,9 @@ def verify_(
 
     Example: launcher image verify job.yaml --node gpu-a
     """
-    engine: Engine | None
-    with ExitStack() as stack:
-        if node is not None:
-            engine = stack.enter_context(connect([(node, node)], ssh_config=ssh_config)).engines[0]
-        elif not (engine := stack.enter_context(caller_engine())):
-            fix = "use a node that has one: --node gpu-a"
-            raise UsageError("launcher image", "this machine has no Docker engine", fix)
-        is_job = tag.endswith((".yaml", ".yml")) and Path(tag).exists()
-        name = _ensure(load_job(tag), Path(tag), [engine], engine).reference if is_job else tag
-        info = image_store(engine).inspect(name)
-        if info is None:
-            raise ImageUnfit(name, f"is not on {engine.node}", "to build a job's image, run: launcher image build JOB")
-        base = info.labels.get(OCI_BASE_NAME, "")
-        found = image_store(engine).inspect(base) if base else None
-        with LongWork() as work:
-            before = probe_image(engine, found, base, work.log) if found else None
-            verdict = ImageVerdict(name, probe_image(engine, info, name, work.log), before)
+    verdict = verify_image(tag, LongWork, node=node, ssh_config=ssh_config)
     if json:
-        typer.echo(json_.dumps({"image": name, "rows": verdict.rows(), "faults": verdict.faults()}, indent=2))
+        typer.echo(json_.dumps({"image": verdict.image, "rows": verdict.rows(), "faults": verdict.faults()}, indent=2))
     else:
         terminal.table_console().print(table_of(verdict))
     verdict.check()
@@ -163,9 +125,8 @@ def list_(
     console.print(table)
     if tag is not None:
         return
-    with caller_engine() as engine:
-        for built in image_store(engine).list({RECIPE: None}) if engine else ():
-            console.print(f"built here: {escape(', '.join(built.tags) or built.id[:19])}  {built.size >> 20} MiB")
+    for built in built_images():
+        console.print(f"built here: {escape(', '.join(built.tags) or built.id[:19])}  {built.size >> 20} MiB")
 
 
 def table_of(verdict: ImageVerdict) -> Table:
@@ -179,15 +140,10 @@ def table_of(verdict: ImageVerdict) -> Table:
     return table
 
 
-def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None) -> ImageOnNodes:
-    if job.image is None:
-        raise UsageError(f"job {job.name}", "has no image: runtime process uses the Python of the machine", "")
-    with LongWork() as work:
-        locations = ImageLocations(nodes, local, work.log, work.progress, uses_gpus(job))
-        return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_path(file))
-
-
-def _report(done: ImageOnNodes) -> None:
+def _report(done: ImageOnNodes | str) -> None:
+    if isinstance(done, str):
+        typer.echo(done)
+        return
     if done.why:
         typer.echo(terminal.escaped(done.why))
     for node, sent in done.shipped.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_
-import os
 import shlex
 from dataclasses import replace
 from importlib import resources
@@ -16,19 +15,15 @@ from rich.markup import escape
 
 import launcher
 from launcher import features
+from launcher.api.jobs import plan_text
 from launcher.cli import options, terminal
 from launcher.errors import NodeUnfit, UsageError
 from launcher.export.target import Target
 from launcher.job.dump import json_schema
-from launcher.job.files import check_code
-from launcher.job.settings import read_settings
 from launcher.local_files import write_atomic
 from launcher.model.plan import NodePlan, Plan
 from launcher.model.sizes import counted
 from launcher.node.docker.values import docker_run
-from launcher.records.snapshot import list_code, pack
-from launcher.records.trainer import check_options
-from launcher.run.cluster import kind_of
 
 
 def plan(
@@ -53,15 +48,7 @@ def plan(
     if on is not None:
         if docker or json:
             raise UsageError(f"--on {on}", "on a cluster the plan is an sbatch script", "omit --docker and --json")
-        log, cluster = terminal.Reporter().log, read_settings(os.environ).cluster(on)
-        text, warnings = kind_of(cluster).text(loaded, cluster)
-        for warning in warnings:
-            terminal.Reporter().warn(warning)
-        check_code(loaded, Path.cwd())
-        listing = list_code(loaded, Path.cwd(), log, bare=cluster.container == "none")
-        check_options(loaded, listing.folder, listing.trainer, log)
-        pack(listing, log)
-        typer.echo(text, nl=False)
+        typer.echo(plan_text(loaded, on, terminal.Reporter().log), nl=False)
         return
     if docker and not loaded.traits.has_limits:
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "run: launcher plan JOB")

@@ -1,0 +1,64 @@
+"""Check nodes before a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from launcher.api.jobs import chosen_config
+from launcher.errors import LauncherError
+from launcher.job.files import check_files
+from launcher.job.loader import load_job
+from launcher.job.models import Job
+from launcher.job.settings import read_settings
+from launcher.model.facts import NodeFacts
+from launcher.model.host import cluster_host
+from launcher.node.connect import Fleet, connect
+from launcher.planning.checks import Check
+from launcher.run.cluster import kind_of
+from launcher.run.doctor import check_nodes
+from launcher.run.locate import Note
+
+__all__ = ["Fleet", "NodeChecks", "examine", "job_to_check"]
+
+
+@dataclass(frozen=True)
+class NodeChecks:
+    """Connected nodes, and their checks, as they are made; with each node's facts, if it has GPUs."""
+
+    fleet: Fleet
+    checks: Iterator[Check | NodeFacts]
+
+
+def job_to_check(path: Path, set: Sequence[str], nodes: Sequence[str] | None, log: Note) -> Job:  # noqa: A002 - as --set
+    """Load a job file; what is missing on this machine is a warning, as the nodes are checked anyway."""
+    job = load_job(path, list(set), nodes)
+    try:
+        check_files(job, Path.cwd(), os.environ)
+    except LauncherError as error:
+        log(f"warning: {error}")
+    return job
+
+
+@contextmanager
+def examine(
+    job: Job | None,
+    nodes: Sequence[str] = (),
+    *,
+    cluster: str | None = None,
+    ssh_config: str | PathLike[str] | None = None,
+) -> Iterator[NodeChecks]:
+    """Connect to the nodes of a job, or to these, or to a cluster, and check them. Raises UsageError, NodesFailed."""
+    named = nodes if cluster is None else [cluster_host(cluster)]
+    hosts = job.hosts() if job and cluster is None else [(host, host) for host in named]
+    runtime = job.runtime if job else "docker"
+    with connect(hosts, runtime, chosen_config(ssh_config), allow_failures=True) as fleet:
+        if job is None or cluster is None:
+            yield NodeChecks(fleet, check_nodes(job, fleet))
+        else:
+            settings = read_settings(os.environ).cluster(cluster)
+            yield NodeChecks(fleet, kind_of(settings).check(job, settings, fleet))

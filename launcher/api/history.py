@@ -1,0 +1,79 @@
+"""The runs that are recorded here, or that are on nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from launcher.api.jobs import chosen_config
+from launcher.errors import LauncherError
+from launcher.model.plan import RunId
+from launcher.node.connect import connect
+from launcher.records import store
+from launcher.records.measured import top1
+from launcher.records.store import Record
+from launcher.run.locate import Note, list_runs
+from launcher.run.state import RunState, state_of
+
+REFUSED = "refused"  # state of a run whose `up` failed before every container was started
+RUNS_TIMEOUT = 5.0  # seconds to connect to a node, which is only asked whether a run is still active
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run in a list. top1: percent. started_by: user@host of the caller, and the uid on the first node."""
+
+    run: str
+    state: str
+    exit_code: int | None
+    nodes: tuple[str, ...]
+    top1: float | None = None
+    started_by: str = ""
+
+
+def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None = None) -> list[RunRow]:
+    """Return the runs recorded here, the latest last; the nodes of unfinished ones are asked."""
+    rows, records = [], store.records()
+    for problem in store.misplaced():
+        log(f"warning: {problem}")
+    seen = _seen_by_nodes([record for record in records if record.result() is None], log, chosen_config(ssh_config))
+    for record in records:
+        result = record.result() or {"state": seen[record.run]}
+        names = tuple(node.name for node in record.nodes())
+        state = REFUSED if record.refused and result["state"] == RunState.FAILED else result["state"]
+        rows.append(RunRow(record.run, state, result.get("exit_code"), names, top1(result.get("last", {}))))
+    return rows
+
+
+def runs_on(
+    nodes: Sequence[str], log: Note = print, *, ssh_config: str | PathLike[str] | None = None
+) -> tuple[list[RunRow], list[LauncherError]]:
+    """Return the runs on these nodes, and the errors of nodes that did not list theirs."""
+    rows = []
+    with connect([(host, host) for host in nodes], None, chosen_config(ssh_config), allow_failures=True) as fleet:
+        listing = list_runs(fleet, log)
+    for run, found in listing.runs.items():
+        states, labels = [f.state for f in found], found[0].labels
+        codes = [state.exit_code for state in states]
+        code = next(filter(None, codes), None if None in codes else 0)
+        names = tuple(f.labels.node for f in found)
+        silent = labels.nodes - len(found) if listing.failed else 0  # may be on a node that does not respond
+        state = state_of(states, labels.nodes, min_nodes=labels.min_nodes, silent=silent).value
+        rows.append(RunRow(run, state, code, names, started_by=labels.started_by))
+    return rows, [*listing.failed.values()]
+
+
+def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None) -> dict[RunId, str]:
+    """Return the states of these runs on their nodes; `unreachable` if the reachable nodes do not determine it."""
+    hosts = sorted({node.host for record in records for node in record.nodes()})
+    named = [(host, host) for host in hosts]
+    with connect(named, None, ssh_config, allow_failures=True, timeout=RUNS_TIMEOUT, ask=False) as fleet:
+        listing = list_runs(fleet, log)
+    seen = {}
+    for record in records:
+        states, nodes = [f.state for f in listing.runs.get(record.run, ())], record.nodes()
+        silent = sum(node.host in listing.failed for node in nodes)
+        seen[record.run] = state_of(states, len(nodes), min_nodes=record.min_nodes, silent=silent).value
+    return seen
