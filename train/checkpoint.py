@@ -156,9 +156,15 @@ class Saver:
     A save starts after the previous one is written, so that there is at most one copy.
     """
 
-    def __init__(self, folder: Path, keep: int, device: torch.device = CPU) -> None:
-        """`device`: the device of the state."""
-        self._folder, self._keep, self._copy = folder, keep, HostCopy(device)
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        device: torch.device = CPU,
+        written: Callable[[Path, State], None] = lambda *_: None,
+    ) -> None:
+        """`device`: the device of the state. `written`: called on the thread with a checkpoint that is on disk."""
+        self._folder, self._keep, self._copy, self._written = folder, keep, HostCopy(device), written
         self._background = Background()
 
     def save(self, state: State, best: bool = False, epoch: int | None = None) -> None:
@@ -192,12 +198,13 @@ class Saver:
             last.replace(self._folder / PREVIOUS)
         fresh.replace(last)
         if best:
-            _link(last, self._folder / BEST)
+            link(last, self._folder / BEST)
         if self._keep and epoch is not None:
-            _link(last, self._folder / f"epoch-{epoch:04d}.pt")
+            link(last, self._folder / f"epoch-{epoch:04d}.pt")
             for old in sorted(self._folder.glob("epoch-*.pt"))[: -self._keep]:
                 old.unlink()
         _sync_folder(self._folder)
+        self._written(last, state)
 
 
 def check_replaceable(folder: Path) -> None:
@@ -207,7 +214,7 @@ def check_replaceable(folder: Path) -> None:
             raise TrainError(f"{path} is a folder, not a checkpoint; remove it, or use another --output")
 
 
-def _link(file: Path, other: Path) -> None:
+def link(file: Path, other: Path) -> None:
     """Make `other` the same file, which takes no space; a copy where the file system has no hard links.
 
     No file is changed after it has got its name.

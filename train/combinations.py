@@ -97,6 +97,7 @@ def used(config: Config, amp: str) -> dict[str, str]:
         "phases": bool(config.phases),
         "checkpoint_every": bool(config.checkpoint_every),
         "replicate": config.replicated,
+        "mirror": bool(config.mirror),
         "repeats": config.repeats > 1,
         "pretrained": bool(config.pretrained),
         "evaluate": bool(config.evaluate),

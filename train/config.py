@@ -358,7 +358,13 @@ class OutputOptions:
 
     output: str = option("output", "output folder; if empty: $LAUNCHER_OUTPUT or ./output", "")
     resume: str = option(
-        "output", "auto: resume from the last checkpoint in the output folder; none; or path to a checkpoint", "auto"
+        "output",
+        "auto: resume from the last checkpoint in the output folder; none; a path to a checkpoint; or the URL of a "
+        "--mirror, unless the output folder has a newer checkpoint",
+        "auto",
+    )
+    mirror: str = option(
+        "output", "upload each checkpoint during training to this URL too, such as s3://bucket/run (fsspec)", ""
     )
     checkpoints: str = option("output", "checkpoint folder; if empty: checkpoints/ in the output folder", "")
     log_every: int = option("output", "steps between log lines", 10, minimum=1)
@@ -392,6 +398,11 @@ class OutputOptions:
     def check(self) -> None:
         """Raises TrainError."""
         Every(self.checkpoint_every)
+        for name, url in (("mirror", self.mirror), ("resume", self.resume)):
+            if name == "mirror" and url and "://" not in url:
+                raise TrainError(f"--mirror {url}: not a URL, such as s3://bucket/run or file:///folder")
+            if "://" in url and "@" in url.split("://", 1)[1].split("/", 1)[0]:
+                raise TrainError(f"--{name}: a URL with credentials would appear in logs; set the store's variables")
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600}

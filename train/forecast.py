@@ -29,6 +29,7 @@ def forecast(config: Config, world: World, model: nn.Module, step: Step, epochs:
 
     count = files(config, epochs)
     names = ["last", "previous", *([] if step.sharded else ["best"])]
+    names += ["one that is uploaded"] * bool(config.mirror)
     names += [f"{config.keep} epoch{'s' * (config.keep > 1)}"] * (config.keep > 0) + ["the next while it is written"]
     text, needed = f"about {count} x {_amount(whole)} ({', '.join(names)})", count * whole
     if step.sharded:
@@ -53,6 +54,7 @@ def files(config: Config, epochs: int) -> int:
     """
     within = bool(config.checkpoint_every)
     most = (2 + config.keep if within else max(2, config.keep)) + (not config.shards_weights) + 1
+    most += bool(config.mirror)
     return most if within else min(most, epochs + 1)  # a run that is stopped saves once more
 
 

@@ -8,6 +8,7 @@ All copies are bitwise identical: the model is replicated, and rank 0's running 
 from __future__ import annotations
 
 import secrets
+import shutil
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,10 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train.checkpoint import LAST, PREVIOUS, Loaded, Saver, State, check_replaceable, map_tensors, select
+from train.checkpoint import LAST, PREVIOUS, Loaded, Saver, State, check_replaceable, map_tensors, read, select
 from train.config import Config
 from train.distributed.world import World
 from train.errors import TrainError
+from train.mirror import RESUMED, Mirror, Place, download, find, is_url, new_name
 
 
 class Store(Protocol):
@@ -53,13 +55,18 @@ class Store(Protocol):
     def close(self) -> None:
         """Wait for the last save and stop the thread."""
 
+    def end_mirror(self) -> None:
+        """Wait until the last checkpoint is in the store of --mirror; the run has ended, and `close` was called."""
+
 
 class Files:
     """Checkpoints in single files."""
 
-    def __init__(self, config: Config, world: World) -> None:
-        self._config, self._world = config, world
+    def __init__(self, config: Config, world: World, say: Callable[[str], None] = print) -> None:
+        self._config, self._world, self._say = config, world, say
         self._saver: Saver | None = None  # None if other ranks write
+        self._mirror: Mirror | None = None  # on rank 0
+        self._fresh = True  # nothing was resumed
 
     def find(self) -> Loaded | None:
         def check_folder() -> None:
@@ -72,11 +79,26 @@ class Files:
 
         reads = self._world.local_rank == 0 if self._config.replicated else self._world.first
         self._world.all_ranks_or_exit(lambda: check_folder() if reads else None)
-        return self._load(reads)
+        found = self._load(reads)
+        self._fresh = found is None
+        return found
 
     def open(self) -> None:
         if self._writes():
-            self._saver = Saver(self._config.checkpoint_folder, self._config.keep, self._world.device)
+            self._saver = Saver(
+                self._config.checkpoint_folder, self._config.keep, self._world.device, written=self._written
+            )
+        if self._config.mirror:
+            self._world.all_ranks_or_exit(self._open_mirror)
+
+    def _open_mirror(self) -> None:
+        if self._world.first:
+            self._mirror = Mirror(self._config.mirror, self._config.checkpoint_folder, True, self._say)
+            self._mirror.begin(self._fresh)
+
+    def _written(self, path: Path, state: State) -> None:
+        if self._mirror:
+            self._mirror.offer([path], state, new_name(state), self._mirror.busy)
 
     def save(self, state: Callable[[], State], best: bool = False, epoch: int | None = None) -> None:
         if self._saver:
@@ -90,6 +112,10 @@ class Files:
         if self._saver:
             self._saver.close()
 
+    def end_mirror(self) -> None:
+        if self._mirror:
+            self._mirror.end()
+
     def _load(self, reads: bool) -> Loaded | None:
         """Load the newest complete checkpoint of all ranks that read, on every rank; None to start from scratch.
 
@@ -97,11 +123,11 @@ class Files:
             TrainError: see `train.checkpoint.select`; only if no rank has a checkpoint.
             SystemExit: another rank raised TrainError.
         """
-        config, world, failure = self._config, self._world, ""
+        world, failure = self._world, ""
         mine: Loaded | None = None
         if reads:
             try:
-                mine = select(config.resume, config.checkpoint_folder, (LAST, PREVIOUS))
+                mine = self._select()
             except TrainError as error:
                 failure = str(error)
         if world.size == 1:
@@ -114,8 +140,30 @@ class Files:
         source = max(ages, key=lambda rank: (ages[rank], -rank))
         found = _broadcast(mine, source, world)
         unusable = [f"{text} (rank {rank} on {host})" for rank, (_, text, host) in enumerate(offers) if text]
-        origin = f"rank {source} on {offers[source][2]}" if source else ""
+        origin = f"rank {source} on {offers[source][2]}" if source else found.origin
         return replace(found, origin=origin, damaged="; ".join(filter(None, [found.damaged, *unusable])) or None)
+
+    def _select(self) -> Loaded | None:
+        config = self._config
+        if not is_url(config.resume):
+            return select(config.resume, config.checkpoint_folder, (LAST, PREVIOUS))
+        own = select("auto", config.checkpoint_folder, (LAST, PREVIOUS))
+        if not self._world.first:
+            return own
+        try:
+            entry = find(place := Place(config.resume), LAST)
+            if own and own.age >= Loaded(entry.about, Path()).age:
+                return own
+            folder = config.checkpoint_folder / RESUMED
+            try:
+                download(place, entry, [LAST], folder)
+                return Loaded(read(folder / LAST), Path(LAST), origin=f"{place.url}/{entry.name}")
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        except TrainError as error:
+            if own:
+                return replace(own, damaged=str(error))
+            raise
 
     def _writes(self) -> bool:
         """Whether this rank writes checkpoints: rank 0, or the first worker of each node, one for each shared folder.

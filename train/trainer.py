@@ -87,7 +87,7 @@ class Trainer:
         together(lambda: check(config, self.method, amp, local_sizes, world.device.type))
         agree_on_options(config, world)
         self.log = make_log(config, world, self.precision.scaled)
-        self.store = make_store(config, world)
+        self.store = make_store(config, world, self.log.say)
         self.resumed = None if config.evaluate else self.store.find()
 
         # what follows is read from the node's disk and packages, which may differ between ranks
@@ -179,6 +179,7 @@ class Trainer:
                 scores = self._finish_epoch(stop) or scores
         except Stopped:
             self._end_stopped()
+            self.store.end_mirror()
             raise
         except TrainError as error:
             self.log.end({"error": str(error), "step": self.global_step, "steps": self.total_steps})
@@ -187,6 +188,7 @@ class Trainer:
             self.close()
         stop.settle()
         self._end(scores, time.perf_counter() - started, time.process_time() - worked)
+        self.store.end_mirror()
 
     def _train_epoch(self, stop: StopSignal) -> None:
         """Train the rest of the current epoch.

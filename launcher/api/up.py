@@ -19,6 +19,7 @@ from launcher.image.lock import lock_path
 from launcher.job.dump import dump_job
 from launcher.job.files import check_files, read_secrets
 from launcher.job.models import Job
+from launcher.job.scalars import merged
 from launcher.job.settings import read_settings
 from launcher.model.host import cluster_host
 from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
@@ -29,7 +30,7 @@ from launcher.records.groups import GROUPED
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.snapshot import Snapshot, list_code, pack
 from launcher.records.store import Record, find
-from launcher.records.trainer import check_options
+from launcher.records.trainer import TRAINER, check_options
 from launcher.run.cluster import kind_of
 from launcher.run.earlier import files_of
 from launcher.run.gpus import Waiting, counts, wait_for_gpus
@@ -85,14 +86,15 @@ def up(
     """Start a run of this job. Return when every container is running, or when a cluster has accepted the job.
 
     on: a cluster of the settings file, used instead of the job's nodes. resume: an earlier run (ID, prefix or job
-    name), from whose latest checkpoint it starts. wait: wait while GPUs or the port are in use. log: called with each
-    line of text. progress: called with (node, bytes sent, total bytes) while an image is sent. group: the sweep to
-    which the run belongs. May be called from several threads. Raises the errors of launcher.errors; on any error, and
-    on Ctrl-C, nothing of the run remains on the nodes.
+    name), from whose latest checkpoint it starts; or the URL of the trainer's --mirror. wait: wait while GPUs or the
+    port are in use. log: called with each line of text. progress: called with (node, bytes sent, total bytes) while an
+    image is sent. group: the sweep to which the run belongs. May be called from several threads. Raises the errors of
+    launcher.errors; on any error, and on Ctrl-C, nothing of the run remains on the nodes.
     """
-    options = StartOptions(run_to_resume(resume), False, wait, log, progress, chosen_config(ssh_config))
+    with until_started():
+        loaded, earlier = from_store(_without_sweep(load(job)), resume)
+    options = StartOptions(run_to_resume(earlier), False, wait, log, progress, chosen_config(ssh_config))
     with until_started(options.started):
-        loaded = _without_sweep(load(job))
         destination = own_machines(loaded) if on is None else on_cluster(on)
         return start_run(loaded, destination, inputs_of(loaded, destination, log), group, options)
 
@@ -208,6 +210,23 @@ def inputs_of(job: Job, destination: Destination, log: Log) -> Inputs:
     check_options(job, listing.folder, listing.trainer, now)
     secrets = read_secrets(job, here, os.environ)
     return Inputs(secrets, in_background(partial(pack, listing, messages.append)), messages)
+
+
+def from_store(job: Job, resume: str | None) -> tuple[Job, str | None]:
+    """If `resume` is a URL, return the job with it as the trainer's --resume, and None; else return both unchanged.
+
+    Raises UsageError if the job does not run the trainer, or is a sweep.
+    """
+    if resume is None or "://" not in resume:
+        return job, resume
+    if job.sweep:
+        what = "is a URL, but the job is a sweep, whose variants each have their own checkpoints"
+        raise UsageError("--resume", what, "to resume it: --resume GROUP")
+    if job.run.module != TRAINER:
+        what = f"is a URL, which only the launcher's trainer reads (run.module: {TRAINER})"
+        raise UsageError("--resume", what, "give it to your program: --set run.args.KEY=URL")
+    args = merged(job.run.args, {"resume": resume} if isinstance(job.run.args, Mapping) else ("--resume", resume))
+    return job.model_copy(update={"run": job.run.model_copy(update={"args": args})}), None
 
 
 def run_to_resume(text: str | None) -> RunId | None:

@@ -45,9 +45,9 @@ SshConfig = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option(
-        metavar="RUN|GROUP",
+        metavar="RUN|GROUP|URL",
         autocompletion=completion.runs,
-        help="Start with the checkpoints and files of a run, or resume a sweep.",
+        help="Start with the checkpoints and files of a run or of the trainer's --mirror, or resume a sweep.",
     ),
 ]
 Raw = Annotated[

@@ -12,7 +12,7 @@ import typer
 
 import launcher
 from launcher import Run
-from launcher.api.up import until_started
+from launcher.api.up import from_store, until_started
 from launcher.cli import options
 from launcher.cli.console import Screen
 from launcher.cli.foreground import follow, leave_or_stop
@@ -65,7 +65,8 @@ def up(
     """
     with until_started():
         loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
-    asked = Asked(job, on, resume, detach, wait, raw, ssh_config)
+        loaded, run = from_store(loaded, resume)
+    asked = Asked(job, on, run, detach, wait, raw, ssh_config)
     for option in added:
         if (code := option(loaded, asked)) is not None:
             sys.exit(code)

@@ -118,3 +118,25 @@ def test_a_node_that_restarted_is_named_with_the_command_that_continues(bed_cli:
     run = bed_cli.runs()[-1].name
     assert "failed node2 restarted while the run used it\n" in told, told
     assert re.search(rf"continue from checkpoints/last.pt \(.*\): launcher up {file} --resume {run}\n", told), told
+
+
+@pytest.mark.ci
+def test_a_run_goes_on_from_the_mirror_of_another_one(home_cli: Cli, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/mirror"
+    args = {"data": "synthetic:32", "arch": "cifar_resnet20", "image_size": 8, "batch_size": 4, "workers": 1}
+    args |= {"device": "cpu", "threads": 1, "epochs": 1, "mirror": url}
+    file = home_cli.job("mirrored", **process_job(nodes=["local"], run={"module": "train", "args": args}))
+    home_cli("up", file, timeout=280)
+    shutil.rmtree(Path(home_cli.env["HOME"], ".launcher"))  # the machine is gone
+    said = home_cli("up", file, "--resume", url, "--set", "run.args.epochs=2", timeout=280).stdout
+    assert re.search(rf"resumed last.pt of {url}/epoch-0001-\S+ at epoch 2, step 0", said), said
+    assert len(list((tmp_path / "mirror").iterdir())) == 3  # two checkpoints and latest.json
+
+
+def test_a_url_is_for_the_trainer_and_for_one_run(home_cli: Cli) -> None:
+    file = home_cli.job("own", **process_job(nodes=["local"], run={"command": ["true"]}))
+    assert "only the launcher's trainer reads" in home_cli("up", file, "--resume", "s3://b/run", code=2).stderr
+    run = {"module": "train", "args": {"data": "synthetic"}}
+    file = home_cli.job("own", **process_job(nodes=["local"], run=run, sweep=[{"lr": 1}, {"lr": 2}]))
+    assert "the job is a sweep" in home_cli("up", file, "--resume", "s3://b/run", code=2).stderr
+    assert home_cli.runs() == []

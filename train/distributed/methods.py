@@ -73,13 +73,13 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
     return step
 
 
-def make_store(config: Config, world: World) -> Store:
-    """Return the store of the run's checkpoints."""
+def make_store(config: Config, world: World, say: Callable[[str], None]) -> Store:
+    """Return the store of the run's checkpoints. say: prints a line on rank 0."""
     if config.shards_weights:
         from train.distributed.shards import Shards  # imports torch.distributed.checkpoint, which takes a second
 
-        return Shards(config, world)
-    return Files(config, world)
+        return Shards(config, world, say)
+    return Files(config, world, say)
 
 
 def _module(kind: str) -> Any:

@@ -17,6 +17,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from train.checkpoint import Background, HostCopy, Loaded, State, map_tensors, r
 from train.config import Config
 from train.distributed.world import World
 from train.errors import TrainError
+from train.mirror import RESUMED, Entry, Mirror, Place, download, find, is_url, new_name
 
 T = TypeVar("T")
 LAST, PREVIOUS, RUN = "last.sharded", "previous.sharded", "run.pt"
@@ -46,11 +48,14 @@ FULL = 1 << 20  # bytes: a disk with less room is full
 class Shards:
     """Every rank copies its shard; a thread of each writes it during training, in a separate process group."""
 
-    def __init__(self, config: Config, world: World) -> None:
+    def __init__(self, config: Config, world: World, say: Callable[[str], None] = print) -> None:
         self._config, self._world, self._folder = config, world, config.checkpoint_folder
         self._background, self._copy = Background(), HostCopy(world.device)
         self._group: Any = None
         self._alone: Any = None  # group of rank 0 only
+        self._say, self._fresh = say, True
+        self._mirror: Mirror | None = None
+        self._mirrors: Any = None  # group of the threads that upload: these may take hours
 
     def find(self) -> Loaded | None:
         """Return the checkpoint that --resume selects, verified but not yet read; None to start from scratch.
@@ -59,18 +64,50 @@ class Shards:
             TrainError: see `checkpoint.select`; or ranks do not share the folder, or it has unsharded checkpoints.
         """
         self._world.all_ranks_or_exit(lambda: check_shared(self._folder, self._world))
-        return self._world.all_ranks_or_exit(self._select)
+        found = self._world.all_ranks_or_exit(self._select)
+        self._fresh = found is None
+        return found
 
     def _select(self) -> Loaded | None:
         if self._config.resume != "none" and (whole := self._folder / "last.pt").exists():
             raise TrainError(f"{whole} was saved without --parallel fsdp or hsdp; use another --output")
-        return select(self._config.resume, self._folder, (LAST, PREVIOUS), lambda path: _verified(path, self._world))
+        names, world = (LAST, PREVIOUS), self._world
+
+        def verified(path: Path) -> State:
+            return _verified(path, world)
+
+        if not is_url(url := self._config.resume):
+            return select(url, self._folder, names, verified)
+        own = select("auto", self._folder, names, verified)
+        place = Place(url)
+        entry, problem = world.broadcast_object(_found(place) if world.first else (None, ""))
+        folder = self._folder / RESUMED / LAST
+        newer = entry if entry and (own is None or Loaded(entry.about, Path()).age > own.age) else None
+        if newer:
+            mine = sorted(newer.files)[world.rank :: world.size]
+            problem = next(filter(None, world.gather(_problem(lambda: download(place, newer, mine, folder)))), "")
+        if newer and not problem:
+            return Loaded(verified(folder), Path(LAST), origin=f"{place.url}/{newer.name}")
+        if own is None:
+            raise TrainError(problem)
+        return replace(own, damaged=problem) if problem else own
 
     def open(self) -> None:
         """Create the process groups. The default group is for training and may use NCCL."""
         limit = timedelta(seconds=self._config.timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit)
         self._alone = dist.new_group([0], backend="gloo", timeout=limit)
+        if self._world.first:
+            shutil.rmtree(self._folder / RESUMED, ignore_errors=True)
+        if self._config.mirror:
+            self._mirrors = dist.new_group(backend="gloo", timeout=timedelta(days=30))
+            self._world.all_ranks_or_exit(self._open_mirror)
+
+    def _open_mirror(self) -> None:
+        self._mirror = Mirror(self._config.mirror, self._folder, self._world.first, self._say)
+        self._mirror.together = lambda value: _gathered(value, self._world.size, self._mirrors)
+        if self._world.first:
+            self._mirror.begin(self._fresh)
 
     @torch.no_grad()
     def save(self, state: Callable[[], State], best: bool = False, epoch: int | None = None) -> None:
@@ -105,6 +142,11 @@ class Shards:
                 dist.destroy_process_group(group)
         self._group = self._alone = None
 
+    def end_mirror(self) -> None:
+        if self._mirror:
+            self._mirror.end()
+            dist.destroy_process_group(self._mirrors)
+
     def _write(self, parts: State, copies: Mapping[int, Tensor], rest: State, best: bool, epoch: int | None) -> None:
         self._copy.wait()
         fresh = self._folder / f"{LAST}.tmp"
@@ -119,6 +161,11 @@ class Shards:
         found = self._together(lambda: {path.name: _sum(path) for path in mine})
         sums = {name: value for part in found for name, value in part.items()}
         self._together(lambda: self._finish(fresh, parts, rest, sums, best, epoch) if self._world.first else None)
+        if mirror := self._mirror:
+            said = self._together(lambda: (new_name(rest), mirror.busy))  # the name is rank 0's
+            common = (self._folder / LAST / RUN, self._folder / LAST / ".metadata") if self._world.first else ()
+            own = [self._folder / LAST / name for name in found[self._world.rank]]
+            mirror.offer([*common, *own], rest, said[0][0], any(busy for _, busy in said))
 
     def _together(self, what: Callable[[], T]) -> list[T]:
         """Call `what` and return the results of all ranks. Raises OSError on all ranks if one raises it."""
@@ -127,8 +174,7 @@ class Shards:
             outcome = what()
         except OSError as error:
             outcome = error
-        outcomes: list[Any] = [None] * self._world.size
-        dist.all_gather_object(outcomes, outcome, group=self._group)
+        outcomes = _gathered(outcome, self._world.size, self._group)
         for rank, each in enumerate(outcomes):
             if isinstance(each, OSError):
                 raise _on_rank(rank, each, self._folder) from each
@@ -159,6 +205,29 @@ class Shards:
         weights = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in model.items()}
         load({"model": weights}, checkpoint_id=folder, process_group=self._alone)
         return weights
+
+
+def _gathered(value: Any, ranks: int, group: Any) -> list[Any]:
+    values: list[Any] = [None] * ranks
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def _found(place: Place) -> tuple[Entry | None, str]:
+    """Return the newest checkpoint of a store, or why there is none."""
+    try:
+        return find(place, RUN), ""
+    except TrainError as error:
+        return None, str(error)
+
+
+def _problem(what: Callable[[], None]) -> str:
+    """Call `what` and return its TrainError's text, or ""."""
+    try:
+        what()
+    except TrainError as error:
+        return str(error)
+    return ""
 
 
 def _on_rank(rank: int, error: BaseException, folder: Path) -> OSError:

@@ -23,7 +23,7 @@ def problems(config: Config, processes: int) -> Iterator[str]:
 ABILITIES = Abilities(
     frozenset(
         {"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}
-        | {"checkpoint_activations", "checkpoint_every", "replicate", "pretrained", "evaluate"}
+        | {"checkpoint_activations", "checkpoint_every", "replicate", "mirror", "pretrained", "evaluate"}
         | {"val_interval", "profile", "metrics", "print_digest", "last_batch", "static_graph"}
     ),
     problems,

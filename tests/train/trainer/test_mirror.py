@@ -1,0 +1,262 @@
+"""--mirror and --resume URL, with a server that speaks S3."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.s3 import BUCKET, Answer, Store, refused, s3
+from tests.train.forks import Forked
+from tests.train.runs import ROOT, digit_tree, run
+from train import mirror
+from train.__main__ import main
+from train.checkpoint import State
+from train.errors import TrainError
+from train.mirror import Entry, Mirror, Place, download, find, new_name
+
+pytestmark = pytest.mark.ci
+URL = f"s3://{BUCKET}/run"
+WORKER = str(ROOT / "tests" / "train" / "programs" / "mirror_worker.py")
+OPTIONS = "--arch smallcnn --image-size 16 --batch-size 4 --workers 1 --threads 1 --device cpu"
+TINY = [*OPTIONS.split(), "--epochs", "2", "--print-digest"]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    with s3() as made:
+        for name, value in made.variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(mirror, "PAUSE", 0.01)
+        yield made
+
+
+class Uploads:
+    """A Mirror whose checkpoints a test writes."""
+
+    def __init__(self, folder: Path, url: str = URL, *, fresh: bool = True) -> None:
+        self.lines, self.folder = list[str](), folder
+        self.mirror = Mirror(url, folder, True, self.lines.append)
+        self.mirror.begin(fresh)
+
+    def save(self, epoch: int, *, busy: bool = False, size: int = 1000) -> None:
+        last = self.folder / "last.pt"
+        last.unlink(missing_ok=True)
+        last.write_bytes(bytes([epoch]) * size)
+        self.mirror.offer([last], state(epoch), new_name(state(epoch)), busy)
+
+
+def state(epoch: int) -> State:
+    return {"run": "", "generation": 0, "progress": {"epoch": epoch, "step": 0, "validated": epoch}}
+
+
+def content(place: Place, folder: Path) -> bytes:
+    """The newest checkpoint, as --resume reads it."""
+    download(place, find(place, "last.pt"), ["last.pt"], folder)
+    return (folder / "last.pt").read_bytes()
+
+
+def test_a_run_goes_on_from_the_store(store: Store, tmp_path: Path) -> None:
+    tiny = [*TINY, "--data", digit_tree(tmp_path / "data", 32, 10)]
+    (whole,) = run(tmp_path / "whole", 1, *tiny, "--mirror", URL)
+    place = Place(URL)
+    newest = find(place, "last.pt")
+    assert f"train: {URL} has {newest.name}" in whole.text
+    assert sorted(store.sizes()) == [f"run/{newest.previous}/last.pt", f"run/{newest.name}/last.pt", "run/latest.json"]
+    assert store.content(f"run/{newest.name}/last.pt") == (whole.output / "checkpoints" / "last.pt").read_bytes()
+
+    (done,) = run(tmp_path / "done", 1, *tiny, "--resume", URL)  # another machine: its output folder is empty
+    assert f"train: resumed last.pt of {URL}/{newest.name} at epoch 3" in done.text
+    assert not [*(done.output / "checkpoints").iterdir()]
+
+    first = Entry(newest.previous, newest.files, state(1))
+    place.publish(first)
+    (again,) = run(tmp_path / "again", 1, *tiny, "--resume", URL, "--mirror", URL)
+    assert f"of {URL}/{first.name} at epoch 2" in again.text
+    assert again.digest == whole.digest
+    assert find(place, "last.pt").previous == first.name
+
+    place.publish(first)  # a restart finds what the run itself has saved since
+    (restarted,) = run(tmp_path / "again", 1, *tiny, "--resume", URL)
+    assert f"resumed {again.output / 'checkpoints' / 'last.pt'} at epoch 3" in restarted.text
+
+
+def test_each_rank_uploads_its_shards(store: Store, tmp_path: Path) -> None:
+    sharded = [*TINY, "--data", digit_tree(tmp_path / "data", 32, 10), "--parallel", "fsdp"]
+    whole = run(tmp_path / "whole", 2, *sharded, "--mirror", URL, "--checkpoints", tmp_path / "a")
+    place = Place(URL)
+    newest = find(place, "run.pt")
+    saved = {path.name: path.stat().st_size for path in (tmp_path / "a" / "last.sharded").iterdir()}
+    assert newest.files == saved
+    assert len(saved) == 4
+    for name, size in saved.items():
+        assert store.sizes()[f"run/{newest.name}/{name}"] == size
+    place.publish(Entry(newest.previous, newest.files, state(1)))
+    again = run(tmp_path / "again", 2, *sharded, "--resume", URL, "--checkpoints", tmp_path / "b")
+    assert f"of {URL}/{newest.previous} at epoch 2" in again[0].text
+    assert [rank.digest for rank in again] == [rank.digest for rank in whole]
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["best.pt", "last.sharded"]
+    with pytest.raises(TrainError, match="of another --parallel"):
+        find(place, "last.pt")
+
+
+def test_a_kill_leaves_latest_json_on_a_whole_checkpoint(store: Store, tmp_path: Path) -> None:
+    killed, published = 0, 0
+    for request in range(2, 22, 2):
+        (folder := tmp_path / str(request)).mkdir()
+        url = f"s3://{BUCKET}/{request}"
+        store.asked.clear()
+        worker = Forked([WORKER, url, str(folder)], ROOT, {**os.environ, "PYTHONPATH": str(ROOT)})
+
+        def kill(_method: str, _path: str, request: int = request, pid: int = worker.pid) -> Answer | None:
+            if len(store.asked) == request:
+                os.kill(pid, signal.SIGKILL)
+            return None
+
+        store.fault = kill
+        killed += worker.wait(120) == -signal.SIGKILL
+        store.fault = lambda _method, _path: None
+        place = Place(url)
+        if found := place.latest():
+            published += 1
+            epoch = found.about["progress"]["epoch"]
+            assert content(place, folder / "found") == bytes([epoch]) * 9_000_000
+    assert killed == 10
+    assert 2 <= published <= 8
+
+
+def test_two_checkpoints_are_kept_and_those_in_between_left_out(store: Store, tmp_path: Path) -> None:
+    uploads, held = Uploads(tmp_path), threading.Event()
+
+    def hold(method: str, path: str) -> Answer | None:
+        if method == "PUT" and path.endswith("last.pt"):
+            held.wait(60)
+        return None
+
+    store.fault = hold
+    uploads.save(1)
+    assert uploads.mirror.busy
+    uploads.save(2, busy=True)
+    uploads.save(3, busy=True)  # the last one of the run is uploaded at its end
+    held.set()
+    uploads.mirror.end()
+    assert content(Place(URL), tmp_path / "found") == b"\3" * 1000
+    assert len(store.sizes()) == 3
+    assert sum("is slower than the checkpoints" in line for line in uploads.lines) == 2
+    assert not (tmp_path / mirror.UPLOADING).exists()
+
+    later = Uploads(tmp_path, fresh=False)
+    later.save(4)
+    later.mirror.end()
+    assert content(Place(URL), tmp_path / "found") == b"\4" * 1000
+    assert len(store.sizes()) == 3
+
+
+def test_a_store_that_is_busy_is_asked_again(store: Store, tmp_path: Path) -> None:
+    uploads, refusals = Uploads(tmp_path), [3]
+
+    def busy(method: str, path: str) -> Answer | None:
+        if method == "PUT" and refusals[0]:
+            refusals[0] -= 1
+            return refused("429 Too Many Requests", "SlowDown", ("Retry-After", "0"))
+        return None
+
+    store.fault = busy
+    uploads.save(1)
+    uploads.mirror.end()
+    assert refusals == [0]
+    assert content(Place(URL), tmp_path / "found") == b"\1" * 1000
+
+
+def test_a_store_that_fails_costs_a_warning(store: Store, tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path)
+    store.fault = lambda method, path: refused("403 Forbidden", "AccessDenied") if method == "PUT" else None
+    uploads.save(1)
+    while uploads.mirror.busy:
+        threading.Event().wait(0.01)
+    (line,) = uploads.lines
+    assert line.startswith("train: warning: epoch-0001-step-0-")
+    assert "PermissionError" in line
+    assert Place(URL).latest() is None
+    store.fault = lambda _method, _path: None
+    uploads.save(2)
+    uploads.mirror.end()
+    assert content(Place(URL), tmp_path / "found") == b"\2" * 1000
+
+
+def test_a_store_that_hangs_does_not_hold_the_start(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def hang(method: str, path: str) -> Answer | None:
+        answers.wait(120)
+        return None
+
+    store.fault = hang
+    monkeypatch.setattr(mirror, "START", 0.2)
+    uploads = Uploads(tmp_path)
+    assert "does not respond" in uploads.lines[0]
+    answers.set()
+    uploads.save(1)
+    uploads.mirror.end()
+    assert content(Place(URL), tmp_path / "found") == b"\1" * 1000
+
+
+def test_a_store_that_refuses_ends_the_start(store: Store, tmp_path: Path) -> None:
+    store.fault = lambda _method, _path: refused("403 Forbidden", "InvalidAccessKeyId")
+    with pytest.raises(TrainError, match=r"--mirror s3://bucket/run: PermissionError.*check the URL and its cred"):
+        Uploads(tmp_path)
+    with pytest.raises(TrainError, match=r"--resume s3://bucket/run: PermissionError.*check the URL and its cred"):
+        find(Place(URL), "last.pt")
+    store.fault = lambda _method, _path: None
+    with pytest.raises(TrainError, match="bucket does not exist"):
+        Uploads(tmp_path, "s3://nobody/run")
+
+
+def test_checkpoints_of_another_run_are_not_replaced(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    ours, theirs = Uploads(tmp_path), Uploads(tmp_path / "b")  # both found an empty store
+    ours.save(1)
+    ours.mirror.end()
+    theirs.save(2)
+    theirs.mirror.end()
+    assert any("another run has written epoch-0001" in line for line in theirs.lines)
+    assert content(Place(URL), tmp_path / "found") == b"\1" * 1000
+    with pytest.raises(TrainError, match=f"has checkpoints; to continue them, --resume {URL}"):
+        Uploads(tmp_path)
+
+
+def test_a_latest_json_that_is_not_ours_is_refused(store: Store) -> None:
+    for text in ("[]", "{", '{"format": 1, "name": "../x", "files": {}, "about": {}, "previous": ""}'):
+        store.client().put_object(Bucket=BUCKET, Key="run/latest.json", Body=text.encode())
+        with pytest.raises(TrainError, match="--resume"):
+            find(Place(URL), "last.pt")
+
+
+def test_a_folder_by_its_url(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/there"
+    uploads = Uploads(tmp_path, url)
+    for epoch in (1, 2, 3):
+        uploads.save(epoch)
+    uploads.mirror.end()
+    assert content(Place(url), tmp_path / "found") == b"\3" * 1000
+    assert len([*(tmp_path / "there").iterdir()]) == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--mirror=bucket/run", "not a URL"),
+        ("--mirror=s3://key:secret@bucket/run", "would appear in logs"),
+        ("--resume=https://me:secret@host/run", "would appear in logs"),
+        ("--resume=xx://bucket/run", "Protocol not known"),
+    ],
+)
+def test_urls_that_are_refused(option: str, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "--data", "synthetic", "--output", str(tmp_path), option]) == 2
+    said = capfd.readouterr().err
+    assert words in said
+    assert "secret" not in said
