@@ -90,6 +90,7 @@ EVERYWHERE: Row = {
         "files of the run; weights do not depend on it",
         output="output",
         resume="auto",
+        mirror="",
         checkpoints="",
         checkpoint_every="",
         keep=0,

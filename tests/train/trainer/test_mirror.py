@@ -17,7 +17,7 @@ from train.checkpoint import State
 from train.errors import TrainError
 from train.mirror import Entry, Mirror, Place, download, find, new_name
 
-pytestmark = pytest.mark.ci
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(900)]
 URL = f"s3://{BUCKET}/run"
 WORKER = str(ROOT / "tests" / "train" / "programs" / "mirror_worker.py")
 OPTIONS = "--arch smallcnn --image-size 16 --batch-size 4 --workers 1 --threads 1 --device cpu"
@@ -30,6 +30,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         for name, value in made.variables.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(mirror, "PAUSE", 0.01)
+        monkeypatch.setattr(mirror, "START", 300.0)
         yield made
 
 
