@@ -102,7 +102,7 @@ class Commands:
             script_of(lambda files: output_folder.make(files, "/x", "x")): self._make_output,
             script_of(lambda files: files.scan("/x")): self._scan,
             script_of(lambda files: next(files.read_spans([Span("/x", 0, 1)]))): self._spans,
-            script_of(lambda files: files.follow("/x", 0, {})): self._follow,
+            script_of(lambda files: files.tail("/x", 0, {})): self._follow,
         }
 
     async def run(self, process: Process, command: str) -> int:

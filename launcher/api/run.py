@@ -29,7 +29,7 @@ from launcher.records.workdir import Written
 from launcher.run import exec_shell, messages
 from launcher.run.fetch import Fetched, written
 from launcher.run.fetch import fetch as fetch_files
-from launcher.run.locate import Attached, Note, Owner, connect_to, list_runs, refresh, search
+from launcher.run.locate import Attached, Note, Owner, connect_run, find_containers, find_on_nodes, list_runs
 from launcher.run.messages import Message, Output
 from launcher.run.notify import Notice, send
 from launcher.run.outcome import Outcome
@@ -269,13 +269,13 @@ class Run:
         with self._connecting:
             old = time.monotonic() - self._connected_at > RECONNECT and self._supervision is None
             if self._attached is None or (self._attached.unreachable and old):
-                self._attached = connect_to(self._record, self._ssh_config)
+                self._attached = connect_run(self._record, self._ssh_config)
                 self._connected_at = time.monotonic()
                 self._fleets.append(self._attached.fleet)  # an earlier one may still be in use
             return self._attached
 
     def _now(self, *, claims: bool = False, any_owner: bool = False) -> Attached:
-        return refresh(self._connected(), self._log, claims=claims, any_owner=any_owner)
+        return find_containers(self._connected(), self._log, claims=claims, any_owner=any_owner)
 
     def _not_yet(self, timeout: float | None) -> TimeoutError:
         return TimeoutError(f"{self.id} has not ended after {timeout:g} s; it is still running")
@@ -360,7 +360,7 @@ def find(
         for problem in record.ignored():
             log(f"warning: {problem}")
         return Run(record, config, log)
-    attached = search(run, hosts, config, log, Path(runs))
+    attached = find_on_nodes(run, hosts, config, log, Path(runs))
     return Run(attached.record, config, log, attached)
 
 

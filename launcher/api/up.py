@@ -34,7 +34,7 @@ from launcher.records.trainer import TRAINER, check_options
 from launcher.run.cluster import kind_of
 from launcher.run.earlier import files_of
 from launcher.run.gpus import Waiting, counts, wait_for_gpus
-from launcher.run.locate import attach
+from launcher.run.locate import connected_run
 from launcher.run.prepare import make_plan, prepare
 from launcher.run.start import start
 
@@ -119,7 +119,7 @@ def start_on(
     plan = destination.plan(job, fleet, inputs, waiting, options)
     record = Record.of(plan, list(inputs.secrets.values()), options.here / RUNS)
     _start(job, plan, record, fleet, inputs, group, options, waiting)
-    return Run(record, options.ssh_config, options.log, attach(record, fleet), plan)
+    return Run(record, options.ssh_config, options.log, connected_run(record, fleet), plan)
 
 
 @dataclass(frozen=True)

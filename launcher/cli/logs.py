@@ -11,7 +11,7 @@ import typer
 import launcher
 from launcher.cli import options
 from launcher.cli.console import Screen
-from launcher.cli.foreground import raise_silent, show_until_end
+from launcher.cli.follow import raise_silent, show_until_end
 from launcher.run.printed import Selection
 
 

@@ -15,7 +15,7 @@ from launcher import Run
 from launcher.api.up import from_store, until_started
 from launcher.cli import options
 from launcher.cli.console import Screen
-from launcher.cli.foreground import follow, leave_or_stop
+from launcher.cli.follow import follow, leave_or_stop
 from launcher.cli.long_work import LongWork
 from launcher.job.models import Job
 from launcher.model.container import Phase

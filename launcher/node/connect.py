@@ -165,7 +165,7 @@ def _answer_limits() -> AnswerLimits:
 
 def _local_docker(node: str, limits: AnswerLimits) -> DockerEngine:
     _load_containers()
-    from launcher.node.containers import local_engine
+    from launcher.node.import_gate import local_engine
 
     return local_engine(node, LOCAL, limits)
 
@@ -185,7 +185,7 @@ def _load_containers() -> None:
     """Import docker-py in one thread at a time: its modules have import cycles, and a second thread could get one that
     is only partially initialized."""
     with _LOADING:
-        import launcher.node.containers  # noqa: F401
+        import launcher.node.import_gate  # noqa: F401
 
 
 def _open(
@@ -202,7 +202,7 @@ def _open(
     if pool is None or host == LOCAL:
         engine = _local_docker(node, limits)
     else:
-        from launcher.node.containers import remote_engine
+        from launcher.node.import_gate import remote_engine
 
         engine = remote_engine(node, host, pool, limits)
     if ping:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
 from launcher.faults import disk
-from launcher.node.follower import Follower
 from launcher.node.machine import CommandStream, Done, Machine, shell
 from launcher.node.opened import BELOW, bounded, relative
+from launcher.node.tail import Tail
 
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
 _OPEN_TIMEOUT = 40.0  # seconds to open and read a part of a file
@@ -250,9 +250,9 @@ class Files:
         if done.code and b"No such file" not in done.err:
             raise self._failed(f"append to {path}", done)
 
-    def follow(self, path: str, offset: int, lines: Mapping[str, int], *, below: str) -> Follower:
-        """Return a Follower of these files. below: the output folder that contains them. Raises NodeUnreachable."""
-        return Follower(self._machine, path, offset, lines, below=below)
+    def tail(self, path: str, offset: int, lines: Mapping[str, int], *, below: str) -> Tail:
+        """Return a Tail of these files. below: the output folder that contains them. Raises NodeUnreachable."""
+        return Tail(self._machine, path, offset, lines, below=below)
 
     def run(
         self,

@@ -103,21 +103,21 @@ class Attached:
         raise UsageError("--node", f"{wanted}: the run's nodes are {', '.join(node.name for node in self.nodes)}")
 
 
-def attach(record: Record, fleet: Fleet) -> Attached:
-    """Return a recorded run with connections to its nodes; call `refresh` for the state of its containers."""
+def connected_run(record: Record, fleet: Fleet) -> Attached:
+    """Return a recorded run with connections to its nodes; call `find_containers` for the state of its containers."""
     by_name = {engine.node: engine for engine in fleet.engines}
     nodes = tuple(node for node in record.nodes() if engine_of(node)[0] not in fleet.failed)
     engines = {node.name: by_name[engine_of(node)[0]] for node in nodes}
     return Attached(record, nodes, engines, fleet, unreachable=fleet.failed)
 
 
-def connect_to(record: Record, ssh_config: Path | None) -> Attached:
+def connect_run(record: Record, ssh_config: Path | None) -> Attached:
     """Connect to the nodes of a recorded run; unreachable nodes are in `unreachable`."""
     hosts = [engine_of(node) for node in record.nodes()] + [(host, host) for host in record.other_hosts()]
-    return attach(record, connect(list(dict.fromkeys(hosts)), record.runtime, ssh_config, allow_failures=True))
+    return connected_run(record, connect(list(dict.fromkeys(hosts)), record.runtime, ssh_config, allow_failures=True))
 
 
-def search(text: str | None, hosts: Sequence[str], ssh_config: Path | None, note: Note, runs: Path) -> Attached:
+def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | None, note: Note, runs: Path) -> Attached:
     """Find the run that matches `text` by its container labels on these nodes, and rebuild its local record.
 
     Raises RunUnknown, NodesFailed.
@@ -139,7 +139,7 @@ def search(text: str | None, hosts: Sequence[str], ssh_config: Path | None, note
         raise
 
 
-def refresh(attached: Attached, note: Note, *, claims: bool = False, any_owner: bool = False) -> Attached:
+def find_containers(attached: Attached, note: Note, *, claims: bool = False, any_owner: bool = False) -> Attached:
     """Return `attached` with the current state of the run's containers, in one round trip.
 
     Nodes that fail to list them are moved to `unreachable`. claims: also list the run's GPU locks. any_owner: allow

@@ -18,7 +18,7 @@ from launcher.errors import ContainerGone, LauncherError
 from launcher.model.container import ContainerState
 from launcher.node.engine import Engine
 from launcher.node.files import Files, Span
-from launcher.node.follower import Follower
+from launcher.node.tail import Tail
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 
@@ -90,7 +90,7 @@ class NodeReader:
         self._wanted = wanted
         self._report = report
         self._reached: dict[str, int] = {}  # offsets
-        self._stream: Follower | None = None
+        self._stream: Tail | None = None
 
     def wait(self, at_most: float) -> None:
         """Report the state of the container: when it has ended, or after `at_most` seconds."""
@@ -114,7 +114,7 @@ class NodeReader:
             now = self._wanted()
             lines = {path: self._begin(now, path) for path in now.starts if path != now.log}
             start, files = self._begin(now, now.log) if now.log else 0, self.engine.files
-            with closing(files.follow(now.log, start, lines, below=self.node.output)) as stream:
+            with closing(files.tail(now.log, start, lines, below=self.node.output)) as stream:
                 self._stream = stream
                 while running() and self._wanted() == now:
                     if found := stream.next(QUIET):

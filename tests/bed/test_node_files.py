@@ -11,9 +11,9 @@ import pytest
 
 from launcher.errors import NodeUnfit, NodeUnreachable
 from launcher.node.files import Files, Span
-from launcher.node.follower import Follower
 from launcher.node.ssh.connection import SshPool
 from launcher.node.ssh.machine import SshMachine
+from launcher.node.tail import Tail
 from tests.bed import faults
 from tests.bed.bed import Bed
 
@@ -103,7 +103,7 @@ def test_many_spans_of_many_files_come_in_one_response(files: Files) -> None:
     assert came == {spans[0]: data[big][5:150_005], spans[1]: data[small][2:5], spans[4]: data[small][9:]}
 
 
-def until(follower: Follower, path: str, size: int) -> bytes:
+def until(follower: Tail, path: str, size: int) -> bytes:
     """Reads `size` bytes of a followed file."""
     found = b""
     while len(found) < size:
@@ -121,7 +121,7 @@ def following(bed: Bed) -> str:
 def test_appended_data_is_pushed_from_the_offset_and_no_process_is_left(bed: Bed, files: Files) -> None:
     log, lines = f"{ROOT}/log", f"{ROOT}/sub/lines"
     write(files, log, b"0123456789")
-    with contextlib.closing(files.follow(log, 4, {lines: 0}, below=ROOT)) as follower:
+    with contextlib.closing(files.tail(log, 4, {lines: 0}, below=ROOT)) as follower:
         assert until(follower, log, 6) == b"456789"
         assert follower.next(0.3) is None
         bed.sh(bed.nodes[0], f"printf 'abc\\0\\377' >>{log}", user="trainer")
@@ -138,12 +138,12 @@ def test_appended_data_is_pushed_from_the_offset_and_no_process_is_left(bed: Bed
 
 def test_a_lost_connection_is_reported_for_a_quiet_file_and_no_process_is_left(bed: Bed, files: Files) -> None:
     write(files, f"{ROOT}/log", b"abc")
-    with contextlib.closing(files.follow(f"{ROOT}/log", 0, {}, below=ROOT)) as follower:
+    with contextlib.closing(files.tail(f"{ROOT}/log", 0, {}, below=ROOT)) as follower:
         assert until(follower, f"{ROOT}/log", 3) == b"abc"
         faults.kill_ssh_sessions(bed, bed.nodes[0])
         with pytest.raises(NodeUnreachable):
             follower.next(60)
-    with contextlib.closing(files.follow(f"{ROOT}/log", 3, {}, below=ROOT)) as follower:  # on a new connection
+    with contextlib.closing(files.tail(f"{ROOT}/log", 3, {}, below=ROOT)) as follower:  # on a new connection
         bed.sh(bed.nodes[0], f"printf def >>{ROOT}/log", user="trainer")
         assert until(follower, f"{ROOT}/log", 3) == b"def"
     deadline = time.monotonic() + 60

@@ -14,7 +14,7 @@ from launcher.node.connect import Fleet
 from launcher.node.process.engine import ProcessEngine
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
-from launcher.run.locate import attach
+from launcher.run.locate import connected_run
 from tests.ports import free_port
 
 
@@ -39,7 +39,7 @@ def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[launcher
     made = launcher.up({**keys, "run": {"command": ["sh", "-c", "echo here; exec sleep 600"]}}, log=said.append)
     record = Record(RunPaths(made.folder))
     engines = [Mortal(name) for name in made.nodes]
-    return launcher.Run(record, None, said.append, attach(record, Fleet(engines, {}, None))), engines[1]
+    return launcher.Run(record, None, said.append, connected_run(record, Fleet(engines, {}, None))), engines[1]
 
 
 def test_it_is_shown_and_the_other_nodes_are_stopped(connected: tuple[launcher.Run, Mortal]) -> None:

@@ -173,7 +173,7 @@ def test_arbitrary_answers_when_files_are_read(said: bytes) -> None:
     files, spans = Files(Says(said)), [Span("/o/a", 0, 5), Span("/o/b", 0, 5)]
     with contextlib.suppress(LauncherError):
         assert sum(len(piece) for _, piece in files.read_spans(spans, below="/o")) <= 10
-    following = files.follow("/o/a", 0, {"/o/b": 0}, below="/o")
+    following = files.tail("/o/a", 0, {"/o/b": 0}, below="/o")
     with contextlib.closing(following) as follower, contextlib.suppress(NodeUnreachable):
         while found := follower.next(1):
             assert found[0] in ("/o/a", "/o/b")

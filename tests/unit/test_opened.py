@@ -121,7 +121,7 @@ def test_a_file_that_is_not_what_was_meant_is_not_opened_and_named(
         for read in (files.read, lambda path, below: files.before_last_lines(path, 1, 1000, below=below)):
             with pytest.raises((NodeUnfit, FileNotFoundError)):
                 read(path, below=below)
-        with contextlib.closing(files.follow(path, 0, {path: 0}, below=below)) as follower:
+        with contextlib.closing(files.tail(path, 0, {path: 0}, below=below)) as follower:
             assert follower.next(0.2) is None
         with pytest.raises(NodeUnfit):
             files.append(path, "a line", below=below)
@@ -239,7 +239,7 @@ def test_a_new_run_resumes_from_nothing_that_is_reached_through_a_link(
 
 
 def test_a_log_whose_name_is_removed_is_followed_to_its_end(files: Files, output: Path) -> None:
-    with contextlib.closing(files.follow(str(output / NAME), 4, {}, below=str(output))) as follower:
+    with contextlib.closing(files.tail(str(output / NAME), 4, {}, below=str(output))) as follower:
         assert follower.next(60) == (str(output / NAME), b"log\n")
         with (output / NAME).open("ab") as log:
             (output / NAME).unlink()

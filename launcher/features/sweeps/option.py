@@ -10,7 +10,7 @@ import typer
 from launcher import Run
 from launcher.api.up import Destination, on_cluster
 from launcher.cli.console import Screen
-from launcher.cli.foreground import follow, stop_now
+from launcher.cli.follow import follow, stop_now
 from launcher.cli.terminal import Reporter
 from launcher.cli.up import Asked, run_one
 from launcher.errors import StoppedByUser, UsageError

@@ -1,4 +1,7 @@
-"""Container engines on this machine and over ssh. Importing this module loads docker-py and paramiko."""
+"""The gate through which docker-py and paramiko are imported: container engines on this machine and over ssh.
+
+node.connect imports it when it needs one, and for hosts over ssh while `ssh -G` runs. Plain processes never pass it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Follow growing files of a node: a `tail -f` for each, all through one channel.
+"""Tail growing files of a node: a `tail -f` for each, all through one channel.
 
-launcher.run.reader reads them, from the offsets that it has reached.
+launcher.run.reader reads on from the offsets that it has reached.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ kill -s TERM 0
 """
 
 
-class Follower:
+class Tail:
     """The contents of `path` from `offset` on, and all data appended later. A missing file is waited for.
 
     lines: further files, path -> offset, of which only whole lines are returned. All files share one channel.
@@ -71,7 +71,7 @@ class Follower:
     def next(self, timeout: float) -> tuple[str, bytes] | None:
         """Return (path, appended bytes); None if nothing was appended for `timeout` seconds.
 
-        Raises NodeUnreachable if the connection is lost: all data received before has been returned, so a new follower
+        Raises NodeUnreachable if the connection is lost: all data received before has been returned, so a new tail
         from that offset misses nothing.
         """
         deadline = time.monotonic() + timeout
