@@ -34,18 +34,19 @@ def needed_trainer(job: Job, folder: Path, files: Iterable[CodeFile]) -> Path | 
     taken = TRAINER in own  # by a file or a link
     if any(name.endswith(".py") for name in own) or (taken and any((folder / TRAINER).glob("*.py"))):
         return None
-    installed = _installed()
+    ours = installed()
     missing = f"the code folder {folder} has no module {TRAINER}, and"
     if taken:
         problem = f"{missing} {folder / TRAINER} conflicts with the launcher's trainer; rename it"
         job.refuse([(("run", "module"), problem)])
-    if not (installed / "__main__.py").is_file():
+    if not (ours / "__main__.py").is_file():
         fix = "correct `code`, or run: pip install 'launcher[train]'"
         job.refuse([(("run", "module"), f"{missing} the launcher's trainer is not installed; {fix}")])
-    return installed
+    return ours
 
 
-def _installed() -> Path:
+def installed() -> Path:
+    """Return the folder of the launcher's trainer; it may be missing."""
     return Path(launcher.__file__).parent.with_name(TRAINER)  # sys.path may have another `train`
 
 
@@ -57,7 +58,7 @@ def check_options(job: Job, folder: Path, added: Path | None, log: Callable[[str
     log: called with a warning if the check itself fails; the start checks them again.
     Raises JobInvalid with the trainer's message, at the key of the option that it names.
     """
-    brought = added is None and (folder / TRAINER).resolve() != _installed().resolve()
+    brought = added is None and (folder / TRAINER).resolve() != installed().resolve()
     if job.run.module != TRAINER or brought:
         return
     programs = [variant.args_of(node) for variant in expand_sweep(job) for node in variant.machines]
@@ -83,7 +84,7 @@ def _refusal(argv: tuple[str, ...]) -> str:
     try:
         checked = subprocess.run(
             [sys.executable, "-m", TRAINER, "--check", *argv],
-            cwd=_installed().parent,
+            cwd=installed().parent,
             env=given,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

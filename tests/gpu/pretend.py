@@ -141,7 +141,7 @@ def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) 
         if mode.stream:
             mode.stream.put(partial(time.sleep, cycles / 2e9))
 
-    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xFF, pci_device_id=0x1F)
+    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xFF, pci_device_id=0x1F, name=NAME, total_memory=1 << 24)
     cuda = {
         "device_count": lambda: count,
         "set_device": lambda device: None,

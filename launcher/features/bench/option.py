@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated
 
@@ -17,9 +17,10 @@ from launcher.cli.doctor import Examination, Examined
 from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 from launcher.features.bench import run
+from launcher.features.bench.forecast import gradient_bytes, lines
 from launcher.features.bench.health.measures import ALL_REDUCE
 from launcher.features.bench.health.verdict import figure
-from launcher.features.bench.run import BenchResult
+from launcher.features.bench.run import BenchResult, Given
 from launcher.features.bench.table import DIFFERS, ODD, WIDTH, table
 from launcher.job.models import Job
 from launcher.model.plan import plain
@@ -37,11 +38,28 @@ def options(
     minutes: Annotated[
         float, typer.Option(metavar="N", min=0.1, max=60.0, help="Time limit of --bench, in minutes.")
     ] = 2.0,
+    gradients: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="With --bench: bytes of the gradients of a step, such as 102M; default: of the trainer's model.",
+        ),
+    ] = None,
+    step: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0001,
+            help="With --bench: time of a step on one node; default: the trainer's model.",
+        ),
+    ] = None,
 ) -> Examination | None:
     """With --bench, the exit code is also 3 if a part is slow. Of two parts that
     differ, --bench blames neither: that is a warning.
     """
     if not bench:
+        if gradients is not None or step is not None:
+            raise UsageError("--gradients" if gradients is not None else "--step", "needs --bench")
         return None
     # Its containers load the machines, and are removed as after a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -49,11 +67,19 @@ def options(
         raise UsageError("--bench", "needs a job file: the job's nodes are measured in the job's image")
     if on is not None:
         raise UsageError(f"--on {on}", "does not support --bench", f"launcher doctor JOB --on {on}")
-    return partial(_examine, job, time.monotonic() + 60 * minutes)
+    given = Given(_bytes(gradients), step)
+    return partial(_examine, job, time.monotonic() + 60 * minutes, given)
 
 
-def _examine(job: Job, until: float, fleet: Fleet, unfit: Mapping[str, str]) -> Examined:
-    found = run.bench(job, fleet, max(until - time.monotonic(), 0.0), unfit, Reporter().log)
+def _bytes(text: str | None) -> float | None:
+    try:
+        return gradient_bytes(text) if text is not None else None
+    except ValueError as error:
+        raise UsageError("--gradients", str(error)) from error
+
+
+def _examine(job: Job, until: float, given: Given, fleet: Fleet, unfit: Mapping[str, str]) -> Examined:
+    found = run.bench(job, fleet, max(until - time.monotonic(), 0.0), unfit, Reporter().log, given)
     return Examined("bench", plain(found), found.faulty or not found.nodes, partial(_show, found))
 
 
@@ -75,3 +101,17 @@ def _show(examined: BenchResult, console: Console) -> None:
         console.print(f"{sign} {escape(finding.line)}")
     if examined.nodes and not examined.findings:
         console.print("no part is slower than comparable parts")
+    for line in _forecast(examined):
+        console.print(escape(line))
+
+
+def _forecast(examined: BenchResult) -> Iterator[str]:
+    """Yield what several nodes bring, if several were measured."""
+    if len(examined.nodes) < 2:
+        return
+    if examined.work is None:
+        yield "no forecast: --gradients SIZE says how many bytes a step sums, 4 for each trained parameter"
+    elif not examined.forecast:
+        yield "no forecast: no link was measured"
+    else:
+        yield from lines(examined.forecast, examined.work)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tempfile
 import threading
 import time
@@ -17,12 +18,14 @@ from functools import partial
 from pathlib import Path
 
 from launcher.errors import ImageUnfit, LauncherError, NodeUnfit
+from launcher.features.bench.forecast import Forecast, TrainingStep, forecasts, work_of
 from launcher.features.bench.health import machine, measures, verdict
 from launcher.features.bench.health.machine import HealthProblem, MachineState
 from launcher.features.bench.health.measures import Measure, NodeReport
 from launcher.features.bench.health.rounds import Timetable, minutes_needed, rounds, timetable
 from launcher.features.bench.health.verdict import Finding, Network
 from launcher.job.models import Job
+from launcher.job.scalars import argv_of
 from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.model.facts import NodeFacts
@@ -32,14 +35,16 @@ from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import Future, in_background, run_all_settled
 from launcher.planning import gpus
+from launcher.planning.command import workers
 from launcher.records.paths import NodePaths
 from launcher.records.snapshot import Snapshot, snapshot
+from launcher.records.trainer import TRAINER, installed
 from launcher.run.exec_shell import temporary_run
 from launcher.run.gpus import with_claims
 from launcher.run.prepare import inspect_image
 
 _SCRIPTS = Path(__file__).with_name("container_scripts")
-_PROGRAMS = ("bench_node.py", "bench_links.py", "bench_parts.py")
+_PROGRAMS = ("bench_node.py", "bench_links.py", "bench_parts.py", "bench_model.py")
 _POLL = 2.0  # seconds between two polls of a node
 _SETUP = 5.0  # seconds of the given time that the checks before it may take
 _LATE = 20.0  # seconds behind its timetable after which a node counts as lost
@@ -51,7 +56,10 @@ _LONGEST = 8 << 20  # maximum bytes read from a node's log
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Result of a benchmark. skipped: nodes that were not measured, and why; notes: limitations of the measurement."""
+    """Result of a benchmark. skipped: nodes that were not measured, and why; notes: limitations of the measurement.
+
+    work: a step of the job, if it is known; forecast: how fast it is with more nodes.
+    """
 
     nodes: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -60,6 +68,8 @@ class BenchResult:
     skipped: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    work: TrainingStep | None = None
+    forecast: tuple[Forecast, ...] = ()
 
     @property
     def faulty(self) -> bool:
@@ -102,14 +112,30 @@ class _Measured:
     notes: tuple[str, ...]
 
 
-def bench(job: Job, fleet: Fleet, seconds: float, unfit: Mapping[str, str], log: Log) -> BenchResult:
+@dataclass(frozen=True)
+class Given:
+    """What the user says of a step on one node: the bytes of its gradients, its seconds."""
+
+    gradients: float | None = None
+    step: float | None = None
+
+
+def bench(
+    job: Job, fleet: Fleet, seconds: float, unfit: Mapping[str, str], log: Log, given: Given = Given()
+) -> BenchResult:
     """Measure for `seconds`. unfit: nodes to skip, and why. Raises NodesFailed, ImageUnfit and other LauncherErrors."""
     started = time.monotonic()
     selected = _select(job, fleet, unfit)
     if not selected.nodes:
         return BenchResult(skipped=selected.skipped)
-    measured = _measure(job, fleet.only(list(selected.nodes)), selected, seconds, log)
-    return replace(_judge(selected, measured), seconds=time.monotonic() - started)
+    trained = job.run.module == TRAINER and len(selected.nodes) > 1 and None in (given.gradients, given.step)
+    model = argv_of(job.run.args) if trained else None
+    measured = _measure(job, fleet.only(list(selected.nodes)), selected, seconds, model, log)
+    found = _judge(selected, measured)
+    most = max(workers(job, len(chosen)) for _, chosen in selected.nodes.values())
+    work = work_of(found.measures, given.gradients, given.step, most)
+    expected = forecasts(found.nodes, found.measures, work) if work else ()
+    return replace(found, seconds=time.monotonic() - started, work=work, forecast=expected)
 
 
 def _select(job: Job, fleet: Fleet, unfit: Mapping[str, str]) -> _Selected:
@@ -128,27 +154,34 @@ def _select(job: Job, fleet: Fleet, unfit: Mapping[str, str]) -> _Selected:
     return _Selected({name: each for name, each in usable.items() if name not in skipped}, skipped)
 
 
-def _measure(job: Job, fleet: Fleet, selected: _Selected, seconds: float, log: Log) -> _Measured:
-    """Run the programs on the selected nodes, which are the fleet's, and collect what they print."""
+def _measure(
+    job: Job, fleet: Fleet, selected: _Selected, seconds: float, model: Sequence[str] | None, log: Log
+) -> _Measured:
+    """Run the programs on the selected nodes, which are the fleet's, and collect what they print.
+
+    model: the options of the trainer, whose model is measured too.
+    """
     facts = [node for node, _ in selected.nodes.values()]
     image = inspect_image(job, fleet, facts)[0]
     if not image.python:
         raise ImageUnfit(f"image {image.reference}", "has no Python, which --bench needs", "use an image with torch")
     paths = [each.target for each in job.mounts] + [each.at for each in job.data] if job.traits.isolates else []
-    turns, with_gpus = rounds(len(facts)), selected.gpus
-    times = timetable(seconds, len(turns), gpus=with_gpus, reads=bool(paths))
-    least = minutes_needed(len(turns), gpus=with_gpus, reads=bool(paths))
-    notes = _notes(len(facts), len(turns), seconds, times, least)
-    spec = {"rounds": turns, "times": asdict(times), "paths": paths, "gpus": with_gpus, "precision": _precision(job)}
+    turns = rounds(len(facts))
+    parts = {"gpus": selected.gpus, "reads": bool(paths), "model": model is not None}
+    times = timetable(seconds, len(turns), **parts)
+    notes = _notes(len(facts), len(turns), seconds, times, minutes_needed(len(turns), **parts))
+    spec = {"rounds": turns, "times": asdict(times), "paths": paths, "gpus": selected.gpus, "model": model}
+    spec["precision"] = _precision(job)
     program = (image.python, _PROGRAMS[0], json.dumps(spec, separators=(",", ":")))
     limit = math.ceil(times.total(len(turns)) + _LATE)
     entries = tuple(entry for entry in job.machines if entry.name in selected.nodes)
     alone = {"nodes": entries, "spares": None, "timeout": limit, "secrets": (), "processes": 1}
+    code = _code(trainer=model is not None)
     log(f"measuring {len(facts)} nodes, {times.total(len(turns)) / 60:.1f} minutes at most")
     observed = dict(zip(selected.nodes, map(_Observed, fleet.each(_machine_state)), strict=True))
     interfaces, gpu_names = dict[str, str](), dict[str, Mapping[str, str]]()
     try:
-        with temporary_run("bench", job.model_copy(update=alone), program, fleet, facts, _code(), {}, log) as plan:
+        with temporary_run("bench", job.model_copy(update=alone), program, fleet, facts, code, {}, log) as plan:
             interfaces = dict(zip(selected.nodes, plan.rendezvous.interfaces, strict=True))
             gpu_names = {each.node: _gpu_names(each, facts[each.rank]) for each in plan.nodes}
             _follow(fleet, plan, observed, limit)
@@ -194,11 +227,13 @@ def _idle(job: Job, engine: Engine) -> tuple[NodeFacts, tuple[str, ...]]:
     return node, chosen
 
 
-def _code() -> Snapshot:
-    """Pack the programs, as a run's code."""
+def _code(*, trainer: bool) -> Snapshot:
+    """Pack the programs, as a run's code, with the trainer if its model is measured."""
     with tempfile.TemporaryDirectory() as folder:
         for name in _PROGRAMS:
             Path(folder, name).write_bytes((_SCRIPTS / name).read_bytes())
+        if trainer and (installed() / "__main__.py").is_file():
+            shutil.copytree(installed(), Path(folder, TRAINER), ignore=shutil.ignore_patterns("__pycache__"))
         return snapshot(Path(folder))
 
 

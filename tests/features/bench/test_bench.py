@@ -107,7 +107,7 @@ def test_a_paused_node_exits_instead_of_reporting_what_it_measured(tmp_path: Pat
         script = (SCRIPTS / name).read_text()
         (tmp_path / name).write_text(script.replace("PAUSED = 10.0", "PAUSED = 2.0"))
     times = {"join": 60, "local": 60, "read": 0, "pair": 0, "together": 0}
-    spec = {"times": times, "rounds": [], "paths": [], "gpus": False, "precision": "none"}
+    spec = {"times": times, "rounds": [], "paths": [], "gpus": False, "precision": "none", "model": None}
     env = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, str(tmp_path / "bench_node.py"), json.dumps(spec)]
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as process:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from launcher.features.bench.container_scripts import bench_parts
+from launcher.features.bench.health import measures
+from tests.gpu import pretend
+
+SCRIPTS = Path(bench_parts.__file__).parent
+ROOT = SCRIPTS.parents[3]
 
 
 @pytest.mark.parametrize(
@@ -44,3 +53,41 @@ def test_a_processor_with_a_quota_is_measured_at_the_quota(monkeypatch: pytest.M
     # 14 operations in 100 ms
     assert matmul == pytest.approx(2 * 768**3 * 140 / 1e9, rel=0.05)
     assert memory == pytest.approx(8 * (16 << 20) * 140 / 1e9, rel=0.05)
+
+
+@pytest.mark.ci
+def test_the_trainers_model_is_a_program_with_its_reason_on_its_last_line() -> None:
+    """The launcher's own package `train` is beside it, as in the container."""
+
+    def measured(*options: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, str(SCRIPTS / "bench_model.py"), "--data", "synthetic", "--arch", "smallcnn", *options]
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "BENCH_UNTIL": "0", "OMP_NUM_THREADS": "1"}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+    refused = measured("--parallel", "fsdp")
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1] == "the forecast is for --parallel ddp, not fsdp"
+    report = measures.read(
+        "a", ["a"], measured("--image-size", "32", "--batch-size", "4", "--accumulate", "3").stdout, {}
+    )
+    found = {each.kind: each.value for each in report.measures}
+    assert found["gradients"] > 4 * 64 * 1000  # its last layer alone
+    assert found["passes"] == 3
+    assert found["step"] > 0
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_copies_between_gpus_that_hang_end_the_measurement_of_the_gpus(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[dict[str, Any]] = []
+    with pretend.gpu(2):
+        if hangs:
+            monkeypatch.setattr(pretend.Event, "query", lambda _: False)
+            monkeypatch.setattr(bench_parts, "HUNG", 0.01)
+        monkeypatch.setattr(bench_parts, "_matmul", lambda *_: None)  # of 8192 rows
+        assert bench_parts.gpus(0.1, "bf16", lambda **each: said.append(each)) is not hangs
+    kinds = [each["kind"] for each in said]
+    assert kinds == (["copy", "to GPU", "from GPU", "failed"] if hangs else ["copy", "to GPU", "from GPU", "peer"] * 2)
+    if hangs:
+        assert (said[-1]["part"], said[-1]["what"]) == ("GPU 0", "copies to GPU 1 hang")

@@ -298,3 +298,11 @@ def test_a_truncated_log_is_parsed() -> None:
     found = read("a", ["a", "b"], log, {"abc": "GPU 5"})
     assert [(m.part, m.to, m.again) for m in found.measures] == [("GPU 5", "", 0.0), ("", "b", 0.5)]
     assert (found.phase, found.together) == ("pairs", ("a", "b"))
+
+
+def test_copies_that_hang_are_named_once_with_their_fix_and_not_the_pairs_that_waited() -> None:
+    hung = NodeReport("a", (), (("GPU 0", "", "copies to GPU 1 hang"),), (), "end", ())
+    others = [NodeReport(node, (), (("", "a", "timed out"),), (), "end", ()) for node in "bc"]
+    (found,) = judge([hung, *others], [], NETWORK, {})
+    assert found.line.startswith("a GPU 0: copies to GPU 1 hang; train without such copies: env: {NCCL_P2P_DISABLE: 1}")
+    assert not found.undecided

@@ -1,9 +1,10 @@
 """python3 bench_node.py SPEC: `launcher doctor --bench` on one node; prints a line with MARK and JSON per measurement.
 
 SPEC is a JSON object: rounds (of pairs of ranks), times (seconds of each phase, health/rounds.py), paths to read,
-precision, gpus (whether the job uses GPUs). The nodes agree once, through a store on rank 0, on the participants
-and a start time; then each follows the timetable by its own clock, so that the loss of any node, including rank 0,
-affects only its own measurements. Runs in the job's image with torch and Python 3.8.
+precision, gpus (whether the job uses GPUs), model (the trainer's options, or null). The nodes agree once, through a
+store on rank 0, on the participants and a start time; then each follows the timetable by its own clock, so that the
+loss of any node, including rank 0, affects only its own measurements. Runs in the job's image with torch and Python
+3.8.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -33,6 +35,7 @@ MARK = "launcher-measured "
 PAUSED = 10.0  # seconds without a beat after which the process was paused with its machine or container
 SLACK = 8.0  # seconds after the last phase until a process that is still running exits
 _out = threading.Lock()
+_reported = threading.Event()  # what the node is judged by
 
 
 class Pulse:
@@ -123,8 +126,9 @@ def main() -> None:
     cuda = spec["gpus"] and torch.cuda.is_available()
     if spec["gpus"] and not cuda:
         report(kind="failed", part="GPUs", what="torch found no GPUs in the container")
+    usable = True
     if cuda:
-        parts.gpus(times["local"], spec["precision"], report)
+        usable = parts.gpus(times["local"], spec["precision"], report)
     else:
         parts.processor(times["local"], report)
     at = _until(at + times["local"])
@@ -133,9 +137,12 @@ def main() -> None:
         parts.read(path, times["read"] / len(spec["paths"]), report)
     at = _until(at + times["read"])
     report(kind="phase", name="pairs")
-    if meeting is not None and meeting.rank in meeting.addresses:
+    if usable and meeting is not None and meeting.rank in meeting.addresses:
         _links(meeting, rounds, times, "cuda" if cuda else "cpu", at)
     report(kind="end")
+    _reported.set()
+    if usable and spec["model"] is not None:  # last, as it may take any time without harm to the others
+        _model(spec["model"], times["model"])
     os._exit(0)  # even if a library is still waiting
 
 
@@ -165,6 +172,25 @@ def _links(
             report(kind="failed", part="all-reduce", what=_first_line(error))
 
 
+def _model(options: list[str], seconds: float) -> None:
+    """Measure the trainer's model in a process of its own, which ends in time whatever the model does."""
+    why = ""
+    try:
+        done = subprocess.run(
+            [sys.executable, "bench_model.py", *options],
+            env={**os.environ, "BENCH_UNTIL": str(time.monotonic() + 0.7 * seconds)},
+            stderr=subprocess.PIPE,
+            timeout=seconds,
+            check=False,
+        )
+        if done.returncode:
+            why = (done.stderr.decode(errors="replace").strip().splitlines() or ["it crashed"])[-1][:200]
+    except subprocess.TimeoutExpired:
+        why = f"it took longer than {seconds:.0f} s: give more --minutes"
+    if why:
+        report(kind="note", what=f"the trainer's model was not measured: {why}")
+
+
 def _until(moment: float) -> float:
     time.sleep(max(moment - time.monotonic(), 0))
     return moment
@@ -176,7 +202,8 @@ def _end_after(seconds: float) -> None:
     while time.monotonic() < until:
         time.sleep(1.0)
         Pulse.beat()
-    report(kind="failed", part="time", what="timed out")
+    if not _reported.is_set():
+        report(kind="failed", part="time", what="timed out")
     os._exit(75)
 
 

@@ -21,6 +21,7 @@ Report = Callable[..., None]
 WINDOW = 0.1  # seconds of work between two readings of the clock
 MOST_FILES = 256
 LEAST_BYTES = 1 << 20  # a read of less data is meaningless
+HUNG = 5.0  # seconds after which a copy between two GPUs hangs: the slowest PCIe link needs one
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "none": torch.float32}
 
 
@@ -62,8 +63,15 @@ def processor(seconds: float, report: Report) -> None:
     report(kind="memory", part="processor", of=of, value=statistics.harmonic_mean(found) / 1e9, unit="GB/s")
 
 
-def gpus(seconds: float, precision: str, report: Report) -> None:
-    """Measure matrix products on all GPUs simultaneously, as in training, then copies on one GPU after the other."""
+class HungError(Exception):
+    """A GPU does not finish its work. Whatever is asked of it next would wait forever."""
+
+
+def gpus(seconds: float, precision: str, report: Report) -> bool:
+    """Measure matrix products on all GPUs simultaneously, as in training, then copies on one GPU after the other.
+
+    Return whether they can be used on: not if one hangs.
+    """
     begin, count = time.monotonic(), torch.cuda.device_count()
     until = begin + 0.5 * seconds
     threads = [threading.Thread(target=_guarded, args=(_matmul, i, until, precision, report)) for i in range(count)]
@@ -73,7 +81,12 @@ def gpus(seconds: float, precision: str, report: Report) -> None:
         thread.join()
     for index in range(count):
         left = begin + seconds - time.monotonic()
-        _guarded(_copies, index, max(left / (count - index), 0.2), report)
+        try:
+            _guarded(_copies, index, max(left / (count - index), 0.2), report)
+        except HungError as error:
+            report(kind="failed", **_gpu(index), what=str(error))
+            return False
+    return True
 
 
 def _guarded(measure: Callable[..., None], index: int, *arguments: Any) -> None:
@@ -108,21 +121,33 @@ def _matmul(index: int, until: float, wanted: str, report: Report) -> None:
 def _copies(index: int, seconds: float, report: Report) -> None:
     """Measure copies on the device, from and to pinned host memory, and to the next GPU of this machine."""
     size = min(256 << 20, torch.cuda.get_device_properties(index).total_memory // 16)
-    here = torch.ones(size, dtype=torch.uint8, device=f"cuda:{index}")
+    here = torch.ones(size, dtype=torch.uint8, device=torch.device("cuda", index))
     host, there = torch.ones(size, dtype=torch.uint8).pin_memory(), torch.empty_like(here)
     ways = [("copy", 2, there, here), ("to GPU", 1, here, host), ("from GPU", 1, host, here)]
-    if torch.cuda.device_count() > 1:
-        neighbour = torch.empty_like(here, device=f"cuda:{(index + 1) % torch.cuda.device_count()}")
-        ways.append(("peer", 1, neighbour, here))
+    other = (index + 1) % torch.cuda.device_count()
+    if other != index:
+        ways.append(("peer", 1, torch.empty_like(here, device=torch.device("cuda", other)), here))
     for kind, times, target, source in ways:
-        until = time.monotonic() + seconds / len(ways)
-        found = rates(
-            lambda to=target, of=source: to.copy_(of, non_blocking=True),  # type: ignore[misc]
-            lambda: torch.cuda.synchronize(index),
-            times * size,
-            until,
-        )
+
+        def copy(target: Any = target, source: Any = source) -> None:
+            target.copy_(source, non_blocking=True)
+
+        def settle(hangs: bool = kind == "peer") -> None:
+            finish(index, f"copies to GPU {other} hang") if hangs else torch.cuda.synchronize(index)
+
+        found = rates(copy, settle, times * size, time.monotonic() + seconds / len(ways))
         report(kind=kind, **_gpu(index), value=statistics.median(found) / 1e9, unit="GB/s")
+
+
+def finish(index: int, problem: str) -> None:
+    """Wait for the GPU's work. Raises HungError with the problem, where torch.cuda.synchronize would wait forever."""
+    done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    until = time.monotonic() + HUNG
+    done.record(torch.cuda.current_stream(index))
+    while not done.query():
+        if time.monotonic() > until:
+            raise HungError(problem)
+        time.sleep(0.0002)
 
 
 def read(path: str, seconds: float, report: Report) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 MARK = "launcher-measured "
 BANDWIDTH, LATENCY, ALL_REDUCE = "bandwidth", "latency", "all-reduce"
+TRAINED = GRADIENTS, STEP, PASSES = "gradients", "step", "passes"  # of the trainer's model: bytes, seconds, a number
+HANGS = " hang"  # end of the reason why copies between GPUs were not measured
 _NO_MEASURE = ("begun", "phase", "failed", "note", "end")
 
 
@@ -18,7 +20,7 @@ class Measure:
     """One value. For a pair, `to` is the other node: bandwidth from `node` to it, or latency of a message."""
 
     node: str
-    kind: str  # matmul, memory, copy, to GPU, from GPU, peer, read, bandwidth, latency, all-reduce
+    kind: str  # matmul, memory, copy, to GPU, from GPU, peer, read, bandwidth, latency, all-reduce, TRAINED
     part: str  # "GPU 3", "processor", the path in the container; "" for a pair
     value: float
     unit: str

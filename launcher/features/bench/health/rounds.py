@@ -18,10 +18,11 @@ class Timetable:
     read: float
     pair: float
     together: float
+    model: float = 0.0  # after all that a node is judged by
 
     def total(self, rounds: int) -> float:
         """Return the maximum number of seconds until the end of the last phase."""
-        return self.join + self.local + self.read + rounds * self.pair + self.together
+        return self.join + self.local + self.read + rounds * self.pair + self.together + self.model
 
 
 def rounds(nodes: int, most: int = MOST_ROUNDS) -> list[list[tuple[int, int]]]:
@@ -41,7 +42,7 @@ def rounds(nodes: int, most: int = MOST_ROUNDS) -> list[list[tuple[int, int]]]:
     return [every[index * len(every) // most] for index in range(most)]
 
 
-def timetable(seconds: float, turns: int, *, gpus: bool, reads: bool) -> Timetable:
+def timetable(seconds: float, turns: int, *, gpus: bool, reads: bool, model: bool = False) -> Timetable:
     """Divide `seconds` among the phases. turns: number of rounds of pairs.
 
     Each phase has a minimum duration for meaningful results, so a short benchmark takes longer than requested.
@@ -50,11 +51,14 @@ def timetable(seconds: float, turns: int, *, gpus: bool, reads: bool) -> Timetab
     long = 4.0 if gpus else 1.0  # NCCL needs seconds to initialize
     least = {"local": 2 * long, "read": 1.0 * reads, "pairs": turns * long, "together": long * (turns > 0)}
     shares = {"local": 3.0, "read": 1.5 * reads, "pairs": 6.0 * (turns > 0), "together": 1.0 * (turns > 0)}
+    if model:  # another process imports torch, and torchvision
+        least["model"], shares["model"] = 20.0, 2.0
     extra = max(seconds - join - sum(least.values()), 0.0) / sum(shares.values())
     found = {phase: least[phase] + extra * shares[phase] for phase in least}
-    return Timetable(join, found["local"], found["read"], found["pairs"] / max(turns, 1), found["together"])
+    pair = found["pairs"] / max(turns, 1)
+    return Timetable(join, found["local"], found["read"], pair, found["together"], found.get("model", 0.0))
 
 
-def minutes_needed(turns: int, *, gpus: bool, reads: bool) -> float:
+def minutes_needed(turns: int, *, gpus: bool, reads: bool, model: bool = False) -> float:
     """Return the shortest duration in minutes that the benchmark does not exceed."""
-    return math.ceil(timetable(0, turns, gpus=gpus, reads=reads).total(turns) / 6) / 10
+    return math.ceil(timetable(0, turns, gpus=gpus, reads=reads, model=model).total(turns) / 6) / 10

@@ -13,7 +13,7 @@ from statistics import median
 
 from launcher.features.bench.health import links, outliers
 from launcher.features.bench.health.links import Slow
-from launcher.features.bench.health.measures import BANDWIDTH, LATENCY, Measure, NodeReport
+from launcher.features.bench.health.measures import BANDWIDTH, HANGS, LATENCY, Measure, NodeReport
 from launcher.features.bench.health.peaks import REACHED, peak
 from launcher.features.bench.health.problem import HealthProblem, plain
 
@@ -26,6 +26,7 @@ _FIXES = {
     "link": "check its cable and switch port, and the output of ethtool and ip -s link on the node",
     "path": "check on the node while it is read: iostat -x 1",
     "failed": "check the node's kernel log: dmesg",
+    "hangs": "train without such copies: env: {NCCL_P2P_DISABLE: 1}; or disable ACS and the IOMMU in the BIOS",
 }
 _NEITHER = "two values are not enough to identify the faulty one"
 
@@ -84,6 +85,10 @@ def judge(
 def _failures(reports: Sequence[NodeReport], known: Set[str]) -> Iterator[Finding]:
     """Yield failed measurements: each pair once, or the node if all its pairs failed. known: nodes already reported."""
     pairs: dict[tuple[str, str], str] = {}
+    hung = {each.node: failed for each in reports for failed in each.failed if failed[2].endswith(HANGS)}
+    for node, (part, _, why) in hung.items():
+        yield Finding((node,), part, ("peer",), plain(why, 160), "", _FIXES["hangs"])
+    known = known | set(hung)  # its pairs waited for it
     for each in reports:
         for _, to, why in each.failed:
             if to:

@@ -1,0 +1,178 @@
+"""The forecast of `launcher doctor --bench`: the formula, its edges, its texts, and the trainer's own model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.forecast import TARGET, compare, limited
+from bench.forecast import links as measured_links
+from bench.forecast import step as measured_step
+from launcher.features.bench import forecast
+from launcher.features.bench.forecast import (
+    TrainingStep,
+    buckets,
+    forecasts,
+    gradient_bytes,
+    least,
+    lines,
+    reduction,
+    step,
+)
+from launcher.features.bench.health.measures import Measure
+from tests.e2e.cli import Cli, bed_job
+from tests.e2e.scene import Scene
+
+NAMES = ("gpu-a", "gpu-b", "gpu-c", "gpu-d", "gpu-e")
+RESNET50 = 102e6  # bytes of its gradients
+
+
+def links(gigabits: float, *slow: tuple[str, str, float]) -> list[Measure]:
+    speeds = dict.fromkeys(itertools.permutations(NAMES, 2), gigabits) | {(a, b): value for a, b, value in slow}
+    return [Measure(a, "bandwidth", "", value, "Gb/s", to=b) for (a, b), value in speeds.items()]
+
+
+def text(nodes: int, measures: list[Measure], work: TrainingStep) -> list[str]:
+    return list(lines(forecasts(NAMES[:nodes], measures, work), work))
+
+
+def test_an_all_reduce_sends_two_messages_for_each_other_worker() -> None:
+    assert reduction(100e6, 2, 100e6, 0) == pytest.approx(1.0)  # half of the bytes, twice
+    assert reduction(100e6, 4, 100e6, 0) == pytest.approx(1.5)
+    assert reduction(100e6, 4, 100e6, 1e-3) == pytest.approx(1.5 + 6e-3)
+
+
+def test_only_what_is_not_hidden_behind_the_backward_pass_makes_a_step_longer() -> None:
+    assert step(0.3, 1, 4, 0.01) == pytest.approx(0.31)  # the last bucket is ready at the end
+    assert step(0.3, 1, 4, 1.0) == pytest.approx(0.1 + 0.05 + 4.0)  # from the first bucket on, the link is busy
+    assert step(0.3, 1, 1, 1.0) == pytest.approx(1.3)  # one bucket overlaps with nothing
+    assert step(2.4, 8, 1, 1.0) == pytest.approx(3.4)
+
+
+positive = st.floats(1e-4, 1e3)
+
+
+@given(positive, st.integers(1, 64), st.integers(1, 64), positive, st.integers(2, 64))
+def test_from_the_least_step_on_several_nodes_are_faster(
+    alone: float, passes: int, count: int, bucket: float, nodes: int
+) -> None:
+    limit = least(nodes, passes, count, bucket)
+    assert step(limit * 1.001, passes, count, bucket) < nodes * limit * 1.001
+    assert step(limit * 0.999, passes, count, bucket) > nodes * limit * 0.999
+    assert step(alone, passes, count, bucket) >= alone + bucket * 0.999  # never faster than the work itself
+
+
+@given(st.floats(1, 1e12), positive, st.integers(2, 5), st.floats(1e-3, 1e3), st.integers(1, 8))
+def test_accumulating_as_advised_is_worth_it(size: float, alone: float, nodes: int, speed: float, workers: int) -> None:
+    work = TrainingStep(size, alone, 1, workers)
+    found = forecasts(NAMES[:nodes], links(speed), work)
+    assert [each.nodes for each in found] == {2: [2], 3: [2, 3], 4: [2, 4], 5: [2, 4, 5]}[nodes]
+    for each in found:
+        assert each.speed is not None
+        assert 0 < each.speed <= each.nodes
+        if each.passes is not None and each.accumulated is not None:
+            assert each.speed < each.nodes / 2 <= each.accumulated
+            count, bucket = buckets(work, each.nodes, speed * 1e9 / 8, 0)
+            took = step(each.passes * alone, each.passes, count, bucket)
+            assert each.accumulated == pytest.approx(each.nodes * each.passes * alone / took)
+    assert all(text(nodes, links(speed), work))
+
+
+def test_a_fast_network_is_one_line() -> None:
+    assert text(4, links(10), TrainingStep(RESNET50, 0.3)) == [
+        "2 nodes: 1.9x of one; 4 nodes: 3.6x (102 MB of gradients, steps of 0.3 s on one node)"
+    ]
+
+
+def test_a_slow_link_is_named_with_what_helps() -> None:
+    assert text(2, links(10, ("gpu-a", "gpu-b", 0.09)), TrainingStep(RESNET50, 0.3))[1:] == [
+        "gpu-a to gpu-b 0.090 Gb/s: 102 MB of gradients need 9.1 s a step, the step itself 0.3 s: slower than one "
+        "machine -> accumulate 32 steps (1.0x), or a faster link"
+    ]
+
+
+def test_without_the_time_of_a_step_the_least_one_is_said() -> None:
+    (line,) = text(2, links(0.09), TrainingStep(RESNET50))
+    assert line.startswith("gpu-a to gpu-b 0.090 Gb/s: 102 MB of gradients need 9.1 s a step: 2 nodes are faster")
+    assert line.endswith("than one if its steps take more than 6 s (--step SECONDS)")
+
+
+def test_a_link_outside_the_ring_is_not_the_reason() -> None:
+    (found,) = forecasts(NAMES[:2], links(10, ("gpu-a", "gpu-c", 0.01)), TrainingStep(RESNET50, 0.3))
+    assert found.bandwidth == 10
+    assert forecasts(NAMES[:2], [], TrainingStep(RESNET50, 0.3)) == ()
+    assert forecasts(NAMES[:1], links(10), TrainingStep(RESNET50, 0.3)) == ()
+
+
+def test_what_is_given_is_used_before_what_was_measured() -> None:
+    trained = [Measure("gpu-a", "gradients", "", 4e6, "B"), Measure("gpu-a", "passes", "", 2, "")]
+    trained += [Measure("gpu-a", "step", "", 0.2, "s"), Measure("gpu-b", "step", "", 0.4, "s")]
+    assert forecast.work_of(trained, None, None, 8) == TrainingStep(4e6, 0.4, 2, 8)  # of the slowest node
+    assert forecast.work_of(trained, 1e6, None, 8) == TrainingStep(1e6, 0.4, 2, 8)
+    assert forecast.work_of(trained, None, 1.0, 8) == TrainingStep(4e6, 1.0, 1, 8)
+    assert forecast.work_of([], None, 1.0, 8) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "size"), [("102M", 102e6), ("1.5 GB", 1.5e9), ("400k", 4e5), ("4096", 4096), ("1gb", 1e9)]
+)
+def test_sizes_of_gradients(written: str, size: float) -> None:
+    assert gradient_bytes(written) == size
+
+
+@pytest.mark.parametrize("written", ["", "M", "-1M", "0", "1e6", "nan", "102 MiB", "9" * 50])
+def test_other_texts_are_no_sizes(written: str) -> None:
+    with pytest.raises(ValueError, match="expected a size such as 102M"):
+        gradient_bytes(written)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gradients", "102M"], "--gradients: needs --bench"),
+        (["--step", "1"], "--step: needs --bench"),
+        (["--bench", "--gradients", "lots"], "--gradients: expected a size such as 102M or 1.5G, not lots"),
+    ],
+)
+def test_a_wrong_call_is_refused_before_anything_is_contacted(home_cli: Cli, options: list[str], said: str) -> None:
+    local = {"runtime": "process", "nodes": ["local", "local"], "gpus": "none"}
+    job = home_cli.job("forecast", **local, run={"command": ["true"]})
+    assert said in " ".join(home_cli("doctor", job, *options, code=2).stderr.split())
+
+
+@pytest.mark.ci
+def test_the_trainers_own_model_is_measured_and_forecast(home_cli: Cli) -> None:
+    local = {"runtime": "process", "nodes": ["local", "local"], "gpus": "none", "env": {"OMP_NUM_THREADS": "1"}}
+    args = {"data": "synthetic", "arch": "smallcnn", "image_size": 32, "batch_size": 8, "accumulate": 2}
+    job = home_cli.job("forecast", **local, run={"module": "train", "args": args})
+    bench = json.loads(home_cli("doctor", job, "--bench", "--minutes", "0.1", "--json", code=None).stdout)["bench"]
+    if bench["work"] is None:  # a busy machine, and that is said
+        assert bench["lost"] or any("model was not measured: it took longer than" in note for note in bench["notes"])
+        return
+    assert bench["work"]["gradients"] > 4 * 64 * 1000  # its last layer alone
+    assert (bench["work"]["passes"], bench["work"]["workers"]) == (2, 1)
+    assert bench["work"]["alone"] is None or bench["work"]["alone"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.bed
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("scene", [2], indirect=True)
+def test_the_forecast_is_right_where_the_link_is_the_limit(scene: Scene) -> None:
+    """python -m bench.forecast compares more sizes and numbers of nodes."""
+    names = [node.alias for node in scene.nodes]
+    with limited(scene.bed, scene.nodes, 100.0):
+        alone = measured_step(scene.cli, scene.nodes[:1], 8e6, 5)
+        measures = measured_links(scene.cli, scene.nodes, 1.0)
+        row = compare(scene.cli, scene.nodes, measures, TrainingStep(8e6, alone))
+        assert abs(row.error) <= TARGET, row
+        job = scene.cli.job("bench", **bed_job(nodes=names, run={"command": ["true"]}))
+        options = ("--minutes", 1, "--gradients", "102M", "--step", 0.3)
+        last = scene.cli("doctor", job, "--bench", *options, code=None).stdout.splitlines()[-1]
+    assert last.startswith(("node1 to node2 0.0", "node2 to node1 0.0"))
+    assert "102 MB of gradients need" in last
+    assert "the step itself 0.3 s: slower than one machine -> accumulate" in last
