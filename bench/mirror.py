@@ -16,8 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +29,17 @@ RATE = 1_000_000  # bytes per second
 def measure(arch: str, steps: int, rounds: int, output: Path) -> dict[str, Any]:
     """Measure in a process of its own."""
     from train.config import parse
-    from train.data.batch import Batch, micro_batches
+    from train.data.batch import micro_batches
     from train.distributed.world import start
     from train.log import Silent
     from train.mirror import Mirror, new_name
     from train.trainer import Trainer
 
-    options = f"--data synthetic:256 --arch {arch} --image-size 32 --batch-size 32 --headspace --workers 1 --threads 1"
-    config = parse(f"{options} --device cpu --epochs 1 --output {output}".split())
+    options = f"--data synthetic:100000 --arch {arch} --image-size 32 --batch-size 32 --headspace --workers 1"
+    config = parse(f"{options} --threads 1 --device cpu --epochs 1 --output {output}".split())
     trainer = Trainer(config, start(config))
     trainer.log = Silent()
-    batches: Iterator[Batch] = chain.from_iterable(trainer.load() for _ in repeat(None))
+    batches = trainer.load()  # of one epoch, which has more steps than are measured
     mirror = Mirror(f"s3://{BUCKET}/run", output, True, lambda _line: None)
     mirror.begin(fresh=True)
 
