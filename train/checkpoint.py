@@ -271,6 +271,11 @@ class Loaded:
     origin: str = ""  # the rank that read it, "" for rank 0
 
     @property
+    def own(self) -> bool:
+        """Whether this run wrote it. Without the launcher, no run has a name."""
+        return str(self.state.get("run", "")) == run_id()
+
+    @property
     def age(self) -> tuple[int, ...]:
         """Sort key of checkpoints. Any checkpoint of a newer generation supersedes those of older ones.
 
@@ -278,8 +283,7 @@ class Loaded:
         """
         position = self.state.get("progress", {})
         steps = (position.get(name, 0) for name in ("epoch", "step", "validated"))
-        own = self.state.get("run", "") == run_id()
-        return (int(own), self.state.get("generation", 0), *steps)
+        return (int(self.own), self.state.get("generation", 0), *steps)
 
     def load_model(self, arch: str, classes: Sequence[str], model: nn.Module, position: str = "progress") -> None:
         """Check that the checkpoint is of the same model and load its weights, unless they are sharded.
@@ -346,27 +350,36 @@ def select(
 ) -> Loaded | None:
     """Return the checkpoint that `--resume` selects, None to start from scratch. `names`: last and previous file.
 
+    A run of the launcher that is restarted goes on from its own checkpoint, wherever it began.
+
     Raises:
         TrainError: the given checkpoint or all in the folder are unusable, or `none` would overwrite existing ones.
     """
     candidates = [path for name in names if (path := folder / name).exists()]
+    if resume == "auto" or run_id():
+        newest, failures = _newest(candidates, read_one)
+        if resume == "auto" and failures and not newest:
+            raise TrainError(f"no usable checkpoint: {'; '.join(failures)}; start over with another --output")
+        if resume == "auto" or (newest and newest.own):
+            return newest
     if resume == "none":
         if candidates:
             raise TrainError(
                 f"--resume none: {candidates[0]} would be overwritten; use another --output, or remove the file"
             )
         return None
-    if resume != "auto":
-        path = Path(resume)
-        if path.is_dir() and path.suffix != Path(names[0]).suffix:
-            path = path / names[0]
-        return Loaded(read_one(path), path)
+    path = Path(resume)
+    if path.is_dir() and path.suffix != Path(names[0]).suffix:
+        path = path / names[0]
+    return Loaded(read_one(path), path)
+
+
+def _newest(candidates: Sequence[Path], read_one: Callable[[Path], State]) -> tuple[Loaded | None, list[str]]:
+    """Return the first that can be read, and why those before it cannot."""
     failures: list[str] = []
     for path in candidates:
         try:
-            return Loaded(read_one(path), path, failures[0] if failures else None)
+            return Loaded(read_one(path), path, failures[0] if failures else None), failures
         except TrainError as error:
             failures.append(str(error))
-    if failures:
-        raise TrainError(f"no usable checkpoint: {'; '.join(failures)}; start over with another --output")
-    return None
+    return None, failures

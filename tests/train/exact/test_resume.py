@@ -132,6 +132,28 @@ def test_a_checkpoint_falls_on_a_step_that_rank_0_announces(tmp_path: Path) -> N
     assert ranks[0].checkpoint()["progress"]["step"] > 0
 
 
+@pytest.mark.parametrize("how", ["a path", "none"])
+def test_a_restarted_run_goes_on_from_its_own_checkpoint(data: Path, tmp_path: Path, how: str) -> None:
+    """The launcher restarts a run with the same options: wherever they begin, its progress is kept."""
+    options = ["--data", data, *COMMON, "--resume", "none"]
+    if how == "a path":
+        options[-1] = run(tmp_path / "earlier", 1, "--data", data, *COMMON, "--epochs", 1)[0].output / "checkpoints"
+    ours = {"LAUNCHER_RUN": "ours"}
+    (stopped,) = start(tmp_path / "later", 1, *options, env=ours)
+    stopped.wait_for("Epoch: [2][2/")
+    stopped.process.send_signal(signal.SIGTERM)
+    assert finish([stopped]) == [143], stopped.text
+    (again,) = run(tmp_path / "later", 1, *options, env=ours)
+    assert f"resumed {again.output}/checkpoints/last.pt at epoch 2, step " in again.text
+    (other,) = start(tmp_path / "later", 1, *options, env={"LAUNCHER_RUN": "another"})
+    (code,) = finish([other])
+    if how == "none":
+        assert code == 2
+        assert "would be overwritten" in other.text
+    else:
+        assert f"resumed {options[-1]}/last.pt at epoch 2, step 0" in other.text
+
+
 @pytest.mark.parametrize("wrong", ["0", "-1", "5 minutes", "1.5m"])
 def test_checkpoint_every_is_steps_or_a_time(wrong: str) -> None:
     with pytest.raises(TrainError, match="neither steps, such as 500, nor a time, such as 5m"):
