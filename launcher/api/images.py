@@ -22,7 +22,7 @@ from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.model.facts import ImageInfo
 from launcher.model.progress import Log
-from launcher.node.connect import caller_engine, connect
+from launcher.node.connect import Fleet, caller_engine, connect
 from launcher.node.engine import Engine
 from launcher.records.snapshot import list_code, pack, repack
 from launcher.run.gpus import uses_gpus
@@ -63,8 +63,7 @@ def build_image(
         listing = list_code(job, Path.cwd(), log)
     to = None if push is None else registry_repository(push, job.name)
     with caller_engine() as local, ExitStack() as stack:
-        nodes = job.hosts()[:1]
-        engine = local or stack.enter_context(connect(nodes, ssh_config=chosen_config(ssh_config))).engines[0]
+        engine = local or stack.enter_context(_first_node(job, ssh_config)).engines[0]
         found = _ensure(job, file, [engine], local, begin)
         done(found)
         made = found.images[engine.node]
@@ -119,6 +118,11 @@ def built_images() -> Sequence[ImageInfo]:
     """Return the images that launcher built with this machine's engine."""
     with caller_engine() as engine:
         return image_store(engine).list({RECIPE: None}) if engine else ()
+
+
+def _first_node(job: Job, ssh_config: str | PathLike[str] | None) -> AbstractContextManager[Fleet]:
+    """Raises JobInvalid if the job has only a number of nodes, which a cluster chooses."""
+    return connect(job.hosts()[:1], ssh_config=chosen_config(ssh_config))
 
 
 def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None, begin: Begin) -> ImageOnNodes:
