@@ -80,9 +80,15 @@ def install_packages() -> None:
     if not shutil.which("apt-get"):
         raise BedUnavailable(f"missing {', '.join(missing)}, and there is no apt-get to install them with")
     lock = ["-o", "DPkg::Lock::Timeout=300"]
-    run(["apt-get", *lock, "update", "-q"], check=False, timeout=300)  # a broken third-party source must not matter
     environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
-    run([*environment, "apt-get", *lock, "install", "-qy", "--no-install-recommends", *missing], timeout=600)
+    with apt_lock():
+        run(["apt-get", *lock, "update", "-q"], check=False, timeout=300)  # a broken third-party source must not matter
+        run([*environment, "apt-get", *lock, "install", "-qy", "--no-install-recommends", *missing], timeout=600)
+
+
+def apt_lock() -> contextlib.AbstractContextManager[None]:
+    """Return a lock that the workers of a test run share: apt-get does not wait for its lists."""
+    return locked_file(Settings.from_environment().cache / "apt.lock")
 
 
 def install_plugins() -> None:

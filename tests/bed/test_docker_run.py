@@ -30,7 +30,8 @@ PLAIN = ContainerSpec(
     user="1001:1001",
 )
 # Every key of `docker` in the job file, with the schema's example
-EXAMPLES = dict(DockerOptions.model_validate({key: f.examples[0] for key, f in DockerOptions.model_fields.items()}))
+FIELDS = DockerOptions.model_fields.items()
+EXAMPLES = dict(DockerOptions.model_validate({key: next(iter(field.examples or ())) for key, field in FIELDS}))
 FULL = replace(
     PLAIN,
     groups=(4, 27),

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bed.host import apt_lock
 from tests.bed.settings import BedUnavailable
 from tests.bed.shell import run
 from tests.slurm import newer
@@ -249,6 +250,12 @@ def install(packages: Sequence[str], programs: Sequence[str], *, allowed: bool) 
         return
     if not allowed or shutil.which("apt-get") is None:
         raise BedUnavailable(f"Debian's packages {' '.join(packages)} are missing; LAUNCHER_BED_REQUIRED installs them")
+    with apt_lock():
+        if not all(map(shutil.which, programs)):
+            _install(packages)
+
+
+def _install(packages: Sequence[str]) -> None:
     run(["apt-get", "update", "-q"])
     # The tests start daemons with their own configurations; policy-rc.d keeps packages from starting them.
     policy = Path("/usr/sbin/policy-rc.d")

@@ -15,6 +15,7 @@ from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations
 from launcher.job.parts import Image
 from launcher.model.facts import ImageInfo
+from launcher.node.machine import Done
 
 LAYERS = ("sha256:" + "a" * 64,)
 INFO = ImageInfo("sha256:" + "b" * 64, ("x:1",), (), "amd64", (), {{}}, LAYERS, 1000)
@@ -54,8 +55,12 @@ class Node:
         self.node = self.host = node
         self.images = Store(has)
 
-    def sh(self, script):
-        return b"/elsewhere zfs []"  # a store that only the engine itself can read
+    @property
+    def machine(self):
+        return self
+
+    def script(self, text):
+        return Done(0, b"/elsewhere zfs []", b"", 0.0, 0.0)  # a store that only the engine itself can read
 
 nodes = [Node(n, has=n == "a") for n in "abc"[: int(sys.argv[2])]]
 ensure(Image(ref="x:1"), ImageLocations(nodes, None, print), job="x")
