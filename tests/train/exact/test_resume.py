@@ -132,6 +132,7 @@ def test_a_checkpoint_falls_on_a_step_that_rank_0_announces(tmp_path: Path) -> N
     assert ranks[0].checkpoint()["progress"]["step"] > 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("how", ["a path", "none"])
 def test_a_restarted_run_goes_on_from_its_own_checkpoint(data: Path, tmp_path: Path, how: str) -> None:
     """The launcher restarts a run with the same options: wherever they begin, its progress is kept."""
