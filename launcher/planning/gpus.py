@@ -183,7 +183,7 @@ def unreadable_cdi(node: NodeFacts) -> tuple[str, str] | None:
         return None
     newer = f"{engine.kind} {'.'.join(map(str, first))}"
     what = f"{engine.kind} {engine.version} may not read the CDI 0.7.0 that Container Toolkit {toolkit} writes"
-    older = "apt-get install nvidia-container-toolkit=1.19.0-1 and generate the specification again"
+    older = "install Container Toolkit 1.19.0, and generate the specification again"
     return what, f"update to {newer} or newer; or on the node: {older}"
 
 
