@@ -53,3 +53,8 @@ def _regular_size(descriptor: int, path: str | Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(0, "not a regular file", str(path))
     return status.st_size
+
+
+def amount(size: float) -> str:
+    """Return a number of bytes as text: `1.2 GB`, `46.8 MB`."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

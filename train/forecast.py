@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from train.config import Config
 from train.distributed.world import World
+from train.files import amount
 from train.optim import state_size
 from train.step import Step
 
@@ -31,10 +32,10 @@ def forecast(config: Config, world: World, model: nn.Module, step: Step, epochs:
     names = ["last", "previous", *([] if step.sharded else ["best"])]
     names += ["one that is uploaded"] * bool(config.mirror)
     names += [f"{config.keep} epoch{'s' * (config.keep > 1)}"] * (config.keep > 0) + ["the next while it is written"]
-    text, needed = f"about {count} x {_amount(whole)} ({', '.join(names)})", count * whole
+    text, needed = f"about {count} x {amount(whole)} ({', '.join(names)})", count * whole
     if step.sharded:
         text, needed = (
-            f"{text} and {_amount(weights)} (best)",
+            f"{text} and {amount(weights)} (best)",
             needed + 2 * weights,
         )  # it is also written beside the old
     folder = config.checkpoint_folder.absolute()
@@ -43,7 +44,7 @@ def forecast(config: Config, world: World, model: nn.Module, step: Step, epochs:
         warning = "warning: " * (needed - _taken(folder) > free)
     except OSError:  # the first checkpoint will say why
         return f"train: checkpoints of this run: {text}"
-    return f"train: {warning}checkpoints of this run: {text}; {folder} has {_amount(free)} free"
+    return f"train: {warning}checkpoints of this run: {text}; {folder} has {amount(free)} free"
 
 
 def files(config: Config, epochs: int) -> int:
@@ -66,7 +67,3 @@ def _taken(folder: Path) -> int:
     """Return the bytes of the checkpoints of an earlier attempt, which will be replaced."""
     found = [path.stat() for path in (*folder.glob("*.pt"), *folder.glob("*.sharded/*"))]
     return sum({(each.st_dev, each.st_ino): each.st_size for each in found}.values())
-
-
-def _amount(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

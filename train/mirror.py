@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from train.checkpoint import Loaded, State, link
 from train.errors import TrainError
+from train.files import amount
 
 T = TypeVar("T")
 LATEST, FORMAT = "latest.json", 1
@@ -245,7 +246,7 @@ class Mirror:
         entry = Entry(name, files, about, self._seen.name if self._seen else "")
         place.publish(entry)
         self._seen = entry
-        self._say(f"train: {place.url} has {name} ({_amount(entry.bytes)})")
+        self._say(f"train: {place.url} has {name} ({amount(entry.bytes)})")
         for each in place.files.ls(place.root, detail=False):
             old = each.rstrip("/").rpartition("/")[2]
             if NAME.fullmatch(old) and old not in (name, entry.previous):
@@ -264,7 +265,7 @@ class Mirror:
             self._left = None
             self._start(name, about, paths)
         while self._upload and not wait([self._upload], SAID).done:
-            self._say(f"train: uploading to {self._place.url}: {_amount(self._sent)} of {_amount(self._size)}")
+            self._say(f"train: uploading to {self._place.url}: {amount(self._sent)} of {amount(self._size)}")
         self._thread.shutdown(wait=False)
         with suppress(OSError):  # other ranks may need it still
             (self._folder / UPLOADING).rmdir()
@@ -327,7 +328,3 @@ def _kinds(files: Any) -> tuple[str, ...]:
 def _text(error: BaseException) -> str:
     """Return one line about an error."""
     return f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
-
-
-def _amount(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -187,8 +187,12 @@ def _direct(log: NcclLog) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    each = sorted(dict.fromkeys(names), key=_by_number)
-    return ", ".join(each[:_SHOWN]) + (f" and {len(each) - _SHOWN} more" if len(each) > _SHOWN else "")
+    return shortened(sorted(dict.fromkeys(names), key=_by_number))
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return `a, b, c, d and 4 more`."""
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _by_number(name: str) -> list[tuple[str, int]]:

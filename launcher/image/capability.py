@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from launcher.image import versions
+from launcher.model.version import version_numbers
 
 NGC = "nvcr.io/nvidia/pytorch"
 # The oldest capability of NVIDIA's images since a release. 25.01: "supports CUDA compute capability 7.5 and later",
@@ -54,9 +55,9 @@ def oldest(image: str, torch: str = "", cuda: str = "", variable: str = "") -> s
     if found := _HUB.match(image):
         torch, cuda = found.groups()
     if versions.published(torch):  # the variable of such an image is about what was compiled in it
-        have = _numbers(torch)[:2], _numbers(cuda)[:2]
+        have = version_numbers(torch)[:2], version_numbers(cuda)[:2]
         return next((each for since, of, each in _OF_WHEELS if have[1] >= since and have[0] >= of), "")
-    return min(_ENTRY.findall(variable), key=_numbers, default="") if torch else ""
+    return min(_ENTRY.findall(variable), key=version_numbers, default="") if torch else ""
 
 
 def of_release(tag: str) -> str:
@@ -66,15 +67,10 @@ def of_release(tag: str) -> str:
 
 def older(capability: str, least: str) -> bool:
     """Whether a GPU is older than this capability; not if either is unknown."""
-    return bool(capability and least) and _numbers(capability) < _numbers(least)
+    return bool(capability and least) and version_numbers(capability) < version_numbers(least)
 
 
 def known_since(capability: str, cuda: str) -> str:
     """Return the first CUDA that knows this GPU if `cuda` is older than that, else ""."""
     since = _KNOWN_SINCE.get(capability)
-    return ".".join(map(str, since)) if since and cuda and _numbers(cuda)[:2] < since else ""
-
-
-def _numbers(version: str) -> Numbers:
-    found = re.match(r"\d+(?:\.\d+)*", version.strip())
-    return tuple(map(int, found[0].split("."))) if found else ()
+    return ".".join(map(str, since)) if since and cuda and version_numbers(cuda)[:2] < since else ""

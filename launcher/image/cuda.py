@@ -11,6 +11,7 @@ from launcher.errors import NodesFailed, NodeUnfit
 from launcher.image import capability, versions
 from launcher.image.capability import NGC
 from launcher.model.facts import NodeFacts
+from launcher.model.version import version_numbers
 from launcher.node.engine import Engine
 
 Numbers = tuple[int, ...]
@@ -62,10 +63,10 @@ def verdict(node: NodeFacts, cuda: str, image: str, torch: str = "", variable: s
 
 
 def _driver_verdict(node: NodeFacts, cuda: str, image: str) -> CudaVerdict:
-    driver, wanted = node.nvidia.driver, _numbers(cuda)
+    driver, wanted = node.nvidia.driver, version_numbers(cuda)
     if not driver or not wanted:
         return CudaVerdict()
-    own, has = _numbers(node.nvidia.cuda), _driver(node)
+    own, has = version_numbers(node.nvidia.cuda), _driver(node)
     if not _runs(driver, wanted):
         if not _listed(driver, image):
             return _too_old(node, cuda, image)
@@ -120,12 +121,12 @@ def _driver(node: NodeFacts) -> str:
 
 
 def _too_old(node: NodeFacts, cuda: str, image: str) -> CudaVerdict:
-    driver, wanted, minimum = node.nvidia.driver, _numbers(cuda), _minimum(_numbers(cuda))
+    driver, wanted, minimum = node.nvidia.driver, version_numbers(cuda), _minimum(version_numbers(cuda))
     tag = _newest(node, wanted)
     needs = f"a driver for CUDA {cuda}"
-    if _numbers(driver) < _numbers(minimum):
+    if version_numbers(driver) < version_numbers(minimum):
         needs = f"{minimum} or newer"
-    elif own := _numbers(node.nvidia.cuda):
+    elif own := version_numbers(node.nvidia.cuda):
         tag = _newest(node, (own[0], own[1] + 1))
     what = f"{_driver(node)} is too old for {subject(node, image)} with CUDA {cuda}, which needs {needs}"
     other = f", or use {NGC}:{tag}, the newest NVIDIA image that it supports" if tag else ""
@@ -135,13 +136,13 @@ def _too_old(node: NodeFacts, cuda: str, image: str) -> CudaVerdict:
 
 
 def _runs(driver: str, cuda: Numbers) -> bool:
-    return _numbers(driver) >= _numbers(_minimum(cuda))
+    return version_numbers(driver) >= version_numbers(_minimum(cuda))
 
 
 def _listed(driver: str, image: str) -> bool:
     """Whether the image's release notes list this driver branch, which the image supports on data center GPUs."""
-    release, has = versions.release(image) if image.startswith(NGC) else None, _numbers(driver)
-    listed = [_numbers(text) for text in re.findall(r"\d{3}(?:\.\d+)?", release.driver)] if release else []
+    release, has = versions.release(image) if image.startswith(NGC) else None, version_numbers(driver)
+    listed = [version_numbers(text) for text in re.findall(r"\d{3}(?:\.\d+)?", release.driver)] if release else []
     return any(has[:1] == each[:1] and has >= each for each in listed)
 
 
@@ -154,13 +155,8 @@ def _newest(node: NodeFacts, below: Numbers) -> str:
     """Return the tag of the newest NVIDIA image that this node supports, with a CUDA older than `below`."""
     driver = node.nvidia.driver
     for release in reversed(versions.releases()):
-        numbers, least = _numbers(release.cuda), capability.of_release(release.tag)
+        numbers, least = version_numbers(release.cuda), capability.of_release(release.tag)
         known = numbers and numbers[:2] < below[:2] and (not driver or _runs(driver, numbers))
         if known and not any(capability.older(gpu.capability, least) for gpu in node.gpus):
             return release.tag
     return ""
-
-
-def _numbers(version: str) -> Numbers:
-    found = re.match(r"\d+(?:\.\d+)*", version.strip())
-    return tuple(map(int, found[0].split("."))) if found else ()

@@ -13,6 +13,7 @@ from enum import Enum
 from launcher.job.models import Job
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.facts import NodeFacts
+from launcher.model.version import version_numbers
 
 SMALL_SHM = 1 << 30
 CLOCK_SLACK = 5.0
@@ -92,8 +93,8 @@ def engine(node: NodeFacts, job: Job | None = None) -> Check:
         return Check(
             node.name, "engine", Level.FAIL, "no container engine was found", "install Docker Engine on the node"
         )
-    numbers, oldest = _numbers(facts.version), OLDEST[facts.kind]
-    if numbers and numbers < _numbers(oldest):
+    numbers, oldest = version_numbers(facts.version), OLDEST[facts.kind]
+    if numbers and numbers < version_numbers(oldest):
         what = f"{facts.kind} {facts.version} is too old"
         return Check(node.name, "engine", Level.FAIL, what, f"{oldest} or newer is needed")
     if facts.kind == "podman" and job is not None and job.restarts:
@@ -129,10 +130,6 @@ def _shm(node: NodeFacts) -> Check:
     return Check(
         node.name, "shared memory", Level.WARN, what, "Enlarge it on the node: mount -o remount,size=8g /dev/shm"
     )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def output_room(node: NodeFacts, needed: int) -> Check:

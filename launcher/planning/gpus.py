@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ from launcher.errors import InUse, NodeUnfit
 from launcher.job.scalars import Gpus, duration
 from launcher.model.facts import Gpu, NodeFacts
 from launcher.model.sizes import counted
+from launcher.model.version import version_numbers
 from launcher.planning.gpu_faults import GpuFault, broken, fault
 
 LITTLE = 1024  # MiB in use on a GPU that still counts as idle: by the driver, by a desktop
@@ -176,9 +176,9 @@ def device_files(node: NodeFacts, uuids: Sequence[str]) -> tuple[str, ...]:
 def unreadable_cdi(node: NodeFacts) -> tuple[str, str] | None:
     """Return that the engine may not read the Container Toolkit's CDI specification, and the fix; None if it does."""
     engine, toolkit = node.engine, node.nvidia.toolkit
-    if engine is None or not node.nvidia.cdi_specs or _numbers(toolkit) < _CDI_0_7:
+    if engine is None or not node.nvidia.cdi_specs or version_numbers(toolkit) < _CDI_0_7:
         return None
-    first, has = _READS_CDI_0_7[engine.kind], _numbers(engine.version)
+    first, has = _READS_CDI_0_7[engine.kind], version_numbers(engine.version)
     if not has or has >= first or (engine.kind == "Docker" and has < (25,)):
         return None
     newer = f"{engine.kind} {'.'.join(map(str, first))}"
@@ -192,12 +192,7 @@ def lost_at_reload(node: NodeFacts) -> str:
     toolkit, engine = node.nvidia.toolkit, node.engine
     if engine is None or engine.cgroup != "systemd" or node.nvidia.toolkit_mode == "cdi":
         return ""
-    return f"NVIDIA Container Toolkit {toolkit}" if toolkit and _numbers(toolkit)[:2] < _KEEPS_GPUS else ""
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    return f"NVIDIA Container Toolkit {toolkit}" if toolkit and version_numbers(toolkit)[:2] < _KEEPS_GPUS else ""
 
 
 def share(uuids: Sequence[str], parts: int, index: int) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from launcher.model.container import WORKDIR
 from launcher.model.plan import RunId
 
 RUNS = Path("runs")
+NCCL = r"\.nccl\.[0-9]{1,10}"  # in logs/: NCCL's log of a process, after the node's name
 
 
 def as_shown(path: Path) -> Path:
@@ -46,7 +47,7 @@ class NodePaths:
         self.attempts = f"{output}/state/{node}.attempts"  # launcher.run.attempts
         self.error = f"{output}/errors/{node}.json"  # torchrun's error file: the first worker's exception
         self.metrics = f"{output}/metrics.jsonl"
-        self.nccl_names = re.escape(node) + r"\.nccl\.[0-9]{1,10}"  # in logs/: NCCL's log of each process
+        self.nccl_names = re.escape(node) + NCCL  # a pattern
 
     def rank_log(self, rank: int) -> str:
         return f"{self.output}/logs/rank-{rank}.log"

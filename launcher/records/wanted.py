@@ -8,11 +8,11 @@ from pathlib import PurePosixPath
 
 from launcher.elastic import generations
 from launcher.model.container import WORKDIR
+from launcher.records.paths import NCCL
 
 EVENTS = "*.tfevents.*"  # names of TensorBoard's files
 RECORDINGS = "flight_recorder"  # folder of the recordings of ranks that hang (launcher.hangs)
 # folders and files of experiment trackers, which work offline
-_NCCL = re.compile(r"\.nccl\.[0-9]{1,10}$")  # written anew by a process with the same PID after a restart
 TRACKERS = ("wandb", "mlflow.db", "mlruns", ".trackio")
 
 
@@ -46,7 +46,9 @@ def want(path: str, *, checkpoints: bool = False, trackers: bool = False) -> Wan
         return Want(path, grows=False) if checkpoints or (trackers and parts[2] in TRACKERS) else None
     if trackers and parts[0] in TRACKERS:
         return Want(path, grows=False)
-    if parts[0] == "logs" and _NCCL.search(parts[-1]):
+    if parts[0] == "logs" and re.search(
+        f"{NCCL}$", parts[-1]
+    ):  # written anew by a process with the same PID after a restart
         return Want(path, grows=False, text=True)
     if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state")):
         return Want(path, grows=True, text=True)

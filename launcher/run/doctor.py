@@ -27,7 +27,7 @@ from launcher.model.plan import Rendezvous
 from launcher.node import output_folder
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all, run_all_settled
+from launcher.node.parallel import run_all_settled
 from launcher.planning import checks, gpu_checks, gpus, rdma
 from launcher.planning.checks import Check, Level
 from launcher.planning.rendezvous import choose, is_tunnel
@@ -49,7 +49,6 @@ SAMPLE = 16  # files of a data set that are read completely on every node
 
 _PEERS = "if command -v timeout >/dev/null; then timeout 20 nvidia-smi topo -p2p r; else nvidia-smi topo -p2p r; fi"
 _EPHEMERAL = "cat /proc/sys/net/ipv4/ip_local_port_range"  # a narrower one may be all that a firewall opens
-_MTU = 'cat "/sys/class/net/$1/mtu"'
 _READABLE = 'if [ ! -e "$1" ]; then echo missing; elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok; fi'
 # $1: a folder or file, $2: number of its files to read. Prints `<files> <digest of names and sizes> <of the sample>`,
 # or `missing`.
@@ -232,8 +231,10 @@ def _connection(probe: Probe) -> Check:
 def _interfaces(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iterator[Check]:
     """Report the interfaces for NCCL_SOCKET_IFNAME etc. and check that all have the same MTU."""
     named = list(zip(fleet.engines, meeting.interfaces, strict=True))
-    asked = run_all([partial(engine.machine.script, _MTU, name) for engine, name in named])
-    sizes = [done.out.decode().strip() for done in asked]
+    sizes = [
+        next((str(each.mtu) for each in node.interfaces if each.name == name and each.mtu), "unknown")
+        for (_, name), node in zip(named, facts, strict=True)
+    ]
     for (engine, name), address, mtu, node in zip(named, meeting.addresses, sizes, facts, strict=True):
         what = f"{name} with {address}, MTU {mtu}" + (", InfiniBand" if node.infiniband else "")
         if is_tunnel(name):

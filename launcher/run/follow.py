@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from launcher.errors import LauncherError, LoginLost
@@ -20,7 +21,7 @@ from launcher.job.settings import read_settings
 from launcher.model.host import cluster_name
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
-from launcher.records.collect import Collected, collect, output_folders
+from launcher.records.collect import collect, output_folders
 from launcher.records.writer import append
 from launcher.run import attempts, gradients, messages, observed
 from launcher.run.locate import Attached
@@ -230,9 +231,10 @@ class Follow:
             folders = output_folders(engines, [self._readers[name].node for name in names])
             results = collect(folders, record.paths.root, mask=record.mask, code=record.sent_code)
             each = {name: result for folder, result in zip(folders, results, strict=True) for name in folder.nodes}
-            new = any(isinstance(result, Collected) and result.moved for result in results)
-            how = gradients.line(record) if new and not self._known.gradients else ""
-            self._take(FilesCollected(each, final, how))
+            found = FilesCollected(each, final)
+            if found.new and not self._known.gradients:
+                found = replace(found, gradients=gradients.line(record))
+            self._take(found)
 
 
 def _now() -> Moment:

@@ -15,7 +15,6 @@ from launcher.records.store import NodeOfRun, Record
 from launcher.run import attempts
 
 MOST = 256 << 10  # bytes read of a process's log: its start
-SHOWN = 4  # addresses
 
 
 def line(record: Record, logs: Mapping[str, str] | None = None) -> str:
@@ -47,12 +46,8 @@ def _gloo(record: Record, nodes: Sequence[NodeOfRun], env: Mapping[str, Mapping[
         own = planned.setdefault(chosen, [])
         if chosen == interface:  # else the job has chosen another one
             own.append(address)
-    shown = [f"{name} ({_listed(own)})" if own else name for name, own in planned.items()]
-    return f"gradients: TCP (gloo) on {_listed(shown)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    shown = [f"{name} ({transport.shortened(own)})" if own else name for name, own in planned.items()]
+    return f"gradients: TCP (gloo) on {transport.shortened(shown)}"
 
 
 def collected(root: Path, nodes: Sequence[NodeOfRun]) -> dict[str, str]:

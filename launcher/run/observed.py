@@ -58,6 +58,11 @@ class FilesCollected:
     final: bool
     gradients: str = ""
 
+    @property
+    def new(self) -> bool:
+        """Whether any file has changed."""
+        return any(isinstance(result, Collected) and result.moved for result in self.results.values())
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -345,8 +350,7 @@ def _with_rank_zero(node: ObservedNode, world: World) -> ObservedNode:
 
 def _collected(known: Observed, event: FilesCollected, now: Moment) -> tuple[Observed, list[Message]]:
     """Decide which nodes are done with, and when to collect again."""
-    new = any(isinstance(result, Collected) and result.moved for result in event.results.values())
-    pause, missed = COLLECT_EVERY if new else min(2 * known.pause, COLLECT_SELDOM), dict(known.missed)
+    pause, missed = COLLECT_EVERY if event.new else min(2 * known.pause, COLLECT_SELDOM), dict(known.missed)
     nodes, found = list[ObservedNode](), list[Message]()
     if event.gradients and not known.gradients:
         known = replace(known, gradients=event.gradients)
