@@ -31,13 +31,14 @@ _OF_THE_IMAGE = ("image.base", "image.ref", "image.torchvision", "image.packages
 _BOTH = Keys(
     handled="name nodes gpus processes run.module run.script run.command run.args mounts env secrets secrets.name "
     "output port timeout resources.memory resources.cpus resources.shm docker.ipc docker.extra_hosts docker.cap_add",
-    refused={
-        **dict.fromkeys(
-            ("runtime", "data", "min_nodes", "spares", "lost_after", "sweep", "each", "docker.devices"), ""
+    refused=dict.fromkeys(
+        (
+            *("runtime", "data", "min_nodes", "spares", "lost_after", "sweep", "each", "docker.devices"),
+            *("nodes.gpus", "nodes.address", "nodes.env", "nodes.args"),
+            *("cluster.partition", "cluster.account", "cluster.qos", "cluster.time", "cluster.options"),
         ),
-        **dict.fromkeys(("nodes.gpus", "nodes.address", "nodes.env", "nodes.args", "docker.devices"), ""),
-        **dict.fromkeys((f"cluster.{key}" for key in ("partition", "account", "qos", "time", "options")), ""),
-    },
+        "",
+    ),
     unused={
         **dict.fromkeys(_OF_THE_IMAGE, "the image of the pods is that of --image, and is not checked"),
         "code": "the image of the pods contains it",

@@ -30,10 +30,21 @@ KEYS = Keys(
     "cluster.partition cluster.account cluster.qos cluster.time cluster.options",
     refused={
         **dict.fromkeys(
-            ("image.torchvision", "image.packages", "resources.shm", "docker.devices", "sweep", "each"), ""
+            (
+                *("image.torchvision", "image.packages", "resources.shm", "docker.devices", "sweep", "each"),
+                *(
+                    "nodes.gpus",
+                    "nodes.address",
+                    "nodes.env",
+                    "nodes.args",
+                    "data",
+                    "min_nodes",
+                    "spares",
+                    "lost_after",
+                ),
+            ),
+            "",
         ),
-        **dict.fromkeys(("nodes.gpus", "nodes.address", "nodes.env", "nodes.args", "docker.devices"), ""),
-        **dict.fromkeys(("data", "min_nodes", "spares", "lost_after"), ""),
         "docker.ipc": "containers on Slurm share the machine's IPC",
         "docker.cap_add": "containers on Slurm have only the rights of their user",
         "docker.extra_hosts": "containers on Slurm use the machine's /etc/hosts",
