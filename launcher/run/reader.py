@@ -126,7 +126,7 @@ class NodeReader:
             self._stream.end()
 
     def read_rest(self, files: Files, output: str) -> None:
-        """Report the data that was not reported yet; the files no longer grow.
+        """Report the data that was not reported yet, up to the present ends of the files.
 
         files, output: of the node, or of copies. Raises NodeUnreachable, NodeUnfit.
         """

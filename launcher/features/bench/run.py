@@ -27,7 +27,7 @@ from launcher.features.bench.health.verdict import Finding, Network
 from launcher.job.models import Job
 from launcher.job.scalars import argv_of
 from launcher.model import labels
-from launcher.model.container import Phase
+from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.plan import NodePlan, Plan
 from launcher.model.progress import Log
@@ -38,10 +38,21 @@ from launcher.planning import gpus
 from launcher.planning.command import workers
 from launcher.records.paths import NodePaths
 from launcher.records.snapshot import Snapshot, snapshot
+from launcher.records.store import NodeOfRun
 from launcher.records.trainer import TRAINER, installed
 from launcher.run.exec_shell import temporary_run
 from launcher.run.gpus import with_claims
 from launcher.run.prepare import inspect_image
+from launcher.run.reader import (
+    Appended,
+    ContainerRemoved,
+    EngineLogged,
+    Event,
+    NodeReader,
+    StateSeen,
+    WaitFailed,
+    Wanted,
+)
 
 _SCRIPTS = Path(__file__).with_name("container_scripts")
 _PROGRAMS = ("bench_node.py", "bench_links.py", "bench_parts.py", "bench_model.py")
@@ -84,10 +95,27 @@ class _Observed:
     idle: MachineState  # before it started
     busy: MachineState = field(default_factory=MachineState)  # during its local measurements
     text: bytes = b""
-    ended: bool = False
-    code: int = 0
+    logged: bytes = b""  # the engine's log, if the entry script has written none
+    state: ContainerState | None = None  # the last one seen
+    ended: bool = False  # and all of its text was read
     problem: str = ""  # why the last poll failed
     silent_since: float = math.inf  # of time.monotonic()
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Appended(data=data):
+                self.text += data
+            case EngineLogged(data=data):
+                self.logged = data
+            case StateSeen(state=state):
+                self.state, self.problem, self.silent_since = state, "", math.inf
+            case WaitFailed(error=error):
+                self.fail(error.what)
+            case ContainerRemoved():
+                self.fail("its container was removed")
+
+    def fail(self, problem: str) -> None:
+        self.problem, self.silent_since = problem, min(self.silent_since, time.monotonic())
 
 
 @dataclass(frozen=True)
@@ -283,24 +311,25 @@ def _watch(engine: Engine, plan: Plan, observed: _Observed, over: threading.Even
     planned = plan.on(engine.node)
     output = planned.container.output_dir
     log = NodePaths(output, planned.node).log
+    node = NodeOfRun(planned.node, engine.host, planned.rank, planned.container.name, output, range(0))
+
+    def wanted() -> Wanted:
+        return Wanted({log: 0}, log) if len(observed.text) < _LONGEST else Wanted()
+
+    reader = NodeReader(node, engine, wanted, observed.take)
     while not over.is_set() and not observed.ended:
+        reader.wait(_POLL)
         try:
-            state = engine.wait(planned.container.name, _POLL)
-            try:
-                while len(observed.text) < _LONGEST:
-                    more = engine.files.read(log, len(observed.text), below=output)
-                    if not more:
-                        break
-                    observed.text += more
-            except FileNotFoundError:
-                pass  # no output yet
-            if not observed.busy.complete and _STARTED in observed.text:
-                observed.busy = _machine_state(engine, plan.rendezvous.interfaces[planned.rank])
-            observed.problem, observed.silent_since, observed.code = "", math.inf, state.exit_code or 0
-            observed.ended = state.phase.ended
+            if not observed.problem:
+                reader.read_rest(engine.files, output)
+                if not observed.busy.complete and _STARTED in observed.text:
+                    observed.busy = _machine_state(engine, plan.rendezvous.interfaces[planned.rank])
         except LauncherError as error:
-            observed.problem, observed.silent_since = error.what, min(observed.silent_since, time.monotonic())
+            observed.fail(error.what)
+        if observed.problem:
             over.wait(_POLL)
+        else:
+            observed.ended = observed.state is not None and observed.state.phase.ended
 
 
 def _machine_state(engine: Engine, interface: str = "") -> MachineState:
@@ -340,6 +369,8 @@ def _lost(result: NodeReport, observed: _Observed) -> str:
     )
     if observed.problem or not observed.ended:
         return f"{where}: {observed.problem or 'it did not finish in time'}"
-    lines = [line for line in observed.text.decode(errors="replace").splitlines() if line and measures.MARK not in line]
+    text = observed.text or observed.logged
+    lines = [line for line in text.decode(errors="replace").splitlines() if line and measures.MARK not in line]
     output = lines[-1] if lines else "no output"
-    return f"{where}, with exit code {observed.code}: {output[:200]}"
+    code = observed.state.exit_code if observed.state else None
+    return f"{where}, with exit code {code}: {output[:200]}"

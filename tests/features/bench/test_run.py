@@ -3,6 +3,7 @@
 # ruff: noqa: SLF001 - tests how nodes are followed, without a benchmark of minutes
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from launcher.features.bench.health.gpu import GpuState, Process
 from launcher.features.bench.health.machine import MachineState
 from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import Gpu
+from launcher.node.files import Span
 
 ENDED = ContainerState("c", "c", "", {}, Phase.EXITED, exit_code=0)
 
@@ -23,7 +25,7 @@ class Engine:
     """Does not respond to the first queries, or to any."""
 
     def __init__(self, silent: int) -> None:
-        self.node, self.files, self._silent = "gpu-a", self, silent
+        self.node, self.host, self.files, self._silent = "gpu-a", "gpu-a", self, silent
 
     def wait(self, container: str, timeout: float) -> ContainerState:
         self._silent -= 1
@@ -31,8 +33,9 @@ class Engine:
             raise NodeUnreachable("node gpu-a", "no answer")
         return ENDED
 
-    def read(self, path: str, offset: int, *, below: str) -> bytes:
-        return b"" if offset else b"all output"
+    def read_spans(self, spans: Sequence[Span], *, below: str) -> Generator[tuple[Span, bytes], None, None]:
+        (log,) = spans
+        yield from ((log, piece) for piece in (b"all ", b"output") if not log.offset)
 
 
 @pytest.mark.parametrize(("silent", "ended"), [(2, True), (10**6, False)])
