@@ -84,7 +84,7 @@ NCCL INFO NET/IB : No device found
 <cluster_name>:922:1158 [3] NCCL INFO misc/socket.cc:567 -> 2
 """,
         "TCP, although mlx5_0, mlx5_3 are active: NCCL sees no RDMA device with an active port "
-        "-> the container needs /dev/infiniband; see `launcher doctor JOB`",
+        "-> the container needs /dev/infiniband, the image ibverbs-providers; see `launcher doctor JOB`",
         Wires(active=("mlx5_3", "mlx5_0")),
     ),
     "InfiniBand switched off": Row(
@@ -96,7 +96,8 @@ user:852750:852802 [0] NCCL INFO NET/Socket : Using [0]ibs85f0:192.168.1.14<0> [
 user:852750:852802 [0] NCCL INFO Using network Socket
 user:852751:852807 [1] NCCL INFO Channel 01/0 : 1[2a000] -> 8[27000] [send] via NET/Socket/0
 """,
-        "TCP on ibs85f0 (100 Gb/s), although mlx5_0 is active: NCCL_IB_DISABLE is set -> remove it from `env`",
+        "TCP on ibs85f0 (100 Gb/s), although mlx5_0 is active: NCCL_IB_DISABLE is set "
+        "-> remove it from `env` or the image",
         Wires({"ibs85f0": 100.0, "ib0": 100.0}, ("mlx5_0",)),
     ),
     "no RDMA on the machine": Row(
@@ -138,8 +139,8 @@ hostname1:25668:27396 [0] NCCL INFO comm 0x55cc8aa86c70 rank 0 nranks 16 cudaDev
 hostname1:25668:27396 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'
 hostname1:25668:27396 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 1 'mlx5_1'
 """,
-        "RoCE on mlx5_0, mlx5_1, without GPUDirect: no nvidia_peermem and no DMA-BUF "
-        "-> sudo modprobe nvidia_peermem on the nodes",
+        "RoCE on mlx5_0, mlx5_1, without GPUDirect: NCCL finds neither nvidia_peermem nor DMA-BUF "
+        "-> sudo modprobe nvidia_peermem on the nodes; exceptions: docs/gpu.md",
     ),
     "a bond of two ports": Row(
         f"{TESTS}307",
@@ -296,5 +297,109 @@ algo-1:18564:18638 [2] NCCL INFO Using non-device net plugin version 0
 algo-1:18564:18638 [2] NCCL INFO Using network AWS Libfabric
 """,
         "EFA on 4 cards",
+    ),
+    "the interface of another container": Row(
+        "https://github.com/Oneflow-Inc/oneflow/issues/3586",
+        "",
+        """
+worker:101542:101542 [0] NCCL INFO Bootstrap : Using [0]eno1:172.18.40.41<0> [1]veth25f2e72:fe80::380d:bfff:fe5b:54d2%veth25f2e72<0>
+worker:101542:101542 [0] NCCL INFO NET/IB : No device found.
+worker:101542:101542 [0] NCCL INFO NET/Socket : Using [0]eno1:172.18.40.41<0> [1]veth25f2e72:fe80::380d:bfff:fe5b:54d2%veth25f2e72<0>
+worker:101542:101542 [0] NCCL INFO Using network Socket
+worker:101542:101934 [0] NCCL INFO Channel 00 : 0[18000] -> 1[18000] [receive] via NET/Socket/1
+worker:101542:101934 [0] NCCL INFO Channel 00 : 1[18000] -> 0[18000] [send] via NET/Socket/1
+""",
+        "TCP on veth25f2e72",
+    ),
+    "both InfiniBand networks switched off": Row(
+        f"{NCCL}1053",
+        "",
+        """
+axa:3048391:3048566 [0] NCCL INFO NCCL_IBEXT_DISABLE set by environment to 1.
+axa:3048391:3048566 [0] NCCL INFO net.cc:79 -> 3
+axa:3048391:3048566 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.
+axa:3048391:3048566 [0] NCCL INFO NET/Socket : Using [0]lo:127.0.0.1<0>
+axa:3048391:3048566 [0] NCCL INFO Using network Socket
+axa:3048391:3048566 [0] NCCL INFO NET/Socket : GPU Direct RDMA Disabled for HCA 0 'lo'
+""",
+        "TCP on lo, although mlx5_0 is active: NCCL_IB_DISABLE is set -> remove it from `env` or the image",
+        MLX,
+    ),
+    "NCCL_NET=Socket, which NCCL does not log": Row(
+        f"{NCCL}676",
+        "2.11.4",
+        """
+gpu01:124172:124172 [0] NCCL INFO NCCL_SOCKET_IFNAME set to en
+gpu01:124172:124172 [0] NCCL INFO Bootstrap : Using enp225s0f1:10.10.10.2<0>
+gpu01:124172:124172 [0] NCCL INFO NET/Socket : Using [0]enp225s0f1:10.10.10.2<0>
+gpu01:124172:124172 [0] NCCL INFO Using network Socket
+NCCL version 2.11.4+cuda11.4
+""",
+        "TCP on enp225s0f1, although mlx5_0 is active: NCCL does not say why "
+        "-> check NCCL_NET and NCCL_IB_HCA; see `launcher doctor JOB`",
+        MLX,
+    ),
+    "no device, newest lines": Row(
+        f"{NCCL}2057",
+        "2.29.2",
+        """
+VM-16-64-ubuntu:28471:28471 [0] NCCL INFO NCCL version 2.29.2+cuda12.8
+VM-16-64-ubuntu:28471:28471 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so
+VM-16-64-ubuntu:28471:28471 [0] NCCL INFO NET/IB : No device found.
+VM-16-64-ubuntu:28471:28471 [0] NCCL INFO NET/IB : Using [RO]; OOB eth0:172.17.16.64<0>
+VM-16-64-ubuntu:28471:28471 [0] NCCL INFO Failed to initialize NET plugin IB
+""",
+        "",
+    ),
+    "a plugin over TCP": Row(
+        f"{NCCL}1519",
+        "2.20.5",
+        """
+nathan-h100-1:14492:14492 [0] NCCL INFO NET/Plugin: Loaded net plugin FastSocket (v6)
+nathan-h100-1:14492:14492 [0] NCCL INFO NCCL version 2.20.5+cuda12.4
+nathan-h100-1:14492:14605 [0] NCCL INFO NET/FastSocket : Using [0]enp0s12:10.0.0.6<0> [1]enp6s0f0:10.0.1.4<0> [2]enp7s0f0:10.0.2.4<0>
+nathan-h100-1:14492:14605 [0] NCCL INFO Using network FastSocket
+""",
+        "FastSocket (a network plugin of NCCL)",
+    ),
+    "AWS's plugin without EFA": Row(
+        f"{NCCL}229",
+        "2.4.6",
+        """
+ip-192-168-16-255:25604:25604 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm
+NCCL version 2.4.6+cuda10.0
+ip-192-168-16-255:35481:35549 [1] NCCL INFO Ring 00 : 15 -> 0 [receive] via NET/AWS Libfabric/0
+""",
+        "TCP by libfabric, without GPUDirect",
+    ),
+    "several processes, each with a card": Row(
+        f"{NCCL}1357",
+        "",
+        """
+qh100-gpu20:39631:39742 [2] NCCL INFO Channel 05/0 : 2[2] -> 10[2] [receive] via NET/IBext/1/GDRDMA
+qh100-gpu20:39633:39743 [4] NCCL INFO Channel 06/0 : 4[4] -> 12[4] [receive] via NET/IBext/2/GDRDMA
+qh100-gpu20:39635:39741 [6] NCCL INFO Channel 11/0 : 6[6] -> 14[6] [receive] via NET/IBext/3/GDRDMA
+qh100-gpu20:39632:39747 [3] NCCL INFO Channel 14/0 : 11[3] -> 9[1] via P2P/CUMEM
+""",
+        "RDMA, GPUDirect",
+    ),
+    "GPUDirect in one direction": Row(
+        f"{NCCL}897",
+        "",
+        """
+NCCL INFO Channel 00/0 : 9[1a000] -> 2[6b000] [send] via NET/IB/0/GDRDMA
+NCCL INFO Channel 00/0 : 9[1a000] -> 2[6b000] [receive] via NET/IB/1
+""",
+        "RDMA, GPUDirect in part",
+    ),
+    "several nodes' links with NVLink": Row(
+        f"{NCCL}1769",
+        "",
+        """
+gb200a-04:2101743:2101803 [1] NCCL INFO MNNVL busId 0x901000 fabric UUID 3143b15bc2cd192b.28cc9b5473fb5b93 cliqueId 0x7ffe state 3 healthMask 0xaa
+gb200a-04:2101743:2101803 [1] NCCL INFO Setting affinity for GPU 1 to ff,ffffffff,ffffffff
+gb200a-04:2101745:2101800 [3] NCCL INFO NCCL_NVLS_ENABLE set by environment to 1.
+""",
+        "",
     ),
 }

@@ -16,15 +16,19 @@ TCP, LINKS = "TCP", {"IB": "InfiniBand", "RoCE": "RoCE"}
 _SHOWN = 4  # devices that are named
 
 _LINES = re.ASCII | re.MULTILINE
-_VERSION = re.compile(r"\bNCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})", re.ASCII)
+_PROCESS = re.compile(r"(?<!\S)(\S{1,300}:\d{1,10}):\d{1,10} \[\d{1,4}\] NCCL ", re.ASCII)  # host:process:thread [GPU]
 _NETWORK = re.compile(r"NCCL INFO Using network ([\w. -]{1,40}?)[ \t\r]*$", _LINES)
 _RDMA = re.compile(r"NCCL INFO NET/IB : Using (.*)$", _LINES)
 _SOCKET = re.compile(r"NCCL INFO NET/Socket : Using (.*)$", _LINES)
-_PROVIDER = re.compile(r"NCCL INFO NET/OFI Selected [Pp]rovider is ([\w;-]{1,40}).*?\(found (\d{1,4}) nics\)", _LINES)
-_FUSED = re.compile(r"\[(\d{1,4})\]=\{([^}\n]*)\}", _LINES)  # ports that NCCL joins: [0]={[0] mlx5_2:1/RoCE, [1] ...}
-_PORT = re.compile(r"\[(\d{1,4})\] ?([\w.-]{1,64}):\d{1,3}/(IB|RoCE)", _LINES)
+_PROVIDER = re.compile(
+    r"NCCL INFO NET/OFI Selected [Pp]rovider is ([\w;-]{1,40})(?:.*?\(found (\d{1,4}) nics\))?", _LINES
+)
+# A device, or ports that NCCL joins to one: [2]mlx5_2:1/RoCE, [0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}. Its number is
+# its place in the line: NCCL 2.20 to 2.23 print that of the port.
+_DEVICE = re.compile(r"\[\d{1,4}\](?:=\{([^}\n]*)\}|([\w.-]{1,64}:[\d:]{1,20}/\w{2,16}))", _LINES)
+_PORT = re.compile(r"([\w.-]{1,64}):[\d:]{1,20}/(IB|RoCE)", _LINES)
 _INTERFACE = re.compile(r"\[(\d{1,4})\]([\w.@-]{1,32}):", _LINES)
-_MERGED = re.compile(r"NET/IB ?: Made virtual device \[(\d{1,4})\] name=([\w.+-]{1,200})", _LINES)
+_MERGED = re.compile(r"NET/IB ?: Made virtual device \[(\d{1,4})\] name=([\w.+-]{1,400})", _LINES)
 # A connection to another node: the network, its device, whether the GPU's memory is read and written by the card
 _CONNECTION = re.compile(
     r"\[(?:send|receive)\] via (?:COLL)?NET/([\w. -]{1,40})/(\d{1,4})(?:\(\d{1,9}\))?(/GDRDMA)?", _LINES
@@ -35,8 +39,7 @@ _NO_DEVICE = "NET/IB : No device found"
 _DOCTOR = "see `launcher doctor JOB`"
 # Why NCCL uses no RDMA device, as it says itself, and the fix; the first that is found counts.
 _REASONS = (
-    (r"\bNCCL_IB_DISABLE set by environment to [1-9]", "NCCL_IB_DISABLE is set", "remove it from `env`"),
-    (r"\bNCCL_NET set by environment to \"?(\w{1,40})", "NCCL_NET is set to {0}", "remove it from `env`"),
+    (r"\bNCCL_IB_DISABLE set by environment to [1-9]", "NCCL_IB_DISABLE is set", "remove it from `env` or the image"),
     (
         r"Failed to open libibverbs\.so",
         "the image has no libibverbs.so",
@@ -47,26 +50,26 @@ _REASONS = (
         "NCCL could not open {0}",
         f"the container needs /dev/infiniband; {_DOCTOR}",
     ),
-    (r"NET/IB : No IP interface found", "NCCL found no interface with an IP address", "check NCCL_SOCKET_IFNAME"),
 )
 _HCA = re.compile(r"NCCL_IB_HCA set to ([\w.=^,:-]{1,200})", re.ASCII)
-_WITHOUT_DIRECT = Cause("no nvidia_peermem and no DMA-BUF", "sudo modprobe nvidia_peermem on the nodes")
+_UNKNOWN = Cause("NCCL does not say why", f"check NCCL_NET and NCCL_IB_HCA; {_DOCTOR}")
+_WITHOUT_DIRECT = Cause(
+    "NCCL finds neither nvidia_peermem nor DMA-BUF",
+    "sudo modprobe nvidia_peermem on the nodes; exceptions: docs/gpu.md",
+)
 
-
-Port = tuple[str, str]  # its card, and the link: mlx5_0, RoCE
+Port = tuple[str, str]  # its name, and the link: mlx5_0, RoCE; or an interface for sockets: eth0, ""
 
 
 @dataclass(frozen=True)
 class NcclLog:
     """What the logs of a node's processes say. All fields are empty if these have not come that far."""
 
-    version: str = ""  # "2.27.6"
     network: str = ""  # "IB", "Socket", or the name of a plugin: "IBext_v8", "AWS Libfabric"
-    ports: Mapping[int, Sequence[Port]] = field(default_factory=dict)  # of each RDMA device, by its number
-    interfaces: Mapping[int, str] = field(default_factory=dict)  # for sockets, by number
+    ports: tuple[Port, ...] = ()  # of the connections to other nodes; before the first one, all that NCCL has found
     provider: tuple[str, int] = ("", 0)  # of libfabric, and the number of its cards
-    used: frozenset[int] = frozenset()  # numbers of the devices with connections to other nodes
-    direct: bool | None = None  # whether all these connections use GPUDirect; None: there is none yet
+    connections: int = 0  # to other nodes
+    direct: int = 0  # of these, with GPUDirect
     no_direct: bool = False  # GPUDirect is impossible with one of the devices
     reason: Cause | None = None  # why no RDMA device is used
 
@@ -81,31 +84,56 @@ class Wires:
 
 def parse(text: str) -> NcclLog:
     """Parse the logs of a node's processes, the newest last. Text that is torn, unknown or not of NCCL is accepted."""
-    networks = _NETWORK.findall(text)
-    connections = _CONNECTION.findall(text)
     # The last communicator counts: NCCL may have fallen back to another network.
-    network = networks[-1] if networks else connections[-1][0] if connections else ""
-    own = [(int(number), bool(direct)) for name, number, direct in connections if name == network]
+    networks = _NETWORK.findall(text) or [name for name, _, _ in _CONNECTION.findall(text)]
+    network = networks[-1] if networks else ""
+    devices = _devices(text, network)
+    every = [_of_process(own, network, devices) for own in _by_process(text)]
+    connected = [each for each in every if each.connections] or every
     provider = _PROVIDER.search(text)
-    version = _VERSION.search(text)
     return NcclLog(
-        version=version[1] if version else "",
         network=network,
-        ports=_ports(text),
-        interfaces={int(n): name for line in _SOCKET.findall(text)[-1:] for n, name in _INTERFACE.findall(line)},
-        provider=(provider[1], int(provider[2])) if provider else ("", 0),
-        used=frozenset(number for number, _ in own),
-        direct=all(direct for _, direct in own) if own else None,
+        ports=tuple(sorted({port for each in connected for port in each.ports})),
+        provider=(provider[1], int(provider[2] or 0)) if provider else ("", 0),
+        connections=sum(each.connections for each in every),
+        direct=sum(each.direct for each in every),
         no_direct=_NO_DIRECT.search(text) is not None,
         reason=_reason(text),
     )
 
 
-def _ports(text: str) -> dict[int, Sequence[Port]]:
-    found: dict[int, Sequence[Port]] = {}
-    for line in _RDMA.findall(text)[-1:]:
-        found |= {int(number): [(name, link)] for number, name, link in _PORT.findall(_FUSED.sub("", line))}
-        found |= {int(number): [port[1:] for port in _PORT.findall(inner)] for number, inner in _FUSED.findall(line)}
+def _by_process(text: str) -> list[str]:
+    found: dict[str, list[str]] = {}
+    process = ""
+    for line in text.split("\n"):
+        if begin := _PROCESS.search(line):
+            process = begin[1]
+        found.setdefault(process, []).append(line)
+    return ["\n".join(lines) for lines in found.values()]
+
+
+def _of_process(text: str, network: str, devices: Mapping[int, Sequence[Port]]) -> NcclLog:
+    """Return the ports and connections of this network. devices: for a log that does not name any."""
+    own = [(int(number), direct) for name, number, direct in _CONNECTION.findall(text) if name == network]
+    found = _devices(text, network) or devices  # NCCL_IB_HCA may differ between processes
+    used = {number for number, _ in own} or found.keys()
+    return NcclLog(
+        # None if one is not known: the others alone would be a wrong answer.
+        ports=tuple(port for number in sorted(used) for port in found[number]) if used <= found.keys() else (),
+        connections=len(own),
+        direct=sum(bool(direct) for _, direct in own),
+    )
+
+
+def _devices(text: str, network: str) -> dict[int, list[Port]]:
+    """Return the ports of each device of the network, by its number."""
+    if network == "Socket":
+        line = "".join(_SOCKET.findall(text)[-1:])
+        return {int(number): [(name, "")] for number, name in _INTERFACE.findall(line)}
+    if not network.startswith("IB"):
+        return {}
+    line = "".join(_RDMA.findall(text)[-1:])
+    found = {number: _PORT.findall(joined or alone) for number, (joined, alone) in enumerate(_DEVICE.findall(line))}
     links = dict(port for ports in found.values() for port in ports)
     for number, names in _MERGED.findall(text):
         found[int(number)] = [(name, links.get(name, "")) for name in names.split("+")]
@@ -119,8 +147,8 @@ def _reason(text: str) -> Cause | None:
     if _NO_DEVICE not in text:
         return None
     if chosen := _HCA.search(text):
-        return Cause(f"no active port is among NCCL_IB_HCA={chosen[1]}", "correct or remove it in `env`")
-    fix = f"the container needs /dev/infiniband; {_DOCTOR}"
+        return Cause(f"NCCL sees no active port among NCCL_IB_HCA={chosen[1]}", f"correct it; {_DOCTOR}")
+    fix = f"the container needs /dev/infiniband, the image ibverbs-providers; {_DOCTOR}"
     return Cause("NCCL sees no RDMA device with an active port", fix)
 
 
@@ -141,49 +169,48 @@ def sentence(logs: Mapping[str, NcclLog], wires: Mapping[str, Wires]) -> str:
 
 def settled(logs: Mapping[str, NcclLog]) -> bool:
     """Whether every node has connected to others, so that the sentence will not change."""
-    return all(log.used for log in logs.values())
+    return all(log.connections for log in logs.values())
 
 
 def _way(log: NcclLog, wires: Wires) -> str:
     if log.network == "Socket":
         return _tcp(log, wires)
     named: dict[str, list[str]] = {}
-    for number in sorted(log.used or log.ports):
-        for name, link in log.ports.get(number, ()):
-            named.setdefault(LINKS.get(link, "RDMA"), []).append(name)
-    if not named:
-        return _by_plugin(log)
+    for name, link in log.ports:
+        named.setdefault(LINKS.get(link, "RDMA"), []).append(name)
     devices = "; ".join(f"{link} on {_listed(names)}" for link, names in named.items())
-    return f"{devices}{_direct(log)}"
+    return f"{devices or _by_plugin(log)}{_direct(log)}"
 
 
 def _tcp(log: NcclLog, wires: Wires) -> str:
-    names = [name for number, name in log.interfaces.items() if not log.used or number in log.used]
-    shown = _listed(f"{name} ({wires.speeds[name]:g} Gb/s)" if name in wires.speeds else name for name in names)
+    speeds = wires.speeds
+    shown = _listed(f"{name} ({speeds[name]:g} Gb/s)" if name in speeds else name for name, _ in log.ports)
     way = f"{TCP} on {shown}" if shown else TCP
     if not wires.active:  # nothing better is known to exist
         return way
-    way += f", although {_listed(wires.active)} {'is' if len(wires.active) == 1 else 'are'} active"
-    return f"{way}: {log.reason.what} -> {log.reason.fix}" if log.reason else f"{way}: {_DOCTOR}"
+    why = log.reason or _UNKNOWN
+    verb = "is" if len(wires.active) == 1 else "are"
+    return f"{way}, although {_listed(wires.active)} {verb} active: {why.what} -> {why.fix}"
 
 
 def _by_plugin(log: NcclLog) -> str:
-    """Describe a network of a plugin, whose devices NCCL does not name."""
+    """Describe a network whose devices NCCL does not name."""
     provider, cards = log.provider
     if provider == "efa":
-        return f"EFA on {cards} cards{_direct(log)}"
+        return f"EFA on {cards} card{'s' * (cards != 1)}" if cards else "EFA"
     if provider.startswith("tcp"):
-        return f"{TCP} by libfabric, which finds no EFA device -> {_DOCTOR}"
-    name = "RDMA" if log.network.startswith("IB") else f"{log.network} (a network plugin of NCCL)"
-    return f"{name}{_direct(log)}"
+        return f"{TCP} by libfabric"
+    return "RDMA" if log.network.startswith("IB") else f"{log.network} (a network plugin of NCCL)"
 
 
 def _direct(log: NcclLog) -> str:
+    if 0 < log.direct < log.connections:  # before Ampere, cards read no GPU's memory without NVLink
+        return ", GPUDirect in part"
     if log.direct:
         return ", GPUDirect"
     if log.no_direct:
         return f", without GPUDirect: {_WITHOUT_DIRECT.what} -> {_WITHOUT_DIRECT.fix}"
-    return "" if log.direct is None else ", without GPUDirect"
+    return ", without GPUDirect" if log.connections else ""
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -70,7 +70,7 @@ def test_an_unused_rdma_device_and_the_interfaces_speed_are_named(tmp_path: Path
         "NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
         for rank in range(2)
     }
-    why = "although mlx5_0 is active: NCCL_IB_DISABLE is set -> remove it from `env`"
+    why = "although mlx5_0 is active: NCCL_IB_DISABLE is set -> remove it from `env` or the image"
     assert gradients.line(record, logs) == (
         f"gradients: gpu-0: TCP on ens0 (10 Gb/s), {why}; gpu-1: TCP on ens1 (10 Gb/s), {why}"
     )
