@@ -12,7 +12,7 @@ from dataclasses import dataclass
 _LINE = re.compile(r"^\./([\w.-]{1,64})/(?:ports/(\d{1,3})/)?([a-z_]+)(?:/(\w+))?(?:/(\d{1,4}))?(?::(.*))?$", re.ASCII)
 _RATE = re.compile(r"(\d{1,5}(?:\.\d)?) Gb/sec(?: \((\d{1,2})X(?: (\w{2,6}))?\))?", re.ASCII)
 _IPV4 = re.compile(r"0000:0000:0000:0000:0000:ffff:([0-9a-f]{4}):([0-9a-f]{4})", re.ASCII)
-_NDEV = re.compile(r"gid_attrs/ndevs/\d{1,4}:[\w.@-]{1,15}", re.ASCII)
+_INTERFACE = re.compile(r"[\w.@-]{1,15}", re.ASCII)
 _MELLANOX = "0x15b3"  # PCI vendor, of NVIDIA's ConnectX and BlueField too
 
 
@@ -23,6 +23,7 @@ class Gid:
     index: int
     type: str  # "IB/RoCE v1", "RoCE v2"
     address: str  # IPv4; "" for IPv6, such as the link-local address that each port has
+    interface: str = ""  # that has the address: "enp1s0f0np0", or one on top of it: "bond0", "enp1s0f0np0.100"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Port:
     table: tuple[Gid, ...] = ()  # its GIDs, if their types are reported
     vendor: str = ""  # of the card on the PCI bus: "0x15b3"
     interface: str = ""  # its network interface, of a RoCE port: "enp1s0f0np0"
+    virtual: bool = False  # a virtual function (SR-IOV), which may belong to a virtual machine or another container
 
     @property
     def name(self) -> str:
@@ -70,10 +72,10 @@ def parse(text: str) -> tuple[Port, ...]:
         if (match := _LINE.match(line)) is None:
             continue
         device, number, name, kind, index, value = match.groups(default="")
+        key = "/".join(part for part in (name, kind, index) if part)
         if not number:
-            cards.setdefault(device, {})[name] = value
+            cards.setdefault(device, {})[key] = value
         else:
-            key = "/".join(part for part in (name, kind, index) if part)
             values.setdefault((device, int(number)), {})[key] = value.strip()
     return tuple(
         _port(device, number, found, cards.get(device, {})) for (device, number), found in sorted(values.items())
@@ -83,7 +85,11 @@ def parse(text: str) -> tuple[Port, ...]:
 def _port(device: str, number: int, values: Mapping[str, str], card: Mapping[str, str]) -> Port:
     rate = _RATE.match(values.get("rate", ""))
     types = {path.rpartition("/")[2]: text for path, text in values.items() if path.startswith("gid_attrs/types/")}
-    valid = {text for index, text in types.items() if f"gids/{index}" in values}  # the other entries are zero
+    table = tuple(  # the other entries are zero
+        Gid(int(index), text, _ipv4(values[f"gids/{index}"]), _interface(values.get(f"gid_attrs/ndevs/{index}", "")))
+        for index, text in sorted(types.items(), key=lambda entry: int(entry[0]))
+        if f"gids/{index}" in values
+    )
     return Port(
         device=device,
         number=number,
@@ -95,20 +101,21 @@ def _port(device: str, number: int, values: Mapping[str, str], card: Mapping[str
         ethernet=values.get("link_layer") == "Ethernet",
         rdma=card.get("node_type", "1").startswith("1"),
         card=card.get("sys_image_guid", device),
-        gids=tuple(sorted(valid)) if "gid_attrs/types" in values else None,
-        table=tuple(
-            Gid(int(index), text, _ipv4(values[f"gids/{index}"]))
-            for index, text in sorted(types.items(), key=lambda entry: int(entry[0]))
-            if f"gids/{index}" in values
-        ),
-        vendor=card.get("device", ""),
-        interface=next((text for path, text in values.items() if _NDEV.fullmatch(f"{path}:{text}")), ""),
+        gids=tuple(sorted({gid.type for gid in table})) if "gid_attrs/types" in values else None,
+        table=table,
+        vendor=card.get("device/vendor", ""),
+        interface=next((gid.interface for gid in table if gid.interface), ""),
+        virtual="device/physfn" in card,
     )
 
 
 def _ipv4(gid: str) -> str:
     match = _IPV4.fullmatch(gid)
     return ".".join(str(byte) for byte in bytes.fromhex(match[1] + match[2])) if match else ""
+
+
+def _interface(text: str) -> str:
+    return text if _INTERFACE.fullmatch(text) else ""
 
 
 def _word(text: str) -> str:

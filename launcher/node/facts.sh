@@ -66,13 +66,15 @@ section tcp
 grep -h " 0A " /proc/net/tcp /proc/net/tcp6 || cat /proc/net/tcp /proc/net/tcp6 # 0A: TCP_LISTEN
 section infiniband
 [ -d /dev/infiniband ] && echo yes
-if [ -d /sys/module/nvidia_peermem ] || grep -qs 'Open Kernel Module' /proc/driver/nvidia/version; then echo gpudirect; fi
-(cd /sys/class/infiniband && { # unused entries of the GID table are zero, and their type cannot be read (EINVAL)
-  grep -s . ./*/node_type ./*/sys_image_guid ./*/device/vendor ./*/ports/*/state ./*/ports/*/phys_state ./*/ports/*/rate \
-    ./*/ports/*/link_layer ./*/ports/*/gids/* ./*/ports/*/gid_attrs/types/* ./*/ports/*/gid_attrs/ndevs/* /dev/null |
-    grep -v ':0000:0000:0000:0000:0000:0000:0000:0000$'
-  ls -d ./*/ports/*/gid_attrs/types
-}) 2>/dev/null
+if [ -d /sys/module/nvidia_peermem ] || [ -d /sys/module/nv_peer_mem ] || grep -qs 'Open Kernel Module' /proc/driver/nvidia/version; then echo gpudirect; fi
+# A GID table has 256 entries: one device at a time, as arguments are limited. Unused entries are zero, and their type
+# cannot be read (EINVAL).
+(cd /sys/class/infiniband && for one in ./*; do
+  grep -s . "$one/node_type" "$one/sys_image_guid" "$one/device/vendor" "$one"/ports/*/state "$one"/ports/*/phys_state \
+    "$one"/ports/*/rate "$one"/ports/*/link_layer "$one"/ports/*/gids/* "$one"/ports/*/gid_attrs/types/* \
+    "$one"/ports/*/gid_attrs/ndevs/* /dev/null | grep -v ':0000:0000:0000:0000:0000:0000:0000:0000$'
+  ls -d "$one"/ports/*/gid_attrs/types "$one/device/physfn"
+done) 2>/dev/null
 section links
 (cd /sys/class/net && for name in *; do
   read -r value <"$name/mtu" && echo "$name/mtu:$value"

@@ -16,6 +16,7 @@ from launcher.model.rdma import Port
 from launcher.planning.checks import Check, Level
 
 _NAME = "infiniband"
+_WITHOUT_GPUDIRECT = re.compile("GeForce|TITAN")  # docs.nvidia.com/cuda/gpudirect-rdma: data center and Quadro only
 _FINDS_ADDRESSES = (2, 5)  # torch with NCCL 2.21
 
 
@@ -56,8 +57,8 @@ def _active(node: NodeFacts) -> list[Port]:
 def _settings(node: NodeFacts, usable: Sequence[Port], torch: str, ethernet: bool) -> Iterator[Setting]:
     """ethernet: RoCE, rather than InfiniBand, is what all nodes have."""
     wanted = [port for port in usable if port.ethernet == ethernet]
-    if left := [port.device for port in _active(node) if port not in wanted]:
-        value = "=" + ",".join(f"{port.device}:{port.number}" for port in wanted)
+    if left := [_named(port) for port in _active(node) if port not in wanted]:
+        value = "=" + ",".join(map(_named, wanted))
         kind = "RoCE with an address" if ethernet else "InfiniBand"
         yield Setting("NCCL_IB_HCA", value, f"not {', '.join(left)}: NCCL would use it too, and all nodes have {kind}")
     version = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
@@ -66,6 +67,10 @@ def _settings(node: NodeFacts, usable: Sequence[Port], torch: str, ethernet: boo
     if ethernet and old and common:
         why = f"its RoCE v2 address; the NCCL of torch {torch} takes 0, which is not routed"
         yield Setting("NCCL_IB_GID_INDEX", str(min(common)), why)
+
+
+def _named(port: Port) -> str:
+    return f"{port.device}:{port.number}"  # as in NCCL_IB_HCA
 
 
 def of_node(node: NodeFacts) -> Iterator[Check]:
@@ -79,24 +84,33 @@ def of_node(node: NodeFacts) -> Iterator[Check]:
         fix = "sudo modprobe ib_uverbs" + ("; its files must be open to the user of the rootless engine" * rootless)
         what = f"{active[0].device} is active, but there is no /dev/infiniband: NCCL would use TCP"
         yield Check(node.name, _NAME, Level.WARN, what, fix)
-    if any(port.connectx for port in active) and not node.gpudirect and any(not gpu.shared for gpu in node.gpus):
+    able = any(not gpu.shared and not _WITHOUT_GPUDIRECT.search(gpu.name) for gpu in node.gpus)
+    if able and any(port.connectx for port in active) and not node.gpudirect:
         what = "nvidia_peermem is not loaded, and the driver has no DMA-BUF: gradients are copied through host memory"
         yield Check(node.name, _NAME, Level.WARN, what, "sudo modprobe nvidia_peermem")
 
 
 def _of_port(port: Port, every: Sequence[Port], cards: set[str]) -> Iterator[tuple[str, str]]:
     where = f"{port.device} ({port.interface})" if port.interface else port.device
-    if not port.active:
+    interface = port.interface or "INTERFACE"
+    if port.virtual or not port.state:
+        return
+    if port.physical == "LinkUp" and not port.active:
+        fix = "start the subnet manager: opensm, or that of the switch; for a virtual function, set its GUID"
+        yield f"{where} has a link, but no subnet manager has configured it ({port.state})", fix
+    elif not port.active:
         if port.card not in cards and (port.physical != "Disabled" or not cards):
             fix = "check its cable and the port at the other end; ibstat shows its state"
+            if port.ethernet and port.physical == "Disabled":
+                fix = f"sudo ip link set dev {interface} up; {fix}"
             yield f"{where} is down ({port.physical or port.state})", fix
     elif port.ethernet and port.gids is not None and "RoCE v2" not in port.gids:
-        fix = "give its interface an address; a card with v1 only (ConnectX-3) is not used by NCCL"
+        fix = "give its interface an address; v1 alone (ConnectX-3) reaches only its own Ethernet segment"
         yield f"{where} has no RoCE v2 GID", fix
     elif port.ethernet and port.gids and not port.addresses:
         twins = [other.device for other in every if other.card == port.card and other.addresses and other.active]
         beside = f", and its twin {twins[0]} has one: half of the card's bandwidth is unused" if twins else ""
-        fix = f"sudo ip addr add ADDRESS/24 dev {port.interface or 'INTERFACE'}, in a network of its own; persist it"
+        fix = f"sudo ip addr add ADDRESS/24 dev {interface}, in a network of its own; persist it"
         yield f"{where} has no IPv4 address{beside}", fix
 
 
@@ -104,7 +118,7 @@ def between(nodes: Sequence[NodeFacts]) -> Iterator[Check]:
     """Yield a warning for each network of RoCE ports whose interfaces have different MTUs."""
     seen: dict[str, dict[int, list[str]]] = {}
     for node in nodes:
-        names = {port.interface for port in _active(node) if port.ethernet and port.addresses}
+        names = {gid.interface for port in _active(node) for gid in port.addresses}
         for interface in (each for each in node.interfaces if each.name in names and each.mtu):
             for address in (text for text in interface.addresses if ":" not in text):
                 network = str(ipaddress.ip_interface(address).network)

@@ -19,9 +19,9 @@ from tests.unit.test_plan import node as planned_node
 TREES = Path(__file__).with_name("rdma")
 
 
-def read(folder: Path, name: str, net: str = "") -> NodeFacts:
-    """Return the facts of this machine with the recorded files. net: more of them, below /sys/class/net."""
-    for kind, text in (("infiniband", (TREES / f"{name}.txt").read_text()), ("net", net)):
+def read(folder: Path, name: str, net: str = "", more: str = "") -> NodeFacts:
+    """Return the facts of this machine with the recorded files. net, more: files of /sys/class/net and infiniband."""
+    for kind, text in (("infiniband", (TREES / f"{name}.txt").read_text() + more), ("net", net)):
         for line in text.splitlines():
             path, _, value = line.partition(" ")
             if not line.startswith("#"):
@@ -36,7 +36,10 @@ def read(folder: Path, name: str, net: str = "") -> NodeFacts:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("connectx_roce", [("mlx5_0", "ACTIVE", 200.0, True, True, "ens1np0", (Gid(3, "RoCE v2", "11.0.0.72"),))]),
+        (
+            "connectx_roce",
+            [("mlx5_0", "ACTIVE", 200.0, True, True, "ens1np0", (Gid(3, "RoCE v2", "11.0.0.72", "ens1np0"),))],
+        ),
         (
             "connectx_infiniband",
             [("mlx5_0", "ACTIVE", 400.0, False, True, "", ()), ("mlx5_1", "DOWN", 40.0, True, True, "ens2", ())],
@@ -46,14 +49,22 @@ def read(folder: Path, name: str, net: str = "") -> NodeFacts:
             [
                 ("roceP2p1s0f0", "ACTIVE", 200.0, True, True, "enP2p1s0f0np0", ()),
                 ("roceP2p1s0f1", "DOWN", 40.0, True, True, "enP2p1s0f1np1", ()),
-                ("rocep1s0f0", "ACTIVE", 200.0, True, True, "enp1s0f0np0", (Gid(3, "RoCE v2", "192.168.100.10"),)),
+                (
+                    "rocep1s0f0",
+                    "ACTIVE",
+                    200.0,
+                    True,
+                    True,
+                    "enp1s0f0np0",
+                    (Gid(3, "RoCE v2", "192.168.100.10", "enp1s0f0np0"),),
+                ),
                 ("rocep1s0f1", "DOWN", 40.0, True, True, "enp1s0f1np1", ()),
             ],
         ),
         (
             "broadcom",
             [
-                ("bnxt_re0", "ACTIVE", 100.0, True, False, "ens3f0np0", (Gid(3, "RoCE v2", "10.0.0.5"),)),
+                ("bnxt_re0", "ACTIVE", 100.0, True, False, "ens3f0np0", (Gid(3, "RoCE v2", "10.0.0.5", "ens3f0np0"),)),
                 ("bnxt_re1", "DOWN", 2.5, True, False, "ens3f1np1", ()),
             ],
         ),
@@ -65,6 +76,56 @@ def test_the_ports_of_a_machine(name: str, expected: list[object], tmp_path: Pat
         return port.device, port.state, port.rate, port.ethernet, port.connectx, port.interface, port.addresses
 
     assert [described(port) for port in read(tmp_path, name).rdma] == expected
+
+
+def card(device: str, link: str, *gids: tuple[str, str, str], state: str = "4: ACTIVE", extra: str = "") -> str:
+    """Return the files of a ConnectX with a port, as `read` writes them. gids: address, type, interface."""
+    files = {"node_type": "1: CA", "device/vendor": "0x15b3", "sys_image_guid": "1", "ports/1/state": state}
+    files |= {"ports/1/link_layer": link, "ports/1/phys_state": "5: LinkUp", "ports/1/rate": "100 Gb/sec (4X EDR)"}
+    for index, (address, kind, interface) in enumerate(gids):
+        entries = {"gids": address, "gid_attrs/types": kind, "gid_attrs/ndevs": interface}
+        files |= {f"ports/1/{name}/{index}": text for name, text in entries.items()}
+    return "".join(f"{device}/{path} {text}\n" for path, text in files.items()) + (
+        f"{device}/{extra}\n" if extra else ""
+    )
+
+
+LOCAL, IPV4 = "fe80:0000:0000:0000:0e42:a1ff:fe9a:6766", "0000:0000:0000:0000:0000:ffff:0a00:0005"
+
+
+def test_a_bond_is_a_device_whose_addresses_may_be_on_a_vlan(tmp_path: Path) -> None:
+    gids = (LOCAL, "IB/RoCE v1", "bond0"), (LOCAL, "RoCE v2", "bond0"), (IPV4, "RoCE v2", "bond0.503")
+    facts = read(tmp_path, "none", more=card("mlx5_bond_0", "Ethernet", *gids))
+    [port] = facts.rdma
+    assert (port.device, port.interface, port.connectx) == ("mlx5_bond_0", "bond0", True)
+    assert port.addresses == (Gid(2, "RoCE v2", "10.0.0.5", "bond0.503"),)
+    interfaces = (Interface("bond0", mtu=9000, addresses=()), Interface("bond0.503", ("10.0.0.5/24",), mtu=1500))
+    other = replace(facts, name="b", interfaces=(Interface("bond0.503", ("10.0.0.6/24",), mtu=9000),))
+    [check] = between([replace(facts, name="a", interfaces=interfaces), other])
+    assert check.what == "differs in 10.0.0.0/24: 1500 on a bond0.503; 9000 on b bond0.503"
+
+
+def test_virtual_functions_are_no_twins_and_are_not_used(tmp_path: Path) -> None:
+    """As in SR-IOV: they are active, but their addresses are in the virtual machines."""
+    physical = card("mlx5_0", "Ethernet", (LOCAL, "RoCE v2", "ens1"), (IPV4, "RoCE v2", "ens1"))
+    virtual = [
+        card(f"mlx5_{number}", "Ethernet", (LOCAL, "RoCE v2", f"ens1v{number}"), extra="device/physfn")
+        for number in range(1, 200)
+    ]
+    facts = replace(read(tmp_path, "none", more=physical + "".join(virtual)), infiniband=True, gpudirect=True)
+    assert len(facts.rdma) == 200
+    assert [port.device for port in facts.rdma if not port.virtual] == ["mlx5_0"]
+    assert all(port.connectx for port in facts.rdma)
+    assert [*of_node(facts)] == []
+    assert settings(facts, facts) == [{"NCCL_IB_HCA": "=mlx5_0:1"}] * 2
+
+
+@pytest.mark.parametrize("module", ["nvidia_peermem", "nv_peer_mem"])
+def test_both_modules_for_gpudirect_are_known(module: str, tmp_path: Path) -> None:
+    (tmp_path / module).mkdir()
+    text = script().replace("/sys/module/", f"{tmp_path}/").replace("/proc/driver/nvidia/version", "/nonexistent")
+    done = subprocess.run(["sh", "-c", text], capture_output=True, check=True, timeout=60)
+    assert parse(done.stdout).node.gpudirect
 
 
 def test_the_speed_of_an_interface(tmp_path: Path) -> None:
@@ -107,6 +168,9 @@ def test_a_port_that_would_fail_is_left_out_on_its_node_only() -> None:
     mixed = replace(mixed, rdma=(mixed.rdma[0], roce))
     assert settings(mixed, mixed) == [{"NCCL_IB_HCA": "=mlx5_0:1"}] * 2  # InfiniBand is what both have
     assert settings(mixed, having("connectx_roce")) == [{"NCCL_IB_HCA": "=mlx5_7:1"}, {}]
+    both = replace(mixed, rdma=(mixed.rdma[0], replace(roce, device=mixed.rdma[0].device, number=2)))  # of one card
+    [[chosen], _] = choose([both, both], "2.14.1")
+    assert (chosen.value, chosen.why[:13]) == ("=mlx5_0:1", "not mlx5_0:2:")
 
 
 def test_an_nccl_that_takes_the_first_address_is_told_the_right_one() -> None:
@@ -157,6 +221,16 @@ V1 = replace(having("connectx_roce").rdma[0], gids=("IB/RoCE v1",), table=())
             "mlx5_0 is down (Polling)",
             "check its cable",
         ),
+        (
+            having("none", rdma=(Port("mlx5_0", 1, "DOWN", "Disabled", card="a", ethernet=True, interface="ens1"),)),
+            "mlx5_0 (ens1) is down (Disabled)",
+            "sudo ip link set dev ens1 up; check its cable",
+        ),
+        (
+            having("none", rdma=(Port("mlx5_0", 1, "INIT", "LinkUp", card="a"), Port("mlx5_1", 1, "ACTIVE", card="a"))),
+            "mlx5_0 has a link, but no subnet manager has configured it (INIT)",
+            "start the subnet manager",
+        ),
         (having("none", rdma=(V1,)), "mlx5_0 (ens1np0) has no RoCE v2 GID", "give its interface an address"),
         (
             having("connectx_roce", infiniband=False, engine=ENGINE),
@@ -175,6 +249,10 @@ def test_doctor_names_each_problem_of_a_port_with_its_fix(facts: NodeFacts, what
 def test_healthy_machines_have_no_warning() -> None:
     for name in ("connectx_roce", "connectx_infiniband", "broadcom", "none"):
         assert [*of_node(having(name))] == [], name
+    unknown = having("none", rdma=(Port("mlx5_0", 1),))  # its files could not be read
+    assert [*of_node(unknown)] == []
+    consumer = (Gpu(0, "GPU-a", "NVIDIA GeForce RTX 4090", 24_000, "580.95"),)
+    assert [*of_node(having("connectx_roce", gpudirect=False, gpus=consumer))] == []  # it has no GPUDirect
     shared = (Gpu(0, "GPU-a", "NVIDIA GB10", 122_000, "580.95", shared=True),)
     assert [*of_node(having("connectx_roce", gpudirect=False, gpus=shared))] == []  # it has no GPUDirect
 

@@ -39,7 +39,7 @@ def _port_problems(port: Port, *, used: bool, any_active: bool) -> Iterator[tupl
     if port.ethernet and port.rdma and port.gids is not None and "RoCE v2" not in port.gids:
         if port.gids:
             yield (
-                "no RoCE v2 GID: it has only v1, which is not routable and not used by NCCL",
+                "no RoCE v2 GID: it has only v1, which is not routable",
                 "use a card that supports v2 and update its driver; ConnectX-3 Pro: options mlx4_core roce_mode=2",
             )
         else:
