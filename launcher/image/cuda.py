@@ -47,17 +47,21 @@ def verdict(node: NodeFacts, cuda: str, image: str, torch: str = "", variable: s
     variable: TORCH_CUDA_ARCH_LIST of the image.
     """
     found = _driver_verdict(node, cuda, image)
-    least = capability.oldest(image, torch, cuda, variable)
+    listed = capability.code(image, torch, cuda, variable)
+    known = capability.cuda_of(torch) or cuda
     for gpu in node.gpus:
         has = f"GPU {gpu.index}, {gpu.name} (compute capability {gpu.capability})"
-        if capability.older(gpu.capability, least):
-            what = f"{has}, is older than those for which {subject(node, image)} has code: {least} and newer"
+        since = capability.known_since(gpu.capability, known)
+        if not capability.runs(gpu.capability, listed):
+            what = f"{has}, is none of those for which {subject(node, image)} has code: "
+            what += listed.replace("+PTX", " and newer")
             tag = _newest(node, (999,))
             other = f"use {NGC}:{tag}, the newest NVIDIA image for this GPU and driver" if tag else ""
             own = "an older torch or one for an older CUDA: pytorch.org/get-started/previous-versions"
+            own = f"a torch for CUDA {since} or newer: pytorch.org/get-started" if since else own
             return CudaVerdict(runs=False, what=what, fix=other if image and other else f"install {own}")
-        if found.runs and not found.what and (since := capability.known_since(gpu.capability, cuda)):
-            what = f"{has}, is not known to the CUDA {cuda} of {subject(node, image)}, which may fail on it or be slow"
+        if since and found.runs and not found.what:
+            what = f"{has}, is not known to the CUDA {known} of {subject(node, image)}, which may fail on it or be slow"
             found = CudaVerdict(what=what, fix=f"use an image with CUDA {since} or newer")
     return found
 
@@ -155,8 +159,12 @@ def _newest(node: NodeFacts, below: Numbers) -> str:
     """Return the tag of the newest NVIDIA image that this node supports, with a CUDA older than `below`."""
     driver = node.nvidia.driver
     for release in reversed(versions.releases()):
-        numbers, least = version_numbers(release.cuda), capability.of_release(release.tag)
+        numbers, listed = version_numbers(release.cuda), capability.of_release(release.tag)
         known = numbers and numbers[:2] < below[:2] and (not driver or _runs(driver, numbers))
-        if known and not any(capability.older(gpu.capability, least) for gpu in node.gpus):
+        fits = (
+            capability.runs(gpu.capability, listed) and not capability.known_since(gpu.capability, release.cuda)
+            for gpu in node.gpus
+        )
+        if known and all(fits):
             return release.tag
     return ""

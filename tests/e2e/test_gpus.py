@@ -116,7 +116,7 @@ def test_a_gpu_for_which_torch_has_no_code_is_refused_if_the_job_uses_it(machine
     old = Card("0f:00.0", "GPU-b", "Tesla V100-SXM2-32GB", capability="7.0", **new)
     Machine([Card("07:00.0", "GPU-a", "Tesla T4", capability="7.5", **new), old], cuda="13.4").install(tmp_path / "bin")
     refused, failed = on_both(machine_cli, file)
-    message = "GPU 1, Tesla V100-SXM2-32GB (compute capability 7.0), is older than those for which the torch of"
+    message = "GPU 1, Tesla V100-SXM2-32GB (compute capability 7.0), is none of those for which the torch of"
     assert message in refused
     assert "has code: 7.5 and newer" in refused
     assert [message in check["what"] for check in failed] == [True]

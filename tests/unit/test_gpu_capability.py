@@ -15,9 +15,11 @@ from launcher.errors import NodesFailed
 from launcher.image import capability, cuda, versions
 from launcher.image.capability import NGC
 from launcher.model.facts import NodeFacts, NvidiaFacts
+from launcher.model.version import version_numbers
 from launcher.node.docker.values import image_info
 from tests.unit.test_plan import node
 
+TO_HOPPER = "5.0 6.0 7.0 7.5 8.0 8.6 9.0"
 V100, T4, H100, RTX_5090 = (
     ("Tesla V100-SXM2-32GB", "7.0"),
     ("Tesla T4", "7.5"),
@@ -33,33 +35,61 @@ def machine(*gpus: tuple[str, str], driver: str = "580.65.06", newest: str = "13
 
 
 @pytest.mark.parametrize(
-    ("image", "torch", "version", "variable", "least"),
+    ("image", "torch", "version", "variable", "listed"),
     [
-        (f"{NGC}:26.09-py3", "", "", "", "7.5"),
-        (f"{NGC}:25.01-py3", "", "", "", "7.5"),
-        (f"{NGC}:24.12-py3@sha256:00", "", "", "", "5.2"),
-        (f"{NGC}:19.05-py3", "", "", "", "6.0"),
+        (f"{NGC}:26.09-py3", "", "", "", "7.5+PTX"),
+        (f"{NGC}:25.01-py3", "", "", "", "7.5+PTX"),
+        (f"{NGC}:24.12-py3@sha256:00", "", "", "", "5.2+PTX"),
+        (f"{NGC}:19.05-py3", "", "", "", "6.0+PTX"),
         (f"{NGC}:99.01-py3", "", "", "", ""),  # not in the table
-        ("pytorch/pytorch:2.11.0-cuda12.8-cudnn9-devel", "", "", "", "7.5"),
-        ("docker.io/pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime", "", "", "", "7.0"),
-        ("pytorch/pytorch:2.11.0-cuda12.6-cudnn9-runtime", "", "", "", "5.0"),
-        ("mine:1", "2.9.0+cu130", "13.0", "", "7.5"),
-        ("mine:1", "2.6.0+cu124", "12.4", "8.0", "5.0"),  # the variable is about what was compiled in that image
+        ("pytorch/pytorch:2.11.0-cuda12.8-cudnn9-devel", "", "", "", "7.5+PTX"),
+        ("docker.io/pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime", "", "", "", "7.0+PTX"),
+        ("pytorch/pytorch:2.11.0-cuda12.6-cudnn9-runtime", "", "", "", TO_HOPPER),
+        ("mine:1", "2.9.0+cu130", "13.0", "", "7.5+PTX"),
+        ("mine:1", "2.6.0+cu124", "12.4", "8.0", TO_HOPPER),  # the variable is about what was compiled in that image
+        ("mine:1", "2.11.0+cu126", "12.8", "", TO_HOPPER),  # a wheel has its own CUDA
+        ("mine:1", "2.7.1+cu128", "12.4", "", "7.5+PTX"),
+        ("mine:1", "2.1.0", "11.8", "", "3.7+PTX"),
+        ("mine:1", "2.6.0a0+ecf3bae40a.nv25.01", "12.8", "9.0", "7.5+PTX"),  # built on NVIDIA's
         ("mine:1", "2.10.0+cpu", "", "8.0", ""),
-        ("mine:1", "2.13.0a0+9186a08", "13.3", "7.5 8.0 8.6 9.0 10.0 12.0+PTX", "7.5"),  # built on NVIDIA's
-        ("mine:1", "2.1.0a0+32f93b1", "12.2.2", "5.2 6.0 6.1 7.0 7.2 7.5 8.0 8.6 8.7 9.0+PTX", "5.2"),
-        ("mine:1", "2.1.0a0+32f93b1", "12.2.2", "native", ""),
+        ("mine:1", "2.13.0a0+9186a08", "13.3", "7.5 8.0 8.6 9.0 10.0 12.0+PTX", "7.5 8.0 8.6 9.0 10.0 12.0+PTX"),
+        ("mine:1", "2.1.0a0+32f93b1", "12.2.2", "native", "native"),
         ("mine:1", "", "", "8.0", ""),  # which torch it has is not known yet
     ],
 )
-def test_the_oldest_gpu_of_an_image(image: str, torch: str, version: str, variable: str, least: str) -> None:
-    assert capability.oldest(image, torch, version, variable) == least
+def test_the_code_in_an_image(image: str, torch: str, version: str, variable: str, listed: str) -> None:
+    assert capability.code(image, torch, version, variable) == listed
+
+
+EVERY = ["3.7", "5.2", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "lacking"),
+    [
+        ("7.5+PTX", ["3.7", "5.2", "6.1", "7.0"]),
+        (TO_HOPPER, ["3.7", "10.0", "10.3", "12.0", "12.1"]),
+        ("8.0;8.6;9.0a", ["3.7", "5.2", "6.1", "7.0", "7.5", "10.0", "10.3", "12.0", "12.1"]),
+        ("9.0a", [each for each in EVERY if each != "9.0"]),
+        ("10.0a 12.0f", [each for each in EVERY if each not in ("10.0", "12.0", "12.1")]),
+        ("10.0, 12.0", EVERY[:-4]),
+        ("8.0+PTX;9.0a", ["3.7", "5.2", "6.1", "7.0", "7.5"]),
+        ("Volta;8.0", []),  # names of architectures are not read
+        ("native", []),
+        (" ; ", []),
+        ("", []),
+    ],
+)
+def test_the_gpus_that_run_code_for_a_list(listed: str, lacking: list[str]) -> None:
+    assert [each for each in EVERY if not capability.runs(each, listed)] == lacking
+    assert capability.runs("", listed)
+    assert capability.runs("[N/A]", listed)
 
 
 @given(*[st.text(max_size=30) for _ in range(4)])
 def test_any_text_is_an_image(image: str, torch: str, version: str, variable: str) -> None:
-    least = capability.oldest(f"{NGC}:{image}", torch, version, variable)
-    assert capability.older("7.0", least) in (True, False)
+    assert capability.runs("7.0", capability.code(f"{NGC}:{image}", torch, version, variable)) in (True, False)
+    assert capability.runs("7.0", variable) in (True, False)
     assert isinstance(cuda.verdict(machine(("x", torch)), version, image, torch, variable).runs, bool)
 
 
@@ -68,7 +98,7 @@ def test_a_volta_gpu_is_refused_with_the_last_image_that_has_code_for_it() -> No
         cuda.check([machine(T4, V100)], cuda.of_name(f"{NGC}:26.09-py3"), f"{NGC}:26.09-py3")
     assert refusal.value.exit_code == 3
     told = str(refusal.value)
-    assert "node gpu-0: GPU 1, Tesla V100-SXM2-32GB (compute capability 7.0), is older than those for which" in told
+    assert "node gpu-0: GPU 1, Tesla V100-SXM2-32GB (compute capability 7.0), is none of those for which" in told
     assert f"image {NGC}:26.09-py3 has code: 7.5 and newer" in told
     last = max(each.tag for each in versions.releases() if each.tag < "25.01" and each.cuda)
     assert f"use {NGC}:{last}, the newest NVIDIA image for this GPU and driver" in told
@@ -84,6 +114,21 @@ def test_the_image_that_is_named_also_fits_the_driver() -> None:
     found = cuda.verdict(machine(V100, driver="535.104.05", newest="12.2"), "13.0", "mine:1")
     assert "25.0" not in found.fix
     assert f"use {NGC}:24." in found.fix
+
+
+def test_a_gpu_that_is_newer_than_a_wheel_is_refused() -> None:
+    """pytorch issue 167244: a published wheel for CUDA 12.4 and an RTX 5090."""
+    name = "pytorch/pytorch:2.6.0-cuda12.4-cudnn9-runtime"
+    for image, torch in ((name, ""), ("mine:1", "2.6.0+cu124")):
+        found = cuda.verdict(machine(RTX_5090, driver="570.86.10", newest="12.8"), "12.8", image, torch)
+        assert not found.runs
+        assert found.what.endswith(f"is none of those for which image {image} has code: {TO_HOPPER}")
+        chosen = next(each for each in versions.releases() if f"{each.tag}, the newest" in found.fix)
+        assert version_numbers(chosen.cuda)[:2] in ((12, 8), (12, 9))
+    own = cuda.verdict(machine(RTX_5090), "12.4", "", "2.6.0+cu124")
+    assert own.fix == "install a torch for CUDA 12.8 or newer: pytorch.org/get-started"
+    for capable in (RTX_5090, ("NVIDIA GB10", "12.1"), ("NVIDIA B300", "10.3")):
+        assert cuda.verdict(machine(capable), "12.4", "mine:1", "2.8.0+cu128").runs
 
 
 def test_an_own_torch_is_replaced_not_an_image() -> None:
