@@ -89,7 +89,7 @@ def forecasts(names: Sequence[str], measures: Sequence[Measure], work: TrainingS
     names: the nodes by rank. The links are those of the ring in the order of the ranks.
     """
     speeds = {(each.node, each.to): each.value for each in measures if each.kind == BANDWIDTH and each.value > 0}
-    latencies = [each.value * 1e-6 for each in measures if each.kind == LATENCY]
+    latencies = [each.value * 1e-6 for each in measures if each.kind == LATENCY and each.value >= 0]
     latency = median(latencies) if latencies else 0.0
     found = []
     for nodes in sorted({len(names), *(1 << power for power in range(1, len(names).bit_length()))} - {0, 1}):
@@ -123,7 +123,8 @@ def work_of(
     measures: Sequence[Measure], gradients: float | None, alone: float | None, workers: int
 ) -> TrainingStep | None:
     """Return a step as given, else as measured of the trainer's model: that of the slowest node. None: unknown."""
-    seen = {kind: max((each.value for each in measures if each.kind == kind), default=None) for kind in TRAINED}
+    known = [each for each in measures if each.value > 0]
+    seen = {kind: max((each.value for each in known if each.kind == kind), default=None) for kind in TRAINED}
     size = gradients if gradients is not None else seen[GRADIENTS]
     if size is None:
         return None
@@ -141,13 +142,13 @@ def lines(found: Sequence[Forecast], work: TrainingStep) -> Iterator[str]:
         return
     own = seconds_text(work.alone)
     if found:
-        speeds = [f"{each.nodes} nodes: {each.speed:.1f}x{' of one' * (each is found[0])}" for each in found]
+        speeds = [f"{each.nodes} nodes: {_times(each.speed)}{' of one' * (each is found[0])}" for each in found]
         yield f"{'; '.join(speeds)} ({size} of gradients, steps of {own} on one node)"
     for each in found[-1:]:
         if each.speed is None or each.speed >= WORTH * each.nodes:
             continue
-        verdict = "slower than one machine" if each.speed < 1 else f"{each.speed:.1f}x of one machine"
-        more = f"accumulate {each.passes} steps ({each.accumulated:.1f}x), or " if each.passes else ""
+        verdict = "slower than one machine" if each.speed < 1 else f"{_times(each.speed)} of one machine"
+        more = f"accumulate {each.passes} steps ({_times(each.accumulated)}), or " if each.passes else ""
         yield f"{_needs(each, size)}, the step itself {own}: {verdict} -> {more}a faster link"
 
 
@@ -158,9 +159,13 @@ def _needs(each: Forecast, size: str) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Return `9.2 s`, `0.31 s`, `12 ms`."""
-    if seconds < 0.1:
+    if seconds < 0.0995:  # two digits, not 1e+02
         return f"{seconds * 1000:.2g} ms"
-    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
+    return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"
+
+
+def _times(speed: float | None) -> str:
+    return "<0.1x" if (speed or 0) < 0.05 else f"{speed:.1f}x"
 
 
 def gradient_bytes(text: str) -> float:

@@ -50,6 +50,7 @@ def options(
         typer.Option(
             metavar="SECONDS",
             min=0.0001,
+            max=86400,
             help="With --bench: time of a step on one node; default: the trainer's model.",
         ),
     ] = None,

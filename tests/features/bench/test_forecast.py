@@ -117,6 +117,37 @@ def test_what_is_given_is_used_before_what_was_measured() -> None:
     assert forecast.work_of([], None, 1.0, 8) is None
 
 
+def test_what_cannot_be_is_no_measure() -> None:
+    nothing = [Measure("gpu-a", kind, "", 0.0, "") for kind in ("gradients", "step", "passes")]
+    assert forecast.work_of(nothing, None, None, 8) is None  # a model that is not trained
+    assert forecast.work_of(nothing, 1e6, None, 8) == TrainingStep(1e6, None, 1, 8)
+    work = TrainingStep(RESNET50, 0.3)
+    assert forecasts(NAMES[:2], links(0), work) == ()
+    assert forecasts(NAMES[:2], links(float("nan")), work) == ()
+    lost = Measure("gpu-a", "latency", "", float("nan"), "us", to="gpu-b")
+    assert text(2, [*links(10), lost], work) == text(2, links(10), work)
+
+
+def test_a_link_that_was_not_measured_is_left_out() -> None:
+    known = [each for each in links(10) if (each.node, each.to) in (("gpu-b", "gpu-c"), ("gpu-c", "gpu-a"))]
+    (line,) = text(3, known, TrainingStep(RESNET50, 0.3))  # nothing is known of the first two nodes alone
+    assert line.startswith("3 nodes: 2.8x of one (")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(1e-5, "0.01 ms"), (0.0994, "99 ms"), (0.0999, "0.1 s"), (9.96, "10 s"), (99.4, "99 s"), (99.9, "100 s")],
+)
+def test_times_have_two_digits(seconds: float, shown: str) -> None:
+    assert forecast.seconds_text(seconds) == shown
+
+
+def test_a_hopeless_link_is_not_nothing() -> None:
+    slow = text(2, links(0.001), TrainingStep(1e12, 0.3))
+    assert slow[0].startswith("2 nodes: <0.1x of one (1 TB of gradients")
+    assert slow[1].endswith("slower than one machine -> a faster link")
+
+
 @pytest.mark.parametrize(
     ("written", "size"), [("102M", 102e6), ("1.5 GB", 1.5e9), ("400k", 4e5), ("4096", 4096), ("1gb", 1e9)]
 )
@@ -135,6 +166,7 @@ def test_other_texts_are_no_sizes(written: str) -> None:
     [
         (["--gradients", "102M"], "--gradients: needs --bench"),
         (["--step", "1"], "--step: needs --bench"),
+        (["--bench", "--step", "inf"], "for '--step'"),
         (["--bench", "--gradients", "lots"], "--gradients: expected a size such as 102M or 1.5G, not lots"),
     ],
 )
