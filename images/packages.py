@@ -6,7 +6,7 @@
 
 A package that was compiled for another torch installs without a word and fails here. Every import is a process of its
 own, because it may crash. The result is one line with MARK and a JSON object: imports (error by package, "" if it
-works), unknown (requirements without the name of an installed package), conflicts (lines of `pip check`).
+works), unknown (requirements of which no module to import is known), conflicts (lines of `pip check`).
 """
 
 import json
@@ -22,7 +22,7 @@ IMPORT = "import importlib, sys; importlib.import_module(sys.argv[1])"
 
 
 def modules(package):
-    """Return the names that a package installs at the top of the import path; None if it is not installed."""
+    """Return the names that a package installs at the top of the import path, as far as they are known."""
     try:
         from importlib.metadata import PackageNotFoundError, distribution
     except ImportError:  # before Python 3.8
@@ -30,7 +30,7 @@ def modules(package):
     try:
         files = distribution(package).files or ()
     except PackageNotFoundError:
-        return None
+        return []
     found = set()
     for path in files:
         parts = str(path).split("/")
@@ -75,8 +75,8 @@ def main():
     imports, unknown = {}, []
     for requirement in sys.argv[2:]:
         found = NAME.match(requirement)
-        own = modules(found.group(1)) if found else None
-        if own is None:
+        own = modules(found.group(1)) if found else []
+        if not own:  # a URL, a package in a namespace (nvidia.dali), one without a list of its files
             unknown.append(requirement)
             continue
         errors = [error for error in map(error_of, own) if error]

@@ -58,7 +58,7 @@ def faults(found: Mapping[str, Any], *, gpu: bool) -> list[str]:
 def notes(found: Mapping[str, Any], known: set[str], *, gpu: bool) -> Iterator[str]:
     """Yield what was not checked, and the conflicts that the packages brought. known: those of the base."""
     for requirement in found.get("unknown", ()):
-        yield f"package {requirement} was not imported, as its name is not known"
+        yield f"package {requirement} was not imported, as the name of its module is not known"
     errors: Mapping[str, str] = found.get("imports") or {}
     for name, error in errors.items():
         if error and not gpu and NEEDS_A_GPU.search(error):

@@ -44,8 +44,10 @@ def test_each_package_is_imported_by_the_names_that_it_installs(tmp_path: Path) 
     installed(tmp_path, "works", works="x = 1")
     installed(tmp_path, "crashes", crashes="import os; os.abort()")
     installed(tmp_path, "leaves", leaves="raise SystemExit(3)")
+    installed(tmp_path, "nvidia-dali-cuda120")  # its modules are in a namespace
     found = examined(
-        tmp_path, "flash-attn==2.6.3", "works[extra] >= 1 ; python_version > '3'", "crashes", "leaves", "absent",
+        tmp_path, "flash-attn==2.6.3", "nvidia-dali-cuda120",
+        "works[extra] >= 1 ; python_version > '3'", "crashes", "leaves", "absent",
         "git+https://example.org/x.git",
     )  # fmt: skip
     assert found["imports"] == {
@@ -54,7 +56,7 @@ def test_each_package_is_imported_by_the_names_that_it_installs(tmp_path: Path) 
         "crashes": "import crashes crashed with signal 6",
         "leaves": "import leaves: exit code 3",
     }
-    assert found["unknown"] == ["absent", "git+https://example.org/x.git"]
+    assert found["unknown"] == ["nvidia-dali-cuda120", "absent", "git+https://example.org/x.git"]
     assert any("flash-attn 1.0 requires surely-no-such-package-0" in line for line in found["conflicts"])
 
 
@@ -75,7 +77,7 @@ def test_what_needs_a_gpu_is_a_fault_only_if_there_was_one(gpu: bool) -> None:
     assert faults[0].startswith("package flash-attn cannot be imported: import flash_attn: ImportError: ")
     assert ["transformer-engine" in fault for fault in faults[1:]] == [True] * gpu
     assert ("package transformer-engine was not checked" in " ".join(notes)) is not gpu
-    assert "package git+https://example.org/x.git was not imported, as its name is not known" in notes
+    assert "package git+https://example.org/x.git was not imported, as the name of its module is not known" in notes
     assert [note for note in notes if note.startswith("pip check: ")] == [f"pip check: {REPORT['conflicts'][1]}"]
 
 
