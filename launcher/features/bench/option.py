@@ -102,15 +102,16 @@ def _show(examined: BenchResult, console: Console) -> None:
         console.print(f"{sign} {escape(finding.line)}")
     if examined.nodes and not examined.findings:
         console.print("no part is slower than comparable parts")
-    for line in _forecast(examined):
+    for line in forecast_lines(examined):
         console.print(escape(line))
 
 
-def _forecast(examined: BenchResult) -> Iterator[str]:
+def forecast_lines(examined: BenchResult) -> Iterator[str]:
     """Yield what several nodes bring, if several were measured."""
     if len(examined.nodes) < 2:
-        return
-    if examined.work is None:
+        if examined.work is not None:
+            yield "no forecast: it needs the link between two nodes"
+    elif examined.work is None:
         yield "no forecast: --gradients SIZE says how many bytes a step sums, 4 for each trained parameter"
     elif not examined.forecast:
         yield "no forecast: no link was measured"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bench.forecast import TARGET, compare, limited
 from bench.forecast import links as measured_links
 from bench.forecast import step as measured_step
-from launcher.features.bench import forecast
+from launcher.features.bench import forecast, option
 from launcher.features.bench.forecast import (
     TrainingStep,
     buckets,
@@ -24,6 +24,7 @@ from launcher.features.bench.forecast import (
     step,
 )
 from launcher.features.bench.health.measures import Measure
+from launcher.features.bench.run import BenchResult
 from tests.e2e.cli import Cli, bed_job
 from tests.e2e.scene import Scene
 
@@ -106,6 +107,17 @@ def test_a_link_outside_the_ring_is_not_the_reason() -> None:
     assert found.bandwidth == 10
     assert forecasts(NAMES[:2], [], TrainingStep(RESNET50, 0.3)) == ()
     assert forecasts(NAMES[:1], links(10), TrainingStep(RESNET50, 0.3)) == ()
+
+
+def test_why_there_is_no_forecast() -> None:
+    def said(*nodes: str, work: TrainingStep | None = None) -> list[str]:
+        return list(option.forecast_lines(BenchResult(nodes, work=work)))
+
+    assert said("gpu-a") == []
+    assert said("gpu-a", work=TrainingStep(1e6)) == ["no forecast: it needs the link between two nodes"]
+    assert said("gpu-a", "gpu-b", work=TrainingStep(1e6)) == ["no forecast: no link was measured"]
+    (line,) = said("gpu-a", "gpu-b")
+    assert line.startswith("no forecast: --gradients SIZE says")
 
 
 def test_what_is_given_is_used_before_what_was_measured() -> None:
