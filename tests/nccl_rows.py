@@ -84,7 +84,7 @@ NCCL INFO NET/IB : No device found
 <cluster_name>:922:1158 [3] NCCL INFO misc/socket.cc:567 -> 2
 """,
         "TCP, although mlx5_0, mlx5_3 are active: NCCL sees no RDMA device with an active port "
-        "-> the container needs /dev/infiniband, the image ibverbs-providers; see `launcher doctor JOB`",
+        "-> the container needs /dev/infiniband, the image ibverbs-providers (EFA: aws-ofi-nccl); see `launcher doctor JOB`",
         Wires(active=("mlx5_3", "mlx5_0")),
     ),
     "InfiniBand switched off": Row(

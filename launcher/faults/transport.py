@@ -148,7 +148,7 @@ def _reason(text: str) -> Cause | None:
         return None
     if chosen := _HCA.search(text):
         return Cause(f"NCCL sees no active port among NCCL_IB_HCA={chosen[1]}", f"correct it; {_DOCTOR}")
-    fix = f"the container needs /dev/infiniband, the image ibverbs-providers; {_DOCTOR}"
+    fix = f"the container needs /dev/infiniband, the image ibverbs-providers (EFA: aws-ofi-nccl); {_DOCTOR}"
     return Cause("NCCL sees no RDMA device with an active port", fix)
 
 

@@ -13,7 +13,7 @@ _LINE = re.compile(r"^\./([\w.-]{1,64})/(?:ports/(\d{1,3})/)?([a-z_]+)(?:/(\w+))
 _RATE = re.compile(r"(\d{1,5}(?:\.\d)?) Gb/sec(?: \((\d{1,2})X(?: (\w{2,6}))?\))?", re.ASCII)
 _IPV4 = re.compile(r"0000:0000:0000:0000:0000:ffff:([0-9a-f]{4}):([0-9a-f]{4})", re.ASCII)
 _INTERFACE = re.compile(r"[\w.@-]{1,15}", re.ASCII)
-_MELLANOX = "0x15b3"  # PCI vendor, of NVIDIA's ConnectX and BlueField too
+_MELLANOX, _AMAZON = "0x15b3", "0x1d0f"  # PCI vendors: of NVIDIA's ConnectX and BlueField too; of EFA
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Port:
     lanes: int = 0
     speed: str = ""  # "EDR", "NDR"; "" for SDR
     ethernet: bool = False  # RoCE
-    rdma: bool = True  # False for iWARP and similar, which have no RoCE GID table
+    rdma: bool = True  # InfiniBand or RoCE; False for iWARP, EFA and similar
     card: str = ""  # identifies the card: equal for all of its ports
     gids: tuple[str, ...] | None = None  # types of its GIDs: "IB/RoCE v1", "RoCE v2"; None: not reported by the kernel
     table: tuple[Gid, ...] = ()  # its GIDs, if their types are reported
@@ -53,6 +53,10 @@ class Port:
     @property
     def connectx(self) -> bool:
         return self.vendor == _MELLANOX
+
+    @property
+    def efa(self) -> bool:
+        return self.vendor == _AMAZON
 
     @property
     def addresses(self) -> tuple[Gid, ...]:

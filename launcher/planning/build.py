@@ -60,7 +60,7 @@ def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, cr
             processes=len(own),
             container=containers.container(context, entry, node, rank, mine, own),
             speed=next((i.speed / 1000 for i in node.interfaces if i.name == rendezvous.interfaces[rank]), 0.0),
-            rdma=tuple(dict.fromkeys(port.device for port in node.rdma if port.active and port.rdma)),
+            rdma=tuple(dict.fromkeys(port.device for port in node.rdma if port.active and (port.rdma or port.efa))),
         )
         for rank, (entry, node, mine, own) in enumerate(zip(job.machines, facts, uuids, ranks, strict=True))
     )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from launcher.faults.transport import shortened
 from launcher.model.facts import NodeFacts
 from launcher.model.rdma import Port
 from launcher.planning.checks import Check, Level
@@ -60,7 +61,7 @@ def _settings(node: NodeFacts, usable: Sequence[Port], torch: str, ethernet: boo
     if left := [_named(port) for port in _active(node) if port not in wanted]:
         value = "=" + ",".join(map(_named, wanted))
         kind = "RoCE with an address" if ethernet else "InfiniBand"
-        yield Setting("NCCL_IB_HCA", value, f"not {', '.join(left)}: NCCL would use it too, and all nodes have {kind}")
+        yield Setting("NCCL_IB_HCA", value, f"not {shortened(left)}: NCCL would use it too, and all nodes have {kind}")
     version = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
     old = version is not None and (int(version[1]), int(version[2])) < _FINDS_ADDRESSES
     common = set.intersection(*({gid.index for gid in port.addresses} for port in wanted))

@@ -117,7 +117,9 @@ def test_virtual_functions_are_no_twins_and_are_not_used(tmp_path: Path) -> None
     assert [port.device for port in facts.rdma if not port.virtual] == ["mlx5_0"]
     assert all(port.connectx for port in facts.rdma)
     assert [*of_node(facts)] == []
-    assert settings(facts, facts) == [{"NCCL_IB_HCA": "=mlx5_0:1"}] * 2
+    [[chosen], _] = choose([facts, facts], "2.14.1")
+    assert (chosen.name, chosen.value) == ("NCCL_IB_HCA", "=mlx5_0:1")
+    assert chosen.why.startswith("not mlx5_1:1, mlx5_10:1, mlx5_100:1, mlx5_101:1 and 195 more: NCCL would")
 
 
 @pytest.mark.parametrize("module", ["nvidia_peermem", "nv_peer_mem"])
@@ -126,6 +128,15 @@ def test_both_modules_for_gpudirect_are_known(module: str, tmp_path: Path) -> No
     text = script().replace("/sys/module/", f"{tmp_path}/").replace("/proc/driver/nvidia/version", "/nonexistent")
     done = subprocess.run(["sh", "-c", text], capture_output=True, check=True, timeout=60)
     assert parse(done.stdout).node.gpudirect
+
+
+def test_amazons_cards_are_named_in_the_plan_but_not_chosen(tmp_path: Path) -> None:
+    more = card("rdmap16s27", "Unspecified").replace("0x15b3", "0x1d0f").replace("1: CA", "7: <unknown>")
+    facts = [replace(having("none", rank=rank), rdma=read(tmp_path, "none", more=more).rdma) for rank in range(2)]
+    assert [*of_node(facts[0])] == []
+    plan = planned(job(2), facts, CASES["docker_2_nodes_gpus"][2])
+    assert [each.rdma for each in plan.nodes] == [("rdmap16s27",)] * 2
+    assert "NCCL_IB_HCA" not in plan.nodes[0].container.env
 
 
 def test_the_speed_of_an_interface(tmp_path: Path) -> None:
