@@ -10,7 +10,17 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainVali
 
 from launcher.job import scalars
 from launcher.job.problems import BadValueError, LocatedError, Path, show
-from launcher.job.scalars import AmbiguousBool, Args, ArgValue, Gpus, parse_path, parse_text, whole
+from launcher.job.scalars import (
+    AmbiguousBool,
+    Args,
+    ArgValue,
+    Gpus,
+    is_url,
+    parse_path,
+    parse_text,
+    require_data_url,
+    whole,
+)
 from launcher.model.checked import NODE_NAME
 from launcher.model.container import DataSet, Mount
 
@@ -63,7 +73,9 @@ def parse_data(value: Any) -> tuple[DataSet, ...]:
 
 def _from(value: Any) -> str:
     if not isinstance(value, str) or not value or not value.isprintable():
-        raise BadValueError(f"expected host:/path, or a path on this machine, not {show(value)}")
+        raise BadValueError(f"expected host:/path, a URL, or a path on this machine, not {show(value)}")
+    if is_url(value):
+        return require_data_url(str(value))
     host, colon, path = value.partition(":")
     if colon and "/" not in host and not path.startswith(("/", "~/")):
         raise BadValueError(f"expected an absolute path after the host, such as {host}:/data, not {show(value)}")
@@ -195,7 +207,8 @@ _SOURCE_AND_TARGET = {
     "type": "object",
     "properties": {
         "from": {
-            "description": "A file or folder: `host:/path` on a node, or a path on this machine.",
+            "description": "A file or folder: `host:/path` on a node, a path on this machine, or a URL "
+            "(`s3://`, `https://`, `hf://`), which is downloaded once.",
             "type": "string",
             "minLength": 1,
         },

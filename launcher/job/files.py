@@ -59,7 +59,7 @@ def secret_files(job: Job, cwd: Path) -> list[Path]:
 
 
 def is_here(source: str) -> bool:
-    """Return whether a data set's source is on this machine, not `host:/path`."""
+    """Return whether a data set's source is on this machine, not `host:/path` or a URL."""
     host, colon, _ = source.partition(":")
     return not colon or "/" in host
 

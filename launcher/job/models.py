@@ -112,8 +112,12 @@ class Job(Part):
     data: fields.DataSets = Field(
         default=(),
         description="Data sets that every node gets, verified, before the run starts; read-only in the containers. "
-        "The node that has the source uses it in place, the others get a copy that later runs share.",
-        examples=[{"imagenet": {"from": "gpu-a:/data/imagenet.pack", "at": "/data/imagenet.pack"}}],
+        "The node that has the source uses it in place, the others get a copy that later runs share. A URL is "
+        "downloaded by one node, with the job's `env` and `secrets`.",
+        examples=[
+            {"imagenet": {"from": "gpu-a:/data/imagenet.pack", "at": "/data/imagenet.pack"}},
+            {"imagenet": {"from": "s3://bucket/imagenet.pack", "at": "/data/imagenet.pack"}},
+        ],
     )
     env: fields.Env = Field(
         default={},

@@ -55,6 +55,30 @@ _AMBIGUOUS = ("yes", "no", "on", "off")
 LONGEST_PASSED = 131_072  # bytes of one argument, or of one variable: MAX_ARG_STRLEN of Linux, execve(2)
 TOO_LONG = f"the {LONGEST_PASSED:,} that Linux allows in one variable or argument; pass a file to the program instead"
 _LONGEST_NUMBER = 64  # characters; longer ones are text (Python itself refuses to parse thousands of digits)
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#]*)[^#]*")
+_SIGNED = re.compile(r"[?&](x-amz-signature|x-goog-signature|signature|sig|token|access_token)=", re.IGNORECASE)
+
+
+def is_url(text: str) -> bool:
+    return "://" in text
+
+
+def require_data_url(text: str) -> str:
+    """Return a URL of data. Raises BadValueError for one with credentials, as it is written to records and labels."""
+    found = _URL.fullmatch(text)
+    if found is None or "::" in text:
+        raise BadValueError(
+            f"expected KIND://PLACE/NAME in lower case, such as s3://bucket/imagenet.tar, not {show(text)}"
+        )
+    if found[1] in ("file", "local", "memory"):
+        raise BadValueError(f"{found[1]}:// is no store: give the path, or host:/path")
+    if not found[2]:
+        raise BadValueError(f"{show(text)} names no server or bucket")
+    user, at, _ = found[2].rpartition("@")  # of Azure: CONTAINER@ACCOUNT
+    if (at and (":" in user or found[1] in ("http", "https"))) or _SIGNED.search(text):
+        what = "a URL with credentials would be in records and on the nodes: give them as `secrets` (data push: --env)"
+        raise BadValueError(what)
+    return text
 
 
 def resolve(text: str) -> str | int | float | bool | None:

@@ -21,6 +21,7 @@ from launcher.cli.long_work import LongWork
 from launcher.cli.terminal import Reporter
 from launcher.errors import DataFailed, LauncherError, NodesFailed, UsageError
 from launcher.features.data.distribution import DataNode, Distributed, distribute, with_image_of_copy
+from launcher.features.data.download import Variables
 from launcher.features.data.locations import Copy, copies, parse_source, remove, root_of, select
 from launcher.features.data.push import verify as verify_copy
 from launcher.image.image_locations import image_store
@@ -54,17 +55,26 @@ Which = Annotated[
 
 @data.command(cls=Command, name="push", short_help="Copy data to every node.")
 def push_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or folder, local or on a node: HOST:/PATH.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="File or folder, local or on a node, HOST:/PATH; or a URL.")
+    ],
     nodes: Nodes,
     image: Annotated[str, typer.Option("--image", help="Image on the nodes that has Python, to copy the data with.")],
     rehash: Annotated[
         bool, typer.Option("--rehash", help="Read the whole source again, also what has not changed by its times.")
     ] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", metavar="NAME", help="A variable of yours for the download of a URL: credentials, endpoint."
+        ),
+    ] = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Copy data to every node. The source sends one copy, which the nodes pass on;
-    only missing pieces are sent. The `data` key of a job does the same.
+    only missing pieces are sent. The `data` key of a job does the same. A URL is
+    downloaded by one of the nodes.
 
     If a node fails, the other nodes still receive the data. Run the command
     again to resume.
@@ -72,11 +82,16 @@ def push_(
     Example: launcher data push gpu-a:/data/pets --nodes gpu-a,gpu-b --image X
     """
     parsed = parse_source(source, Path.cwd())
+    if missing := [name for name in env or () if not os.environ.get(name)]:
+        raise UsageError("--env", f"{missing[0]} is not set in your environment", f"run: export {missing[0]}=VALUE")
+    variables = Variables(secrets={name: os.environ[name] for name in env or ()})
     with _connected(nodes, ssh_config) as fleet, LongWork() as work:
         found = run_all([partial(_node, engine, image) for engine in fleet.engines])
-        done = distribute(parsed, found, fleet.ssh_config, work.log, work.progress, rehash=rehash)
+        done = distribute(parsed, found, fleet.ssh_config, work.log, work.progress, rehash=rehash, variables=variables)
     if json:
         sizes = {"sent": done.delivered.sent, "received": done.delivered.received}
+        if parsed.url:
+            sizes["downloaded"] = vars(done.downloaded)
         typer.echo(json_.dumps({"content": done.delivered.content, **sizes, "paths": dict(done.paths)}, indent=2))
         return
     for line in _pushed(done):
@@ -84,6 +99,8 @@ def push_(
 
 
 def _pushed(done: Distributed) -> Iterator[str]:
+    if done.downloaded.by:
+        yield done.said()
     for node, path in done.paths.items():
         received = done.delivered.received.get(node)
         how = "already complete" if received == 0 else "used in place"

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from launcher.errors import DataFailed, NodesFailed
+from launcher.features.data.download import HERE, Downloaded, Variables, download
 from launcher.features.data.locations import DataSource, copies, copy_path, resolve_source, root_of, shared
 from launcher.features.data.push import Delivered, Endpoint, Sender, push
 from launcher.job.settings import read_settings
@@ -41,6 +44,19 @@ class Distributed:
 
     paths: Mapping[str, str]
     delivered: Delivered = field(default_factory=Delivered)
+    downloaded: Downloaded = field(default_factory=Downloaded)
+
+    def said(self) -> str:
+        """How the data came to the nodes; "" if it was there."""
+        received = {node: decimal(size) for node, size in self.delivered.received.items() if size}
+        if by := self.downloaded.by:
+            size = decimal(self.downloaded.size)
+            now = (
+                "" if self.downloaded.received == self.downloaded.size else f", {decimal(self.downloaded.received)} now"
+            )
+            to = f", copied to {len(received)} node{'s' * (len(received) > 1)}" if received else ""
+            return f"downloaded once by {by} ({size}{now}){to}"
+        return "copied " + ", ".join(f"{size} to {node}" for node, size in received.items()) if received else ""
 
 
 def distribute(
@@ -51,12 +67,19 @@ def distribute(
     on_progress: OnProgress,
     *,
     rehash: bool = False,
+    variables: Variables | None = None,
 ) -> Distributed:
     """Copy the data to every node that does not have the source. Raises NodesFailed with all nodes that failed.
 
-    rehash: use no known hashes of the source.
+    rehash: use no known hashes of the source. variables: of the download, if the source is a URL.
     """
-    settings = read_settings(os.environ)
+    settings, downloaded = read_settings(os.environ), Downloaded()
+    if source.url:
+        found = run_all([partial(root_of, node.engine, settings) for node in nodes])
+        ends = [node.endpoint(root) for node, root in zip(nodes, found, strict=True)]
+        source, downloaded = download(source, ends, variables or Variables(), log, on_progress)
+        if downloaded.by == HERE:
+            log(f"the download stays on {HERE}, until you remove it: {source.path}")
     holders = [node for node in nodes if has_source(source, node.engine)]
     with ExitStack() as held:
         if source.host and not holders:
@@ -75,7 +98,7 @@ def distribute(
         paths = {node.engine.node: path for node in holders}
         targets = [node for node in nodes if node not in holders]
         if not targets:
-            return Distributed(paths)
+            return Distributed(paths, Delivered(source.content), downloaded)
         roots = run_all([partial(root_of, node.engine, settings) for node in targets])
         first = shared([node.engine for node in targets], roots)
         pairs = list(zip(targets, roots, strict=True))
@@ -86,11 +109,13 @@ def distribute(
             paths[node.engine.node] = copy_path(root, delivered.content, single)
     if delivered.failed:
         raise NodesFailed(list(delivered.failed.values()), of=len(nodes))
-    return Distributed(paths, delivered)
+    return Distributed(paths, delivered, downloaded)
 
 
 def has_source(source: DataSource, engine: Engine) -> bool:
-    """Whether this node has the source; it then uses the data in place."""
+    """Whether this node has the source; it then uses the data in place. A URL is on none before it is downloaded."""
+    if source.url and not source.path:
+        return False
     return source.host in (engine.host, engine.node) if source.host else engine.host == LOCAL
 
 

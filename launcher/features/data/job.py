@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rich.filesize import decimal
-
 from launcher.errors import LauncherError
 from launcher.features.data.distribution import DataNode, distribute, has_source
+from launcher.features.data.download import Variables
 from launcher.features.data.locations import Copy, copies, parse_source, root_of
+from launcher.job.files import read_secrets
 from launcher.job.models import Job
 from launcher.job.settings import read_settings
 from launcher.model.container import DataSet, Mount
@@ -38,11 +38,11 @@ def bring_data(
     ready = list(facts)
     for data in job.data:
         source = replace(parse_source(data.source, here), name=data.name)
-        distributed = distribute(source, nodes, fleet.ssh_config, log, on_progress)
-        received = {node: size for node, size in distributed.delivered.received.items() if size}
-        if received:
-            sizes = ", ".join(f"{decimal(size)} to {node}" for node, size in received.items())
-            log(f"data {data.name}: copied {sizes}")
+        secrets = read_secrets(job, here, os.environ) if source.url else {}
+        variables = Variables(job.env, secrets)
+        distributed = distribute(source, nodes, fleet.ssh_config, log, on_progress, variables=variables)
+        if said := distributed.said():
+            log(f"data {data.name}: {said}")
         ready = [
             replace(node, data=(*node.data, Mount(distributed.paths[engine.node], data.at, read_only=True)))
             for engine, node in zip(fleet.engines, ready, strict=True)

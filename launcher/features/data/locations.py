@@ -14,6 +14,8 @@ from pathlib import Path, PurePosixPath
 
 from launcher.errors import DataFailed, NodeUnfit, UsageError
 from launcher.faults import disk
+from launcher.job.problems import BadValueError
+from launcher.job.scalars import is_url, require_data_url
 from launcher.job.settings import Settings
 from launcher.model import checked
 from launcher.model.checked import OUTPUT_ROOT
@@ -74,16 +76,20 @@ mv -- "$2" "$gone" 2>/dev/null || [ ! -e "$2" ] || exit
 class DataSource:
     """The source of data. host: "" for this machine; path: absolute, or starting with ~ on another machine.
 
-    name: in the job's `data`; "" without a job.
+    name: in the job's `data`; "" without a job. url: from which it is downloaded; host and path are then those of the
+    copy, whose name is `content`, of the URL's state `state`.
     """
 
     host: str
     path: str
     name: str = ""
+    url: str = ""
+    state: str = ""
+    content: str = ""
 
     @property
     def label(self) -> str:
-        return f"{self.host or os.uname().nodename}:{self.path}"
+        return self.url or f"{self.host or os.uname().nodename}:{self.path}"
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class Copy:
     used: int  # seconds since the epoch, on the node's clock
     image: str
     called: str = ""  # its name in the `data` of the job that brought it
+    signature: str = ""  # of the state of its source
 
     @property
     def whole(self) -> bool:
@@ -110,9 +117,14 @@ class Copy:
 
 
 def parse_source(text: str, cwd: Path) -> DataSource:
-    """`host:/path`, or a path of this machine. Raises UsageError."""
+    """`host:/path`, a URL, or a path of this machine. Raises UsageError."""
     if not text:
-        raise UsageError("the data's source", "is empty", "give a file or a folder: PATH, or HOST:/PATH")
+        raise UsageError("the data's source", "is empty", "give a file or a folder: PATH, HOST:/PATH or a URL")
+    if is_url(text):
+        try:
+            return DataSource("", "", url=require_data_url(text))
+        except BadValueError as error:
+            raise UsageError("the data's URL", str(error)) from None
     host, colon, path = text.partition(":")
     if colon and host and "/" not in host:
         if not path.startswith(("/", "~/")):
@@ -196,6 +208,7 @@ def copies(engine: Engine, root: str) -> list[Copy]:
                     int(used),
                     str(parsed.get("image", ""))[:200],
                     str(parsed.get("name", ""))[:200],
+                    str(parsed.get("signature", ""))[:64],
                 )
             )
         except (ValueError, KeyError, TypeError, RecursionError):

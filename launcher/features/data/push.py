@@ -82,7 +82,8 @@ class Sender:
     def order(self) -> dict[str, Any]:
         root = ROOT if self.endpoint else str(cache_folder(os.environ) / "data")
         path = self._inside if self.endpoint else self.path
-        return {"role": "source", "path": path, "root": root, "label": self.source.label, "rehash": self.rehash}
+        order = {"role": "source", "path": path, "root": root, "label": self.source.label, "rehash": self.rehash}
+        return {**order, "content": self.source.content}
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def _round(origin: Sender, targets: Sequence[Endpoint], on_progress: OnProgress)
     orders = [{**origin.order(), "tls": keys[names[0]]}]
     orders += [
         {"role": "sink", "root": target.inside, "label": origin.source.label, "about": {**about, "image": target.image}}
-        | {"upstream": names[rank], "tls": keys[names[rank + 1]]}
+        | {"upstream": names[rank], "tls": keys[names[rank + 1]], "state": origin.source.state}
         for rank, target in enumerate(targets)
     ]
     nodes = [target.node for target in targets]

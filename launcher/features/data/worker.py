@@ -23,7 +23,7 @@ START_TIMEOUT = 120.0
 LIST_TIMEOUT = 3600.0  # seconds to list the files of a source: there may be millions on a slow disk
 _LONGEST = 1 << 20  # bytes of a message, which may name all damaged files
 _SCRIPTS = Path(__file__).with_name("container_scripts")
-_MODULES = ("data_tree", "data_store", "data_wire", "data_node")
+_MODULES = ("data_tree", "data_store", "data_wire", "data_fetch", "data_node")
 # The first line of stdin has the modules; data_node reads the rest
 _BOOT = """
 import json, sys, types
@@ -62,7 +62,8 @@ _KEYS: Mapping[str, Callable[[object], Any]] = {
     "end": lambda value: checked.text(value, "[a-z]{1,20}", "end of a transfer"),
     "why": lambda value: str(value)[:600],
     "where": lambda value: checked.text(value, "upstream|downstream", "neighbour"),
-    "content": _content,
+    **dict.fromkeys(("content", "state"), _content),
+    "single": lambda value: checked.text(value, "(?!\\.{1,2}$)[^/\0]{0,255}", "name of a file"),
     "port": _port,
     **dict.fromkeys(("done", "total", "received", "sent", "bytes", "files"), _bytes),
     "damaged": _names,
@@ -162,7 +163,10 @@ def failure(node: str, message: Mapping[str, Any]) -> DataFailed:
         "room": "free some space: launcher data rm, or set data_root in your settings file",
         "changed": "make sure that no program writes to the data, then try again: data already sent is kept",
         "lost": "open the ephemeral TCP ports between the nodes: firewall, security group",
+        "package": "install the package here, or in a job's image: image: {packages: [s3fs]}",
+        "denied": "give the download its credentials: `secrets` of the job, or data push --env NAME; see docs/data.md",
+        "unreachable": "check the URL, and the network of the nodes and of this machine",
     }
-    if "certificate" in why:
+    if "certificate" in why and message.get("end") == "lost":
         return DataFailed(node, why, "compare the clocks of the nodes and of this machine: date -u")
     return DataFailed(node, why, fixes.get(message.get("end", ""), ""))

@@ -1,4 +1,5 @@
-"""One node's part in copying a data set: reads the source, stores and forwards received data, or verifies a copy.
+"""One node's part in copying a data set: reads the source, stores and forwards received data, verifies a copy, or
+downloads one (data_fetch).
 
 The launcher starts this on every node of a transfer (worker.py), in a container of the job's image, or
 without one on its own machine. stdin: a line of JSON with the order, a second one with the neighbour to send to; this
@@ -21,17 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from launcher.features.data.container_scripts import data_fetch as fetch
     from launcher.features.data.container_scripts import data_store as store
     from launcher.features.data.container_scripts import data_tree as tree
     from launcher.features.data.container_scripts import data_wire as wire
 else:
+    import data_fetch as fetch
     import data_store as store
     import data_tree as tree
     import data_wire as wire
 
 REPORT = 0.5
 MOST_ENTRIES = 50_000_000
-SLACK = 64 << 20  # bytes to leave free on a disk
 _NUMBER = struct.Struct(">I")
 _out = threading.Lock()
 
@@ -103,7 +105,10 @@ class DataHolder:
         self.entries = tree.walk(self._root)
         self.pieces = tree.Pieces(self.entries)
         self._require_readable()
-        self.digests = bytearray(self.pieces.count * tree.DIGEST) if order.get("rehash") else self._known()
+        if order.get("content"):
+            self.digests = self._digests_of_copy(Path(order["root"]) / "copies" / order["content"])
+        else:
+            self.digests = bytearray(self.pieces.count * tree.DIGEST) if order.get("rehash") else self._known()
         self._files = store.StoredFiles(self._top(), self.pieces)
         progress.total = self.pieces.bytes
 
@@ -117,6 +122,13 @@ class DataHolder:
             path = os.path.join(self._top(), entry.path)
             if not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    def _digests_of_copy(self, folder: Path) -> bytearray:
+        """Return the hashes of a copy that is the source itself. Raises RefusedError if its files were changed."""
+        _, digests = tree.unpack((folder / "manifest").read_bytes())
+        if tree.content(self.entries, digests) != folder.name:
+            raise tree.RefusedError(f"its copy {folder.name[:12]} was changed; to repair it: launcher data verify")
+        return digests
 
     def _known(self) -> bytearray:
         digests = bytearray(self.pieces.count * tree.DIGEST)
@@ -194,31 +206,19 @@ class Sink:
         """Return the copy's content, "" if pieces are missing. Raises LostError, RefusedError, OSError."""
         self._down = self._progress.down = down
         entries, known = self._listing(up)
-        pieces, signature = tree.Pieces(entries), tree.signature(self._order["label"], entries)
+        pieces = tree.Pieces(entries)
+        signature = self._order.get("state") or tree.signature(self._order["label"], entries)
         if len(known) != pieces.count * tree.DIGEST:
             raise tree.RefusedError("the upstream node sent a wrong number of hashes")
         complete = all(store.at(known, number) != tree.UNKNOWN for number in range(pieces.count))
-        mine = self._copy(entries, signature, tree.content(entries, known) if complete else "")
+        content = tree.content(entries, known) if complete else ""
+        mine = store.opened(self._root, entries, signature, content, self._order["about"])
         self._forward(wire.START, b"")  # only now: two transfers get their locks in the order of the nodes
         if isinstance(mine, store.Partial):
             mine.adopt(known)
-            self._check_room(mine)
+            mine.require_room()
         self._relay(up, pieces, mine)
         return self._end(up, entries, mine)
-
-    def _copy(self, entries: list[tree.DataEntry], signature: str, content: str) -> store.Partial | store.Whole:
-        """Return the whole copy or, once no other process writes to it, the partial one. Raises BusyError."""
-        while True:
-            if found := store.whole(self._root, content, signature):
-                try:
-                    different = [bytes_differ for _, bytes_differ in store.differences(found, entries)]
-                except FileNotFoundError:
-                    continue  # another process has found a difference
-                if not different:
-                    return store.Whole(found, tree.Pieces(entries))
-                store.demote(found, None if any(different) else (), signature)
-            with contextlib.suppress(store.MovedError):
-                return store.Partial(self._root, signature, entries, self._order["about"])
 
     def _listing(self, up: wire.Link) -> tuple[list[tree.DataEntry], bytearray]:
         entries: list[tree.DataEntry] = []
@@ -239,11 +239,6 @@ class Sink:
     def _forward(self, kind: int, data: bytes) -> None:
         if self._down:
             self._down.send(kind, data)
-
-    def _check_room(self, partial: store.Partial) -> None:
-        needed, free = partial.missing_bytes(), partial.free_bytes()
-        if needed + SLACK > free:
-            raise NoRoomError(f"{_size(free)} free; {_size(needed)} and a reserve of {_size(SLACK)} are needed")
 
     def _relay(self, up: wire.Link, pieces: tree.Pieces, mine: store.Partial | store.Whole) -> None:
         """Process each piece in order: receive it if this node lacks it, forward it if a node downstream lacks it."""
@@ -294,14 +289,6 @@ class Sink:
         return content if mine.finish(bytes(digests)) == 0 else ""
 
 
-class NoRoomError(Exception):
-    """The disk of this node has too little space for the data."""
-
-
-def _size(number: int) -> str:
-    return f"{number >> 20:,} MiB" if number >= 1 << 20 else f"{number / 1000:.0f} kB"
-
-
 def _parsed(data: bytes) -> Any:
     try:
         return json.loads(data)
@@ -309,7 +296,18 @@ def _parsed(data: bytes) -> Any:
         raise tree.RefusedError("the list of files is invalid") from None
 
 
-def verify(order: dict[str, Any]) -> None:
+def download(order: dict[str, Any], progress: Heartbeat) -> None:
+    """Say what the URL names; download it once a second line of stdin has come."""
+    found = fetch.Download(order)
+    report(**found.listed())
+    if sys.stdin.readline():
+        watch_stdin()
+        content = found.run(progress)
+        report(**progress.counts())
+        report(end="whole", content=content)
+
+
+def verify(order: dict[str, Any], _: Heartbeat) -> None:
     """Read a whole copy. A damaged copy becomes a partial one."""
     folder = Path(order["root"]) / "copies" / order["content"]
     damaged = list(store.damages(folder))
@@ -357,14 +355,17 @@ def main() -> None:
     order = json.loads(sys.stdin.readline())
     progress = Heartbeat()
     try:
-        verify(order) if order["role"] == "verify" else copy(order, progress)
+        {"verify": verify, "fetch": download}.get(order["role"], copy)(order, progress)
     except wire.LostError as error:
         report(**progress.counts())
         report(end="lost", where=error.where, why=str(error))
+    except fetch.FetchError as error:
+        report(**progress.counts())
+        report(end=error.end, why=str(error))
     except (AgainError, store.BusyError) as error:
         report(**progress.counts())
         report(end="again", why=str(error))
-    except NoRoomError as error:
+    except store.NoRoomError as error:
         report(end="room", why=str(error))
     except ChangedError as error:
         report(**progress.counts())

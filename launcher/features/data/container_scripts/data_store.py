@@ -28,6 +28,7 @@ else:
 
 LOCK_TIMEOUT = 30, 60  # seconds without progress of the transfer that has the lock: two may wait for each other
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+SLACK = 64 << 20  # bytes to leave free on a disk
 _RECORD = struct.Struct(f">I{tree.DIGEST}s")
 
 
@@ -56,6 +57,10 @@ class MovedError(Exception):
 
 class BusyError(Exception):
     """Another transfer of the same data to this node makes no progress; the message is shown to the user."""
+
+
+class NoRoomError(Exception):
+    """The disk of this node has too little space for the data."""
 
 
 class StoredFiles:
@@ -110,7 +115,7 @@ class Whole:
     """A copy that has all pieces."""
 
     def __init__(self, folder: Path, pieces: tree.Pieces) -> None:
-        self._folder = folder
+        self._folder, self.content = folder, folder.name
         _, self._digests = tree.unpack((folder / "manifest").read_bytes())
         self.files = StoredFiles(os.fsencode(folder / "files"), pieces)
 
@@ -174,9 +179,12 @@ class Partial:
     def missing_bytes(self) -> int:
         return sum(size for number, _, _, size in self.pieces if not self.has(number))
 
-    def free_bytes(self) -> int:
+    def require_room(self) -> None:
+        """Raises NoRoomError."""
         found = os.statvfs(self.folder)
-        return found.f_bavail * found.f_frsize
+        needed, free = self.missing_bytes(), found.f_bavail * found.f_frsize
+        if needed + SLACK > free:
+            raise NoRoomError(f"{_size(free)} free; {_size(needed)} and a reserve of {_size(SLACK)} are needed")
 
     def put(self, number: int, index: int, offset: int, data: bytes) -> None:
         """Store a piece; a piece of zeros takes no disk space."""
@@ -269,7 +277,8 @@ class Partial:
         except OSError:
             if not target.exists():
                 raise
-            shutil.rmtree(self.folder)  # the same content, from another source
+            (self.folder / "about.json").replace(target / "about.json")  # the same content, from another source
+            shutil.rmtree(self.folder)
         else:
             (target / "journal").unlink()
         used(target)
@@ -362,6 +371,10 @@ def _written(folder: Path) -> tuple[int, int] | None:
     return None
 
 
+def _size(number: int) -> str:
+    return f"{number >> 20:,} MiB" if number >= 1 << 20 else f"{number / 1000:.0f} kB"
+
+
 def used(copy: Path) -> None:
     (copy / "used").touch()
 
@@ -375,6 +388,23 @@ def whole(root: Path, content: str, signature: str) -> Path | None:
             if not content and json.loads((folder / "about.json").read_text())["signature"] == signature:
                 return folder
     return None
+
+
+def opened(
+    root: Path, entries: list[tree.DataEntry], signature: str, content: str, about: dict[str, Any]
+) -> Partial | Whole:
+    """Return the whole copy or, once no other process writes to it, the partial one. Raises BusyError, OSError."""
+    while True:
+        if found := whole(root, content, signature):
+            try:
+                different = [bytes_differ for _, bytes_differ in differences(found, entries)]
+            except FileNotFoundError:
+                continue  # another process has found a difference
+            if not different:
+                return Whole(found, tree.Pieces(entries))
+            demote(found, None if any(different) else (), signature)
+        with contextlib.suppress(MovedError):
+            return Partial(root, signature, entries, about)
 
 
 def damages(folder: Path) -> Iterator[tuple[str, list[int]]]:
