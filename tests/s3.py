@@ -24,13 +24,14 @@ def refused(status: str, code: str, *headers: tuple[str, str]) -> Answer:
 class Store:
     """asked: method and path of all requests so far. fault: called before each; returns an answer in its place.
 
-    rate: bytes that it takes per second, 0 for any number.
+    rate: bytes that it takes per second, 0 for any number. sent: bytes of objects that it has sent so far.
     """
 
     url: str
     asked: list[tuple[str, str]] = field(default_factory=list)
     fault: Callable[[str, str], Answer | None] = lambda _method, _path: None
     rate: float = 0
+    sent: int = 0
 
     @property
     def variables(self) -> dict[str, str]:
@@ -64,8 +65,8 @@ class Store:
 
 
 @contextmanager
-def s3() -> Iterator[Store]:
-    """An empty store with one bucket."""
+def s3(address: str = "127.0.0.1") -> Iterator[Store]:
+    """An empty store with one bucket. address: of this machine, at which others may reach it."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
@@ -82,11 +83,16 @@ def s3() -> Iterator[Store]:
             start_response(given[0], given[1])
             return [given[2]]
         result: Iterable[bytes] = app(environ, start_response)
-        return result
+        return counted(result) if method == "GET" and path.count("/") > 1 else result
+
+    def counted(result: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in result:
+            store.sent += len(piece)
+            yield piece
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    server = make_server("127.0.0.1", 0, answer, threaded=True)
-    store = Store(f"http://127.0.0.1:{server.port}")
+    server = make_server(address, 0, answer, threaded=True)
+    store = Store(f"http://{address}:{server.port}")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

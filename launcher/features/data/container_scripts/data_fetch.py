@@ -99,13 +99,14 @@ class Download:
     def _list(self) -> dict[str, Remote]:
         """Return the files by their names in the copy."""
         self._files.invalidate_cache()
-        folder = self._url.endswith("/") or self._files.info(self._path)["type"] == "directory"
+        info = {"type": "directory"} if self._url.endswith("/") else self._files.info(self._path)
+        folder = info["type"] == "directory"
         web = self._kind in ("http", "https")
         if folder and web:
             raise FetchError("failed", "HTTP has no list of a folder: give the URL of a file")
         path = unquote(urlsplit(self._url).path) if web else self._path
         self._single = "" if folder else posixpath.basename(path)
-        infos = self._files.find(self._path, detail=True) if folder else {self._path: self._files.info(self._path)}
+        infos = self._files.find(self._path, detail=True) if folder else {self._path: info}
         found = {}
         for path, info in infos.items():
             if info.get("size") is None:

@@ -1,0 +1,380 @@
+"""Data of a URL, from a server that speaks S3 and HTTP: downloaded once, resumed, verified, refused with its reason."""
+
+from __future__ import annotations
+
+import fcntl
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import DataFailed, LauncherError, UsageError
+from launcher.features.data import container_scripts, worker
+from launcher.features.data.download import Downloaded, Variables, download
+from launcher.features.data.locations import DataSource, copies, parse_source, remove
+from launcher.features.data.push import Endpoint, Sender, push, verify
+from launcher.model.progress import no_progress
+from launcher.node.machine import LocalMachine
+from tests.features.data.test_push import HERE, target
+from tests.s3 import BUCKET, Answer, Store, refused, s3
+
+sys.path.insert(0, str(Path(container_scripts.__file__).parent))  # as its modules find one another on a node
+import data_fetch as fetch
+
+MIB = 1 << 20
+SIZE = 9 * MIB + 17
+FILE = f"s3://{BUCKET}/pets/images.tar"
+FOLDER = f"s3://{BUCKET}/pets/"
+SECRET = "a-secret-access-key-of-a-user"
+WITHOUT_PACKAGES = f'shift; exec {sys.executable} -S "$@"'
+WITHOUT_WAY_OUT = 'http_proxy=http://127.0.0.1:1 exec "$@"'
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with s3() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "launcher" / "data"
+
+
+def put(store: Store, name: str, seed: int = 0, size: int = SIZE) -> bytes:
+    body = random.Random(seed).randbytes(size)
+    store.client().put_object(Bucket=BUCKET, Key=name, Body=body, ACL="public-read")
+    return body
+
+
+def variables(store: Store) -> Variables:
+    return Variables(store.variables, {"AWS_SECRET_ACCESS_KEY": SECRET})
+
+
+def downloaded(url: str, store: Store, *nodes: Endpoint) -> tuple[DataSource, Downloaded, list[str]]:
+    messages: list[str] = []
+    source, done = download(parse_source(url, Path()), nodes, variables(store), messages.append, no_progress)
+    return source, done, messages
+
+
+def order(url: str, store: Store, root: Path, **secrets: str) -> dict[str, Any]:
+    about = {"source": url, "name": "", "image": ""}
+    return {"role": "fetch", "url": url, "root": str(root), "about": about, "env": store.variables, "secrets": secrets}
+
+
+def test_a_file_is_downloaded_once_and_only_again_after_it_was_changed(store: Store, tmp_path: Path) -> None:
+    body, node = put(store, "pets/images.tar"), target(tmp_path, "a")
+    source, done, _ = downloaded(FILE, store, node)
+    assert (source.host, Path(source.path).name, Path(source.path).read_bytes()) == ("a", "images.tar", body)
+    assert done == Downloaded("a", SIZE, SIZE)
+    assert store.sent == SIZE
+    again, done, messages = downloaded(FILE, store, node)
+    assert (again, done, messages, store.sent) == (source, Downloaded(), [], SIZE)
+    changed = put(store, "pets/images.tar", 1)
+    new, done, messages = downloaded(FILE, store, node)
+    assert (Path(new.path).read_bytes(), done.received) == (changed, SIZE)
+    assert messages == [f"{FILE} was changed after a got it: downloading it again"]
+    for copy in copies(node.engine, node.root):
+        assert (copy.source, copy.whole, verify(node, copy.name)) == (FILE, True, [])
+        remove(node.engine, node.root, copy)
+    assert copies(node.engine, node.root) == []
+
+
+def test_a_prefix_is_a_folder(store: Store, tmp_path: Path) -> None:
+    bodies = {name: put(store, f"pets/{name}", size=size) for name, size in (("a/b/c", 5), ("a/d", 0), ("e", 5 * MIB))}
+    store.client().put_object(Bucket=BUCKET, Key="pets/a/", Body=b"")  # stands for a folder
+    source, done, _ = downloaded(FOLDER, store, target(tmp_path, "a"))
+    found = Path(source.path)
+    assert {str(path.relative_to(found)): path.read_bytes() for path in found.rglob("*") if path.is_file()} == bodies
+    assert done.size == 5 * MIB + 5
+
+
+def test_web_servers(store: Store, tmp_path: Path) -> None:
+    body = put(store, "pets/images.tar")
+    source, done, _ = downloaded(f"{store.url}/{BUCKET}/pets/images.tar?version=1", store, target(tmp_path, "a"))
+    assert (Path(source.path).name, Path(source.path).read_bytes()) == ("images.tar", body)
+    assert done.received == SIZE
+
+
+@pytest.mark.ci
+def test_a_download_that_is_killed_at_any_moment_goes_on(store: Store, tmp_path: Path) -> None:
+    """Ten moments. What is fetched twice is at most what was requested at that moment."""
+    size = 48 * MIB
+    body = put(store, "pets/images.tar", size=size)
+    for moment in range(10):
+        store.sent, root = 0, tmp_path / str(moment)
+        first = worker.Worker("a", HERE.open(worker.local_argv()), order(FILE, store, root))
+        first.until("state")
+        first.send({})
+        while store.sent < size * moment // 10 or not store.sent:
+            first.report(0.001)
+        first._stream._process.kill()  # type: ignore[attr-defined]  # noqa: SLF001
+        first.close()
+        with closing(worker.Worker("a", HERE.open(worker.local_argv()), order(FILE, store, root))) as second:
+            second.until("state")
+            second.send({})
+            content = second.until("content")
+        assert (root / "copies" / content / "files" / "images.tar").read_bytes() == body
+        print(f"killed at {moment} of 10: {(store.sent - size) / MIB:.1f} MiB twice")
+        assert store.sent - size <= fetch.RANGE * fetch.REQUESTS
+
+
+def test_the_other_nodes_are_tried_and_this_machine_if_none_reaches_it(
+    store: Store, tmp_path: Path, cache: Path
+) -> None:
+    put(store, "pets/images.tar")
+    url = f"{store.url}/{BUCKET}/pets/images.tar"
+    cut_off = [target(tmp_path, name, WITHOUT_WAY_OUT) for name in "ab"]
+    source, done, messages = downloaded(url, store, cut_off[0], target(tmp_path, "c"))
+    assert (source.host, done.by) == ("c", "c")
+    assert messages[0].startswith(f"a does not reach {url} (no answer: ConnectionRefusedError")
+    source, done, messages = downloaded(url, store, *cut_off)
+    assert (source.host, done.by) == ("", "this machine")
+    assert messages[1].startswith(f"this machine downloads {url}, as no node reaches it: ")
+    assert Path(source.path).is_relative_to(cache)
+
+
+def test_without_the_package_in_the_image_this_machine_downloads_it(store: Store, tmp_path: Path, cache: Path) -> None:
+    """Nodes that have it then get it from there, and no download is needed for them."""
+    body = put(store, "pets/images.tar")
+    nodes = [target(tmp_path, name, WITHOUT_PACKAGES) for name in "ab"]
+    source, done, messages = downloaded(FILE, store, *nodes)
+    what = f"{FILE}, as the image on a cannot: s3:// needs s3fs: No module named 'fsspec'"
+    assert (done.by, messages) == ("this machine", [f"this machine downloads {what}"])
+    origin = Sender(source, LocalMachine("this machine", "me"), source.path, "images.tar", None)
+    delivered = push(origin, nodes, messages.append, no_progress)
+    assert (delivered.failed, delivered.content, store.sent) == ({}, source.content, SIZE)
+    for node in nodes:
+        (copy,) = copies(node.engine, node.root)
+        assert (copy.source, copy.signature) == (FILE, source.state)
+        assert (Path(node.root) / copy.folder / "files" / "images.tar").read_bytes() == body
+    elsewhere, done, _ = downloaded(FILE, store, target(tmp_path, "c"), nodes[1])
+    assert (elsewhere.host, done, store.sent) == ("b", Downloaded(), SIZE)
+
+
+def test_a_copy_that_was_changed_is_not_copied_on(store: Store, tmp_path: Path) -> None:
+    put(store, "pets/images.tar")
+    source, _, _ = downloaded(FILE, store, target(tmp_path, "a", WITHOUT_PACKAGES))
+    with Path(source.path).open("r+b") as file:
+        file.write(b"?")
+    origin = Sender(source, LocalMachine("this machine", "me"), source.path, "images.tar", None)
+    with pytest.raises(DataFailed, match=r"images\.tar was modified without a change of its size or mtime"):
+        push(origin, [target(tmp_path, "b")], print, no_progress)
+    with Path(source.path).open("ab") as file:
+        file.write(b"?")
+    with pytest.raises(DataFailed, match="was changed; to repair it: launcher data verify"):
+        push(origin, [target(tmp_path, "c")], print, no_progress)
+
+
+def test_only_damaged_pieces_of_a_copy_are_fetched_again(store: Store, tmp_path: Path) -> None:
+    body, node = put(store, "pets/images.tar"), target(tmp_path, "a")
+    source, _, _ = downloaded(FILE, store, node)
+    with Path(source.path).open("r+b") as file:
+        file.seek(5 * MIB)
+        file.write(b"??")
+    assert verify(node, source.content) == ["images.tar"]
+    repaired, done, _ = downloaded(FILE, store, node)
+    assert (repaired, done.received, Path(source.path).read_bytes()) == (source, MIB, body)
+
+
+def test_secrets_are_the_downloads_alone(store: Store, tmp_path: Path) -> None:
+    """Neither in its command line or first environment, nor in its files, nor in what it says."""
+    put(store, "pets/images.tar")
+    store.fault = lambda _, path: refused("403 Forbidden", f"Key {SECRET} is unknown") if path.count("/") > 1 else None
+    process = worker.Worker("a", HERE.open(worker.local_argv()), order(FILE, store, tmp_path, KEY=SECRET))
+    seen = Path(f"/proc/{process._stream._process.pid}")  # type: ignore[attr-defined]  # noqa: SLF001
+    assert SECRET.encode() not in (seen / "cmdline").read_bytes() + (seen / "environ").read_bytes()
+    with closing(process), pytest.raises(DataFailed) as error:
+        process.until("state")
+    assert SECRET not in str(error.value)
+    assert SECRET not in repr(variables(store))
+    assert subprocess.run(["grep", "-r", SECRET, tmp_path], check=False).returncode == 1
+
+
+FORBIDDEN = refused("403 Forbidden", "InvalidAccessKeyId")
+
+
+def test_wrong_credentials_are_said_with_where_they_come_from(store: Store, tmp_path: Path) -> None:
+    """And nothing is tried on another machine, or kept."""
+    put(store, "pets/images.tar")
+    store.fault = lambda _method, _path: FORBIDDEN
+    node = target(tmp_path, "a")
+    for url in (FILE, FOLDER, f"{store.url}/{BUCKET}/pets/images.tar"):
+        with pytest.raises(DataFailed, match=r"(?s)^a: .*: the store refuses: 403 .*`secrets` of the job") as error:
+            downloaded(url, store, node, target(tmp_path, f"b{len(url)}"))
+        assert url in str(error.value)
+    assert copies(node.engine, node.root) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (f"s3://{BUCKET}/nothing", "no such file or folder in the store"),
+        ("s3://no-bucket/nothing", "no such file or folder in the store"),
+        ("foo://place/name", "this machine: foo://place/name: foo:// needs fsspec and its package for such a store"),
+        ("http://127.0.0.1:1/x", "this machine: http://127.0.0.1:1/x: no answer"),
+        ("{web}/bucket/", "HTTP has no list of a folder: give the URL of a file"),
+        ("{web}/bucket/nothing", "no such file or folder in the store"),
+    ],
+)
+def test_what_cannot_be_downloaded_is_said(store: Store, tmp_path: Path, url: str, says: str) -> None:
+    with pytest.raises(LauncherError) as error:
+        downloaded(url.format(web=store.url), store, target(tmp_path, "a"))
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("https://me:password@host/x", "a URL with credentials would be in records"),
+        ("https://token@host/x", "a URL with credentials would be in records"),
+        ("https://host/x?a=1&X-Amz-Signature=abc", "a URL with credentials would be in records"),
+        ("file:///data/x", "file:// is no store"),
+        ("s3:///x", "names no server or bucket"),
+        ("zip://a::s3://b/c", "expected KIND://PLACE/NAME"),
+    ],
+)
+def test_refused_urls(url: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parse_source(url, Path())
+
+
+class Here:
+    """A download in this process, whose limits a test shortens."""
+
+    def __init__(self, url: str, store: Store, root: Path) -> None:
+        self._download = fetch.Download(order(url, store, root, AWS_SECRET_ACCESS_KEY=SECRET))
+        self._root, self.done, self.total, self.received = root, 0, 0, 0
+
+    def run(self) -> bytes:
+        name = str(self._download.listed()["single"])
+        return (self._root / "copies" / self._download.run(self) / "files" / name).read_bytes()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    """Also restores the variables that a download sets, and ends its locks, as the end of its process would."""
+    opened = fetch.store.opened
+
+    def unlocked(*arguments: Any) -> Any:
+        mine = opened(*arguments)
+        fcntl.flock(mine._lock, fcntl.LOCK_UN)  # noqa: SLF001
+        return mine
+
+    monkeypatch.setattr(fetch.store, "opened", unlocked)
+    monkeypatch.setattr(fetch, "PAUSE", 0.01)
+    monkeypatch.setattr(fetch, "SILENCE", 0.5)
+    for name, value in {**store.variables, "AWS_SECRET_ACCESS_KEY": SECRET}.items():
+        monkeypatch.setenv(name, value)
+
+
+def first(store: Store, answer: Callable[[], Answer | None], requests: int = 2) -> None:
+    """Let the store answer the first GETs of the object so."""
+    left = iter(range(requests))
+
+    def fault(method: str, path: str) -> Answer | None:
+        return answer() if method == "GET" and path.endswith(".tar") and next(left, None) is not None else None
+
+    store.fault = fault
+
+
+SHORT = ("206 Partial Content", [("Content-Length", "4194304"), ("Content-Range", "bytes 0-4194303/9437201")], b"short")
+URLS = pytest.mark.parametrize("url", [FILE, "{web}/bucket/pets/images.tar"], ids=["s3", "http"])
+
+
+@URLS
+@pytest.mark.parametrize(
+    "answer",
+    [SHORT, refused("429 Too Many Requests", "SlowDown", ("Retry-After", "1")), refused("503 Busy", "SlowDown")],
+    ids=["cut", "429", "503"],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_request_is_tried_again(store: Store, tmp_path: Path, url: str, answer: Answer) -> None:
+    body = put(store, "pets/images.tar")
+    first(store, lambda: answer)
+    began = time.monotonic()
+    assert Here(url.format(web=store.url), store, tmp_path).run() == body
+    assert ("429" not in answer[0]) or time.monotonic() - began >= 1, "Retry-After"
+
+
+@URLS
+@pytest.mark.usefixtures("impatient")
+def test_a_store_that_asks_to_wait_long_is_named(store: Store, tmp_path: Path, url: str) -> None:
+    put(store, "pets/images.tar")
+    first(store, lambda: refused("429 Too Many Requests", "SlowDown", ("Retry-After", "3600")))
+    with pytest.raises(fetch.FetchError, match=r"the store asks to wait for 3600 s \(429\)"):
+        Here(url.format(web=store.url), store, tmp_path).run()
+
+
+@URLS
+@pytest.mark.usefixtures("impatient")
+def test_a_store_that_hangs_is_given_up_and_the_next_call_goes_on(store: Store, tmp_path: Path, url: str) -> None:
+    body, over = put(store, "pets/images.tar"), threading.Event()
+    try:
+        first(store, lambda: over.wait(30) and None, requests=1000)
+        with pytest.raises(fetch.FetchError, match="no answer: "):
+            Here(url.format(web=store.url), store, tmp_path).run()
+    finally:
+        over.set()
+    store.fault = lambda _method, _path: None
+    assert Here(url.format(web=store.url), store, tmp_path).run() == body
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_change_during_the_download_discards_it(store: Store, tmp_path: Path) -> None:
+    put(store, "pets/images.tar")
+    changes = iter([1])
+
+    def fault(method: str, path: str) -> Answer | None:
+        if method == "HEAD" and ("GET", path) in store.asked and (seed := next(changes, 0)):
+            put(store, "pets/images.tar", seed)
+        return None
+
+    store.fault = fault
+    with pytest.raises(fetch.FetchError, match="it was changed during the download, which is discarded"):
+        Here(FILE, store, tmp_path).run()
+    assert not [*tmp_path.glob("copies/*"), *tmp_path.glob("partial/*")]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_file_that_differs_from_the_stores_digest_is_fetched_anew(store: Store, tmp_path: Path) -> None:
+    """Of two states of an object with the same size, the listing shows the first, and the answers are the second."""
+    body = put(store, "pets/images.tar")
+    wrong = ("206 Partial Content", [("Content-Range", f"bytes 0-4194303/{SIZE}")], bytes(fetch.RANGE))
+    first(store, lambda: wrong, requests=1)
+    with pytest.raises(fetch.FetchError, match=r"images\.tar differs from its md5 in the store"):
+        Here(FILE, store, tmp_path).run()
+    assert Here(FILE, store, tmp_path).run() == body
+
+
+class Whole(SimpleHTTPRequestHandler):
+    """A server that knows no ranges."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(SIZE))
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(bytes(SIZE))
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_server_that_sends_whole_files_only_is_refused(store: Store, tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Whole) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(DataFailed, match=r"sends whole files only.*download it yourself, and give its path"):
+            downloaded(f"http://127.0.0.1:{server.server_port}/x.tar", store, target(tmp_path, "a"))
+        server.shutdown()
