@@ -32,7 +32,10 @@ def offline(job: Job, code: str) -> Plan:
     notes = ["offline: addresses, interfaces, users, GPUs and image features are assumed; no node was contacted"]
     if unknown := [entry.name for entry in job.machines if job.gpus_of(entry) == "all"]:
         notes.append(f"gpus: all is assumed to be {GPUS} GPUs per machine ({', '.join(unknown)})")
-    notes += [f"data {data.name}: the paths are placeholders; up names copies by their content" for data in job.data]
+    notes += [
+        f"data {data.name}: from {data.source}; the paths are placeholders, as up names copies by content"
+        for data in job.data
+    ]
     return dataclasses.replace(plan, warnings=(*notes, *plan.warnings))
 
 

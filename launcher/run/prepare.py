@@ -69,7 +69,8 @@ def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     image, facts, notes = inspect_image(job, fleet, seen)
     facts = [replace(node, data=assumed_data(job, node.home)) for node in facts]
     notes += tuple(
-        f"data {data.name}: the folders of its copies are assumed; up names them by content" for data in job.data
+        f"data {data.name}: from {data.source}; the folders of its copies are assumed, as up names them by content"
+        for data in job.data
     )
     plan = make_plan(job, Prepared(facts, image, choose_rendezvous(job, fleet, facts)), code)
     return replace(plan, warnings=(*busy, *notes, *plan.warnings))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import random
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from launcher.features.data.locations import DataSource, copies, parse_source, r
 from launcher.features.data.push import Endpoint, Sender, push, verify
 from launcher.model.progress import no_progress
 from launcher.node.machine import LocalMachine
+from tests.e2e.scene import Scene
 from tests.features.data.test_push import HERE, target
 from tests.s3 import BUCKET, Answer, Store, refused, s3
 
@@ -378,3 +381,114 @@ def test_a_server_that_sends_whole_files_only_is_refused(store: Store, tmp_path:
         with pytest.raises(DataFailed, match=r"sends whole files only.*download it yourself, and give its path"):
             downloaded(f"http://127.0.0.1:{server.server_port}/x.tar", store, target(tmp_path, "a"))
         server.shutdown()
+
+
+PACKAGES = (
+    "fsspec s3fs aiobotocore aiohttp aioitertools aiosignal aiohappyeyeballs attr botocore dateutil frozenlist idna "
+    "jmespath multidict propcache six.py typing_extensions.py urllib3 wrapt yarl"
+)
+
+
+@pytest.fixture
+def image(scene: Scene) -> Iterator[str]:
+    """An image on the nodes that has s3fs."""
+    name, site = (
+        "launcher-bed-s3fs",
+        f"/opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages",
+    )
+    copying = f"cd {site} && cp -r {PACKAGES} /usr/lib/python3/dist-packages"
+    for node in scene.nodes:
+        scene.bed.docker(
+            node, "run", "--name", name, "-v", "/opt/venv:/opt/venv:ro", "launcher-bed-train", "sh", "-c", copying
+        )
+        scene.bed.docker(node, "commit", name, name)
+        scene.bed.docker(node, "rm", name)
+    yield name
+    for node in scene.nodes:
+        scene.bed.docker(node, "rmi", name)
+
+
+@pytest.fixture
+def reachable(scene: Scene) -> Iterator[Store]:
+    """A store that the nodes reach."""
+    gateway = scene.bed.sh(scene.nodes[0], "ip route show default").split()[2]
+    with s3(gateway) as made:
+        yield made
+
+
+NODES = "node1,node2,node3"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("scene", [3], indirect=True)
+def test_an_object_leaves_the_store_once_for_three_nodes(
+    scene: Scene, reachable: Store, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node downloads it, with the job's secrets, which no container's settings or processes show."""
+    cli, bed, store, seen = scene.cli, scene.bed, reachable, list[str]()
+    body = put(store, "pets/images.tar")
+
+    def look(method: str, path: str) -> None:
+        if method == "GET" and path.endswith(".tar") and not seen:
+            seen.append("")
+            ids = bed.docker(scene.nodes[0], "ps", "-q").split()
+            seen[0] = bed.docker(scene.nodes[0], "inspect", *ids) + bed.sh(scene.nodes[0], "cat /proc/[0-9]*/cmdline")
+
+    store.fault = look
+    data = {"pets": {"from": FILE, "at": "/data/images.tar"}}
+    run = {"command": ["sha256sum", "/data/images.tar"]}
+    (cli.cwd / "key").write_text(SECRET)
+    (cli.cwd / "key").chmod(0o600)
+    env = {name: value for name, value in store.variables.items() if name != "AWS_SECRET_ACCESS_KEY"}
+    keys = {"image": {"ref": image}, "nodes": NODES.split(","), "gpus": "none", "data": data, "run": run}
+    job = cli.job("pets", **keys, env=env, secrets=[{"AWS_SECRET_ACCESS_KEY": "key"}])
+    assert f"data pets: from {FILE}" in cli("plan", job).stdout
+    printed = cli("up", job)
+    assert "data pets: downloaded once by node1 (9.4 MB), copied to 2 nodes" in printed.stderr + printed.stdout
+    for node in NODES.split(","):
+        assert hashlib.sha256(body).hexdigest() in cli("logs", "--node", node, "--no-follow").stdout
+    assert store.sent == SIZE
+    assert "launcher-data" in seen[0]
+    assert SECRET not in seen[0] + printed.stdout + printed.stderr
+    cli("up", job)
+    assert "pets: the same 1 files on every node" in cli("doctor", job, code=None).stdout
+    listed = json.loads(cli("data", "ls", "--nodes", NODES, "--json").stdout)
+    assert [(copy["node"], copy["whole"], copy["source"]) for copy in listed] == [
+        (node, True, FILE) for node in NODES.split(",")
+    ]
+    assert cli("data", "verify", FILE, "--nodes", NODES).stdout.count("is whole") == 3
+    cli("data", "rm", FILE, "--nodes", "node1", code=3)  # a container of the run has it
+    cli("down", "--all")
+    cli("data", "rm", FILE, "--nodes", "node1")
+    pushed = cli("data", "push", FILE, "--nodes", NODES, "--image", image, *options(store, monkeypatch))
+    assert store.sent == SIZE, "node1 gets it from another node"
+    put(store, "pets/images.tar", 1)
+    pushed = cli("data", "push", FILE, "--nodes", NODES, "--image", image, *options(store, monkeypatch))
+    assert "was changed after" in pushed.stderr
+    assert "copied to 2 nodes" in pushed.stdout
+    assert store.sent == 2 * SIZE
+    cli("data", "rm", FILE, "--nodes", NODES)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("scene", [3], indirect=True)
+def test_this_machine_downloads_for_three_nodes_whose_image_lacks_the_package(
+    scene: Scene, reachable: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli, store = scene.cli, reachable
+    put(store, "pets/images.tar")
+    push = ("data", "push", FILE, "--nodes", NODES, "--image", "launcher-bed-train", *options(store, monkeypatch))
+    printed = cli(*push)
+    assert f"this machine downloads {FILE}, as the image on node1 cannot: s3:// needs s3fs" in printed.stderr
+    assert "downloaded once by this machine (9.4 MB), copied to 3 nodes" in printed.stdout
+    assert "the download stays on this machine, until you remove it: " in printed.stderr
+    assert store.sent == SIZE
+    again = json.loads(cli(*push, "--json").stdout)
+    assert (again["downloaded"]["by"], set(again["received"].values()), store.sent) == ("", {0}, SIZE)
+
+
+def options(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Those of `data push`, whose caller has the variables."""
+    for name, value in store.variables.items():
+        monkeypatch.setenv(name, value)
+    return [word for name in store.variables for word in ("--env", name)]
