@@ -81,7 +81,7 @@ def s3(address: str = "127.0.0.1") -> Iterator[Store]:
         if given := store.fault(method, path):
             environ["wsgi.input"].read(size)
             start_response(given[0], given[1])
-            return [given[2]]
+            return [given[2] if method != "HEAD" else b""]
         result: Iterable[bytes] = app(environ, start_response)
         return counted(result) if method == "GET" and path.count("/") > 1 else result
 

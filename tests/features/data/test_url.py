@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -381,6 +382,90 @@ def test_a_server_that_sends_whole_files_only_is_refused(store: Store, tmp_path:
         with pytest.raises(DataFailed, match=r"sends whole files only.*download it yourself, and give its path"):
             downloaded(f"http://127.0.0.1:{server.server_port}/x.tar", store, target(tmp_path, "a"))
         server.shutdown()
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A stand-in for the part of the Hugging Face Hub that its own package asks for a data set."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    large = "data/train.bin"  # in Git LFS
+    asked: ClassVar[list[str]] = []
+    damaged = False
+
+    def do_GET(self) -> None:
+        path, repository = urlsplit(self.path).path, "/datasets/org/name"
+        if self.headers["Authorization"] != f"Bearer {SECRET}":
+            self.answer(401, b"{}")
+        elif path == f"/api{repository}":
+            self.answer(200, json.dumps({"id": "org/name", "sha": "a" * 40}).encode())
+        elif path == f"/api{repository}/tree/main":
+            self.answer(200, json.dumps([*map(self.row, self.files)]).encode())
+        elif path.startswith(f"{repository}/resolve/main/"):
+            start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            self.asked.append(path)
+            part = self.files[path.partition("/main/")[2]][start : end + 1]
+            self.answer(206, bytes(len(part)) if self.damaged else part)
+        else:
+            self.answer(404, b"{}")
+
+    def row(self, name: str) -> dict[str, Any]:
+        body = self.files[name]
+        found = {
+            "type": "file",
+            "path": name,
+            "size": len(body),
+            "oid": hashlib.sha1(b"blob %d\0%b" % (len(body), body)).hexdigest(),
+        }
+        lfs = {"oid": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 130}
+        return {**found, "lfs": lfs} if name == self.large else found
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[type[Hub], dict[str, str]]]:
+    """The stand-in, and the variables of its client."""
+
+    class Own(Hub):
+        files: ClassVar = {"README.md": b"pets", Hub.large: random.Random(0).randbytes(SIZE)}
+        asked: ClassVar = []
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Own) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Own, {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+        server.shutdown()
+
+
+def test_a_data_set_of_the_hub(hub: tuple[type[Hub], dict[str, str]], tmp_path: Path) -> None:
+    """Each file is compared with its digest there: SHA-256 in Git LFS, else Git's."""
+    made, variables = hub
+    node, url = target(tmp_path, "a"), "hf://datasets/org/name"
+
+    def get(token: str = SECRET) -> tuple[DataSource, Downloaded]:
+        given = Variables(variables, {"HF_TOKEN": token})
+        return download(parse_source(url, Path()), [node], given, print, no_progress)
+
+    with pytest.raises(DataFailed, match="the store refuses: 401"):
+        get("wrong")
+    made.damaged = True
+    with pytest.raises(DataFailed, match=r"differs from its (git|sha256) in the store"):
+        get()
+    made.damaged = False
+    source, done = get()
+    assert {
+        str(path.relative_to(source.path)): path.read_bytes() for path in Path(source.path).rglob("*.*")
+    } == made.files
+    assert done.size == SIZE + 4
+    made.asked.clear()
+    assert get() == (source, Downloaded())
+    assert not made.asked
 
 
 PACKAGES = (
