@@ -163,7 +163,7 @@ def failure(node: str, message: Mapping[str, Any]) -> DataFailed:
         "room": "free some space: launcher data rm, or set data_root in your settings file",
         "changed": "make sure that no program writes to the data, then try again: data already sent is kept",
         "lost": "open the ephemeral TCP ports between the nodes: firewall, security group",
-        "package": "install the package here, or in a job's image: image: {packages: [s3fs]}",
+        "package": "install it here with pip, or in the nodes' image: `image: {packages: [NAME]}` in the job",
         "denied": "give the download its credentials: `secrets` of the job, or data push --env NAME; see docs/data.md",
         "unreachable": "check the URL, and the network of the nodes and of this machine",
     }

@@ -6,24 +6,33 @@ import fcntl
 import hashlib
 import json
 import random
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from launcher.errors import DataFailed, LauncherError, UsageError
 from launcher.features.data import container_scripts, worker
 from launcher.features.data.download import Downloaded, Variables, download
 from launcher.features.data.locations import DataSource, copies, parse_source, remove
 from launcher.features.data.push import Endpoint, Sender, push, verify
+from launcher.job.fields import parse_data
+from launcher.job.problems import LocatedError
 from launcher.model.progress import no_progress
 from launcher.node.machine import LocalMachine
 from tests.e2e.scene import Scene
@@ -250,6 +259,18 @@ def test_what_cannot_be_downloaded_is_said(store: Store, tmp_path: Path, url: st
 def test_refused_urls(url: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         parse_source(url, Path())
+    with pytest.raises(LocatedError, match=says):  # in a job
+        parse_data({"pets": {"from": url, "at": "/data"}})
+
+
+def test_a_public_bucket_needs_no_credentials(store: Store, tmp_path: Path) -> None:
+    put(store, "pets/images.tar", size=5)
+    env = {name: value for name, value in store.variables.items() if "KEY" not in name}
+    node = target(tmp_path, "a")
+    with pytest.raises(DataFailed, match="the store refuses: Unable to locate credentials"):
+        download(parse_source(FILE, Path()), [node], Variables(env), print, no_progress)
+    anonymous = Variables({**env, "FSSPEC_S3_ANON": "true"})
+    assert download(parse_source(FILE, Path()), [node], anonymous, print, no_progress)[1].size == 5
 
 
 class Here:
@@ -401,7 +422,7 @@ class Hub(BaseHTTPRequestHandler):
         elif path == f"/api{repository}/tree/main":
             self.answer(200, json.dumps([*map(self.row, self.files)]).encode())
         elif path.startswith(f"{repository}/resolve/main/"):
-            start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            start, end = map(int, self.headers.get("Range", "bytes=0-99").removeprefix("bytes=").split("-"))
             self.asked.append(path)
             part = self.files[path.partition("/main/")[2]][start : end + 1]
             self.answer(206, bytes(len(part)) if self.damaged else part)
@@ -466,6 +487,42 @@ def test_a_data_set_of_the_hub(hub: tuple[type[Hub], dict[str, str]], tmp_path: 
     made.asked.clear()
     assert get() == (source, Downloaded())
     assert not made.asked
+
+
+def test_https_with_a_token_and_an_authority_of_ones_own(tmp_path: Path) -> None:
+    authority = tmp_path / "authority.pem"
+    authority.write_text(certificate())
+    secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    secured.load_cert_chain(authority)
+    Hub.files["README.md"] = b"pets"
+    token = {"FSSPEC_HTTPS": json.dumps({"headers": {"Authorization": f"Bearer {SECRET}"}})}
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.socket = secured.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_port}/datasets/org/name/resolve/main/README.md"
+
+        def get(env: dict[str, str], secrets: dict[str, str]) -> DataSource:
+            node = target(tmp_path, str(len(env) + len(secrets)))
+            return download(parse_source(url, Path()), [node], Variables(env, secrets), print, no_progress)[0]
+
+        with pytest.raises(DataFailed, match="certificate verify failed"):
+            get({}, {})
+        with pytest.raises(DataFailed, match="the store refuses: 401"):
+            get({"SSL_CERT_FILE": str(authority)}, {})
+        assert Path(get({"SSL_CERT_FILE": str(authority)}, token).path).read_bytes() == b"pets"
+        server.shutdown()
+
+
+def certificate() -> str:
+    """A certificate for 127.0.0.1 that is its own authority, with its key."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), False)
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return (builder.sign(key, hashes.SHA256()).public_bytes(pem) + secret).decode()
 
 
 PACKAGES = (
