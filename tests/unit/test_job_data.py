@@ -20,6 +20,7 @@ JOB = "name: x\nimage: {ref: y}\nnodes: [a, b]\nrun: {module: train}\n"
         ("data:\n  pets: ./pets", 6, "expected {from: SOURCE, at: /path}"),
         ("data:\n  pets: {from: ./pets, to: /pets}", 6, "expected {from: SOURCE, at: /path}"),
         ("data:\n  pets: {from: 'a:b', at: /pets}", 6, "absolute path after the host"),
+        ("data:\n  pets: {from: 'https://me:key@host/pets', at: /pets}", 6, "a URL with credentials"),
         ("data:\n  pets: {from: ./pets, at: pets}", 6, "pets"),
         ("data:\n  ../x: {from: ./pets, at: /pets}", 6, "short name"),
         ("data:\n  pets: {from: ./pets, at: /output}", 6, "is the run's output folder"),

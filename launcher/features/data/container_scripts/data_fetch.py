@@ -41,7 +41,7 @@ LONGEST_PAUSE = 120.0  # seconds that a store may ask for (Retry-After)
 CONNECT, SILENCE = 10.0, 30.0  # seconds to connect, and without an answer
 TRANSIENT = (0, 408, 425, 429, 500, 502, 503, 504)  # HTTP statuses; 0: no answer
 FINAL = (PermissionError, FileNotFoundError, ImportError, ValueError, TypeError, NotImplementedError)
-PACKAGES = {"s3": "s3fs", "http": "aiohttp and requests", "https": "aiohttp and requests", "hf": "huggingface_hub"}
+PACKAGES = {"s3": "s3fs", "http": "fsspec and aiohttp", "https": "fsspec and aiohttp", "hf": "huggingface_hub"}
 
 
 class FetchError(Exception):
