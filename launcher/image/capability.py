@@ -57,7 +57,8 @@ def code(image: str, torch: str = "", cuda: str = "", variable: str = "") -> str
         torch, cuda = found.groups()
     # The variable may be that of packages which were compiled in the image, for a torch from elsewhere.
     if versions.published(torch):
-        have = version_numbers(torch)[:2], version_numbers(cuda_of(torch) or cuda)[:2]
+        own = cuda_of(torch) if versions.variant(torch) else cuda
+        have = version_numbers(torch)[:2], version_numbers(own)[:2]
         return next((each for since, of, each in _OF_WHEELS if have[1] >= since and have[0] >= of), "")
     if (nvidias := _NVIDIAS.search(torch)) and (release := versions.release(f"{NGC}:{nvidias[1]}-py3")):
         return of_release(release.tag)
