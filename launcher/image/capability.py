@@ -42,7 +42,6 @@ _KNOWN_SINCE = {
     "12.1": (12, 9),
 }
 _HUB = re.compile(r"(?:docker\.io/)?pytorch/pytorch:(\d+\.\d+\.\d+)-cuda(\d+\.\d+)-")
-_NVIDIAS = re.compile(r"\.nv(\d\d\.\d\d)")  # 2.6.0a0+ecf3bae40a.nv25.01
 _ENTRY = re.compile(r"(\d{1,2}\.\d)([af]?)(\+PTX)?")
 
 
@@ -60,9 +59,9 @@ def code(image: str, torch: str = "", cuda: str = "", variable: str = "") -> str
         own = cuda_of(torch) if versions.variant(torch) else cuda
         have = version_numbers(torch)[:2], version_numbers(own)[:2]
         return next((each for since, of, each in _OF_WHEELS if have[1] >= since and have[0] >= of), "")
-    if (nvidias := _NVIDIAS.search(torch)) and (release := versions.release(f"{NGC}:{nvidias[1]}-py3")):
-        return of_release(release.tag)
-    return variable if torch else ""
+    # NVIDIA's torch, 2.6.0a0+ecf3bae40a, in an image that is built on theirs: 15 characters have six of the commit.
+    theirs = (each.tag for each in versions.releases() if "+" in torch and each.torch[:15] == torch[:15])
+    return of_release(next(theirs, "")) or (variable if torch else "")
 
 
 def of_release(tag: str) -> str:

@@ -53,8 +53,11 @@ def machine(*gpus: tuple[str, str], driver: str = "580.65.06", newest: str = "13
         ("mine:1", "2.6.0a0+ecf3bae40a.nv25.01", "12.8", "9.0", "7.5+PTX"),  # built on NVIDIA's
         ("mine:1", "2.10.0+cpu", "", "8.0", ""),
         ("mine:1", "2.10.0+cpu", "12.4", "", ""),
-        ("mine:1", "2.13.0a0+9186a08", "13.3", "7.5 8.0 8.6 9.0 10.0 12.0+PTX", "7.5 8.0 8.6 9.0 10.0 12.0+PTX"),
-        ("mine:1", "2.1.0a0+32f93b1", "12.2.2", "native", "native"),
+        ("mine:1", "2.13.0a0+9186a08", "13.3", "9.0a", "7.5+PTX"),
+        ("mine:1", "2.13.0a0+git9186a08", "13.3", "7.5 8.0 12.0+PTX", "7.5 8.0 12.0+PTX"),  # one's own build
+        ("mine:1", "2.1.0a0+32f93b1", "12.2.2", "native", "5.2+PTX"),
+        ("mine:1", "2.1.0", "", "native", ""),
+        ("mine:1", "2.12.0a0+git32f93b1", "12.2.2", "native", "native"),
         ("mine:1", "", "", "8.0", ""),  # which torch it has is not known yet
     ],
 )
