@@ -38,6 +38,9 @@ def interpreter(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(INTERPRETER)}
 
 
+_STARTING = threading.Lock()  # two threads would start two, and one of them ends with its socket
+
+
 class Forked:
     """The part of Popen's interface that tests use. stdout: PIPE, DEVNULL or an open file."""
 
@@ -53,7 +56,9 @@ class Forked:
         self._answers, answer = _pipe()
         ignored = [number for number in HANDLERS if signal.getsignal(number) is signal.SIG_IGN]
         call = json.dumps([self.args, str(cwd), dict(env), ignored]).encode()
-        socket.send_fds(_server(), [call], [out, err, answer])
+        with _STARTING:
+            server = _server()
+        socket.send_fds(server, [call], [out, err, answer])
         for descriptor in (out, err, answer):
             os.close(descriptor)
         self.pid = int(self._answers.readline())
