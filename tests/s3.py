@@ -93,7 +93,7 @@ def s3(address: str = "127.0.0.1") -> Iterator[Store]:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = make_server(address, 0, answer, threaded=True)
     store = Store(f"http://{address}:{server.port}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         store.client().create_bucket(Bucket=BUCKET)

@@ -82,6 +82,12 @@ def push_(
     Example: launcher data push gpu-a:/data/pets --nodes gpu-a,gpu-b --image X
     """
     parsed = parse_source(source, Path.cwd())
+    if env and not parsed.url:
+        raise UsageError("--env", "is for the download of a URL", "remove it")
+    if rehash and parsed.url:
+        raise UsageError(
+            "--rehash", "has no effect: copies of a URL are compared with it by ETag or digest", "remove it"
+        )
     if missing := [name for name in env or () if not os.environ.get(name)]:
         raise UsageError("--env", f"{missing[0]} is not set in your environment", f"run: export {missing[0]}=VALUE")
     variables = Variables(secrets={name: os.environ[name] for name in env or ()})

@@ -35,6 +35,7 @@ from launcher.job.fields import parse_data
 from launcher.job.problems import LocatedError
 from launcher.model.progress import no_progress
 from launcher.node.machine import LocalMachine
+from tests.e2e.cli import Cli
 from tests.e2e.scene import Scene
 from tests.features.data.test_push import HERE, target
 from tests.s3 import BUCKET, Answer, Store, refused, s3
@@ -263,6 +264,18 @@ def test_refused_urls(url: str, says: str) -> None:
         parse_data({"pets": {"from": url, "at": "/data"}})
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ((FILE, "--env", "NOT_SET"), "NOT_SET is not set in your environment"),
+        ((FILE, "--rehash"), "has no effect"),
+        (("a:/x", "--env", "HOME"), "is for the download of a URL"),
+    ],
+)
+def test_options_of_push(cli: Cli, argv: tuple[str, ...], says: str) -> None:
+    assert says in cli("data", "push", *argv, "--nodes", "a", "--image", "x", code=2).stderr
+
+
 def test_a_public_bucket_needs_no_credentials(store: Store, tmp_path: Path) -> None:
     put(store, "pets/images.tar", size=5)
     env = {name: value for name, value in store.variables.items() if "KEY" not in name}
@@ -297,7 +310,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
 
     monkeypatch.setattr(fetch.store, "opened", unlocked)
     monkeypatch.setattr(fetch, "PAUSE", 0.01)
-    monkeypatch.setattr(fetch, "SILENCE", 0.5)
     for name, value in {**store.variables, "AWS_SECRET_ACCESS_KEY": SECRET}.items():
         monkeypatch.setenv(name, value)
 
@@ -342,14 +354,19 @@ def test_a_store_that_asks_to_wait_long_is_named(store: Store, tmp_path: Path, u
 
 @URLS
 @pytest.mark.usefixtures("impatient")
-def test_a_store_that_hangs_is_given_up_and_the_next_call_goes_on(store: Store, tmp_path: Path, url: str) -> None:
+def test_a_store_that_hangs_is_given_up_and_the_next_call_goes_on(
+    store: Store, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body, over = put(store, "pets/images.tar"), threading.Event()
     try:
+        monkeypatch.setattr(fetch, "SILENCE", 0.5)
+        monkeypatch.setattr(fetch, "TRIES", 2)
         first(store, lambda: over.wait(30) and None, requests=1000)
         with pytest.raises(fetch.FetchError, match="no answer: "):
             Here(url.format(web=store.url), store, tmp_path).run()
     finally:
         over.set()
+        monkeypatch.setattr(fetch, "SILENCE", 30.0)
     store.fault = lambda _method, _path: None
     assert Here(url.format(web=store.url), store, tmp_path).run() == body
 
@@ -381,6 +398,17 @@ def test_a_file_that_differs_from_the_stores_digest_is_fetched_anew(store: Store
     assert Here(FILE, store, tmp_path).run() == body
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_full_disk_is_said_before_anything_is_fetched(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, "pets/images.tar")
+    monkeypatch.setattr(fetch.store, "SLACK", 1 << 60)
+    with pytest.raises(fetch.store.NoRoomError, match="free; 9 MiB and a reserve of"):
+        Here(FILE, store, tmp_path).run()
+    assert store.sent == 0
+
+
 class Whole(SimpleHTTPRequestHandler):
     """A server that knows no ranges."""
 
@@ -399,7 +427,7 @@ class Whole(SimpleHTTPRequestHandler):
 
 def test_a_server_that_sends_whole_files_only_is_refused(store: Store, tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Whole) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         with pytest.raises(DataFailed, match=r"sends whole files only.*download it yourself, and give its path"):
             downloaded(f"http://127.0.0.1:{server.server_port}/x.tar", store, target(tmp_path, "a"))
         server.shutdown()
@@ -459,7 +487,7 @@ def hub() -> Iterator[tuple[type[Hub], dict[str, str]]]:
         asked: ClassVar = []
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Own) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield Own, {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
         server.shutdown()
 
@@ -498,7 +526,7 @@ def test_https_with_a_token_and_an_authority_of_ones_own(tmp_path: Path) -> None
     token = {"FSSPEC_HTTPS": json.dumps({"headers": {"Authorization": f"Bearer {SECRET}"}})}
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         server.socket = secured.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         url = f"https://127.0.0.1:{server.server_port}/datasets/org/name/resolve/main/README.md"
 
         def get(env: dict[str, str], secrets: dict[str, str]) -> DataSource:

@@ -221,7 +221,7 @@ class Download:
         head = self._asked(lambda: self._files.call_s3("head_object", Bucket=bucket, Key=key))
         return not head.get("SSECustomerAlgorithm") and "kms" not in head.get("ServerSideEncryption", "")
 
-    def _asked(self, request: Callable[[], T], tries: int = TRIES) -> T:
+    def _asked(self, request: Callable[[], T], tries: int | None = None) -> T:
         """Return the store's answer to a request, tried again if it is busy or silent. Raises FetchError."""
         number = 1
         while True:
@@ -232,7 +232,7 @@ class Download:
             except Exception as error:  # noqa: BLE001 - stores raise any error
                 status, asked_for = _answer(error)
                 final = status not in TRANSIENT or (not status and isinstance(_cause(error), FINAL))
-                if final or number == tries or asked_for > LONGEST_PAUSE:
+                if final or number == (tries or TRIES) or asked_for > LONGEST_PAUSE:
                     raise self._error(error, status, asked_for) from None
             time.sleep(max(asked_for, PAUSE * 2 ** (number - 1)))
             number += 1
