@@ -434,7 +434,7 @@ def test_a_server_that_sends_whole_files_only_is_refused(store: Store, tmp_path:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """A stand-in for the part of the Hugging Face Hub that its own package asks for a data set."""
+    """A stand-in for the part of the Hugging Face Hub that its own package asks for a data set or a model."""
 
     files: ClassVar[dict[str, bytes]] = {}
     large = "data/train.bin"  # in Git LFS
@@ -442,12 +442,14 @@ class Hub(BaseHTTPRequestHandler):
     damaged = False
 
     def do_GET(self) -> None:
-        path, repository = urlsplit(self.path).path, "/datasets/org/name"
+        path = urlsplit(self.path).path
+        repository = "/datasets/org/name" if "/datasets/" in path else "/org/name"
+        api = "/api/datasets/org/name" if "/datasets/" in path else "/api/models/org/name"
         if self.headers["Authorization"] != f"Bearer {SECRET}":
             self.answer(401, b"{}")
-        elif path == f"/api{repository}":
+        elif path == api:
             self.answer(200, json.dumps({"id": "org/name", "sha": "a" * 40}).encode())
-        elif path == f"/api{repository}/tree/main":
+        elif path == f"{api}/tree/main":
             self.answer(200, json.dumps([*map(self.row, self.files)]).encode())
         elif path.startswith(f"{repository}/resolve/main/"):
             start, end = map(int, self.headers.get("Range", "bytes=0-99").removeprefix("bytes=").split("-"))
@@ -492,10 +494,11 @@ def hub() -> Iterator[tuple[type[Hub], dict[str, str]]]:
         server.shutdown()
 
 
-def test_a_data_set_of_the_hub(hub: tuple[type[Hub], dict[str, str]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("url", ["hf://datasets/org/name", "hf://org/name"])
+def test_a_data_set_or_model_of_the_hub(hub: tuple[type[Hub], dict[str, str]], tmp_path: Path, url: str) -> None:
     """Each file is compared with its digest there: SHA-256 in Git LFS, else Git's."""
     made, variables = hub
-    node, url = target(tmp_path, "a"), "hf://datasets/org/name"
+    node = target(tmp_path, "a")
 
     def get(token: str = SECRET) -> tuple[DataSource, Downloaded]:
         given = Variables(variables, {"HF_TOKEN": token})
