@@ -1,6 +1,6 @@
 """What --mirror costs a training step: steps during an upload to a store that takes 1 MB/s, and steps without.
 
-    python -m bench.mirror [--arch smallcnn] [--steps 50] [--rounds 9] [--json FILE]
+    python -m bench.mirror [--arch smallcnn] [--steps 40] [--rounds 31] [--json FILE]
 
 One process on a CPU with one thread. Both kinds of steps alternate; the ratio is the median over rounds. The store is a
 server that speaks S3, in another process. Target: at most 1.02.
@@ -75,8 +75,8 @@ def measure(arch: str, steps: int, rounds: int, output: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="smallcnn")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
