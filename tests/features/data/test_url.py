@@ -660,6 +660,31 @@ def test_this_machine_downloads_for_three_nodes_whose_image_lacks_the_package(
     assert (again["downloaded"]["by"], set(again["received"].values()), store.sent) == ("", {0}, SIZE)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("scene", [1], indirect=True)
+def test_a_launcher_that_is_killed_during_a_download_leaves_what_is_there(
+    scene: Scene, reachable: Store, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The download ends with it, and the next call goes on."""
+    cli, store, size = scene.cli, reachable, 48 * MIB
+    put(store, "pets/images.tar", size=size)
+    store.fault = lambda method, _: time.sleep(0.5) if method == "GET" else None
+    push = ("data", "push", FILE, "--nodes", "node1", "--image", image, *options(store, monkeypatch))
+    process = cli.start(*push)
+    while store.sent < size // 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    while scene.bed.docker(scene.nodes[0], "ps", "-q"):
+        time.sleep(0.1)
+    (copy,) = json.loads(cli("data", "ls", "--nodes", "node1", "--json").stdout)
+    assert (copy["whole"], copy["source"], copy["size"], copy["present"] > 0) == (False, FILE, size, True)
+    assert f"{48 * MIB / 1e6:.1f} MB, " in cli(*push).stdout
+    assert size <= store.sent <= size + fetch.RANGE * fetch.REQUESTS
+    cli("data", "rm", FILE, "--nodes", "node1")
+
+
 def options(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Those of `data push`, whose caller has the variables."""
     for name, value in store.variables.items():
