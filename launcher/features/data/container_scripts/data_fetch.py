@@ -78,7 +78,7 @@ class Download:
             raise FetchError("package", f"{self._kind}:// needs {needed}: {error}") from None
         if hasattr(self._files, "retries"):
             self._files.retries = 1  # of s3fs, beside ours
-        self._read = {} if self._files.async_impl else {"cache_type": "none"}  # which would read ahead
+        self._web = self._kind in ("http", "https")
 
     def listed(self) -> dict[str, Any]:
         """Return what the URL names. Raises FetchError, RefusedError."""
@@ -101,10 +101,9 @@ class Download:
         self._files.invalidate_cache()
         info = {"type": "directory"} if self._url.endswith("/") else self._files.info(self._path)
         folder = info["type"] == "directory"
-        web = self._kind in ("http", "https")
-        if folder and web:
+        if folder and self._web:
             raise FetchError("failed", "HTTP has no list of a folder: give the URL of a file")
-        path = unquote(urlsplit(self._url).path) if web else self._path
+        path = unquote(urlsplit(self._url).path) if self._web else self._path
         self._single = "" if folder else posixpath.basename(path)
         infos = self._files.find(self._path, detail=True) if folder else {self._path: info}
         found = {}
@@ -127,7 +126,6 @@ class Download:
             return mine.content
         mine.require_room()
         progress.total = mine.pieces.bytes
-        self._require_ranges()
         self._fill(mine, progress)
         mine.flush()
         before = self._state()
@@ -137,22 +135,6 @@ class Download:
             raise FetchError("changed", "it was changed during the download, which is discarded")
         mine.finish(bytes(mine.digests))
         return tree.content(self._entries, mine.digests)
-
-    def _require_ranges(self) -> None:
-        """Raises FetchError if a web server sends whole files only."""
-        for each in self._found.values():
-            if self._kind in ("http", "https") and each.size > RANGE:
-                self._asked(partial(self._last_byte, each))
-
-    def _last_byte(self, each: Remote) -> bytes:
-        with self._files.open(each.path, "rb", size=each.size, cache_type="none") as file:
-            file.seek(each.size - 1)
-            try:
-                last: bytes = file.read(1)
-            except ValueError:
-                why = "the server sends whole files only, so that a download could not be resumed"
-                raise FetchError("failed", f"{why}: download it yourself, and give its path") from None
-            return last
 
     def _fill(self, mine: store.Partial, progress: Any) -> None:
         """Fetch the missing pieces in order, with several requests at the same time."""
@@ -182,8 +164,8 @@ class Download:
 
         for group in _groups(mine.pieces):
             start, end = self._lacking(mine, group)
-            path = self._found[os.fsdecode(mine.pieces.files[group[0][1]].path)].path
-            waiting.append((group, pool.submit(self._get, path, start, end) if start < end else None))
+            get = partial(self._get, self._found[os.fsdecode(mine.pieces.files[group[0][1]].path)], start, end)
+            waiting.append((group, pool.submit(self._asked, get) if start < end else None))
             if len(waiting) == REQUESTS:
                 take()
         while waiting:
@@ -194,14 +176,18 @@ class Download:
         offsets = [(offset, offset + size) for number, _, offset, size in group if not mine.has(number)]
         return (offsets[0][0], offsets[-1][1]) if offsets else (0, 0)
 
-    def _get(self, path: str, start: int, end: int) -> bytes:
-        def get() -> bytes:
-            data: bytes = self._files.cat_file(path, start=start, end=end, **self._read)
-            if len(data) != end - start:
-                raise OSError(f"sent {len(data)} bytes of {end - start}")
-            return data
-
-        return self._asked(get)
+    def _get(self, remote: Remote, start: int, end: int) -> bytes:
+        data: bytes
+        if self._files.async_impl and not self._web:
+            data = self._files.cat_file(remote.path, start=start, end=end)
+        else:  # cat_file() would read ahead, or the whole answer of a web server that knows no ranges
+            known = {"size": remote.size} if self._web else {}
+            with self._files.open(remote.path, "rb", cache_type="none", **known) as file:
+                file.seek(start)
+                data = file.read(end - start)
+        if len(data) != end - start:
+            raise OSError(f"sent {len(data)} bytes of {end - start}")
+        return data
 
     def _compare(self, mine: store.Partial, index: int, found: str) -> None:
         """Raises FetchError if a file differs from the store's digest; its pieces are then fetched again."""
@@ -249,6 +235,9 @@ class Download:
             return FetchError("failed", "no such file or folder in the store")
         if asked_for > LONGEST_PAUSE:
             return FetchError("failed", f"the store asks to wait for {asked_for:.0f} s ({status})")
+        if self._web and "range requests" in text:
+            why = "the server sends whole files only, so that a download could not be resumed"
+            return FetchError("failed", f"{why}: download it yourself, and give its path")
         if status or isinstance(cause, FINAL):
             return FetchError("failed", f"{status} {text}".strip("0 "))
         return FetchError("unreachable", f"no answer: {type(cause).__name__}: {text}")
