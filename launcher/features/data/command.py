@@ -21,7 +21,7 @@ from launcher.cli.long_work import LongWork
 from launcher.cli.terminal import Reporter
 from launcher.errors import DataFailed, LauncherError, NodesFailed, UsageError
 from launcher.features.data.distribution import DataNode, Distributed, distribute, with_image_of_copy
-from launcher.features.data.download import Variables
+from launcher.features.data.download import HERE, Variables, here
 from launcher.features.data.locations import Copy, copies, parse_source, remove, root_of, select
 from launcher.features.data.push import verify as verify_copy
 from launcher.image.image_locations import image_store
@@ -116,12 +116,12 @@ def _pushed(done: Distributed) -> Iterator[str]:
 @data.command(cls=Command, name="ls", short_help="List the data on each node.")
 def list_(nodes: Nodes, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
     """List the data on each node: size, last use, whole or partial. A node that has
-    the source itself uses it in place.
+    the source itself uses it in place. Downloads of this machine are listed too.
 
     Example: launcher data ls --nodes gpu-a,gpu-b
     """
     with _connected(nodes, ssh_config, allow_failures=True) as fleet:
-        found = _copies(fleet)
+        found = {**_copies(fleet), **_downloads()}
         if json:
             every = [{**vars(copy), "whole": copy.whole} for each in found.values() for copy in each]
             typer.echo(json_.dumps(every, indent=2))
@@ -158,19 +158,22 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
 
 @data.command(cls=Command, short_help="Remove your copies from nodes.")
 def rm(which: Which, nodes: Nodes, ssh_config: options.SshConfig = None) -> None:
-    """Remove your copies, whole or partial, from these nodes, unless a container
-    has them mounted.
+    """Remove your copies, whole or partial, from these nodes, and what this machine
+    downloaded of the data, unless a container has them mounted.
 
     Example: launcher data rm pets --nodes gpu-b
     """
     settings = read_settings(os.environ)
     with _connected(nodes, ssh_config) as fleet:
-        chosen = select(_copies(fleet), which)
+        chosen = select({**_copies(fleet), **_downloads()}, which)
         engines = {engine.node: engine for engine in fleet.engines}
 
         def remove_(copy: Copy) -> None:
-            engine = engines[copy.node]
-            remove(engine, root_of(engine, settings, copies=False), copy)
+            if copy.node == HERE:
+                remove(*here(), copy)
+            else:
+                engine = engines[copy.node]
+                remove(engine, root_of(engine, settings, copies=False), copy)
             typer.echo(f"{copy.node}: removed {copy.name[:12]}")
 
         run_all([partial(remove_, copy) for copy in chosen])
@@ -199,6 +202,11 @@ def _copies(fleet: Fleet) -> Mapping[str, Sequence[Copy]]:
         return copies(engine, root_of(engine, settings, copies=False, make=False))
 
     return dict(zip([engine.node for engine in fleet.engines], fleet.each(list_copies), strict=True))
+
+
+def _downloads() -> Mapping[str, Sequence[Copy]]:
+    found = copies(*here())
+    return {HERE: found} if found else {}
 
 
 def _verify(engine: Engine, copy: Copy, image: str | None) -> None:

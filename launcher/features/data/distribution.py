@@ -79,7 +79,7 @@ def distribute(
         ends = [node.endpoint(root) for node, root in zip(nodes, found, strict=True)]
         source, downloaded = download(source, ends, variables or Variables(), log, on_progress)
         if downloaded.by == HERE:
-            log(f"the download stays on {HERE}, until you remove it: {source.path}")
+            log(f"the download stays on {HERE} until `launcher data rm` removes it: {source.path}")
     holders = [node for node in nodes if has_source(source, node.engine)]
     with ExitStack() as held:
         if source.host and not holders:

@@ -20,8 +20,10 @@ from launcher.features.data.push import SILENCE, Endpoint
 from launcher.features.data.worker import Worker, failure
 from launcher.model.home import cache_folder
 from launcher.model.progress import Log, OnProgress
-from launcher.node.machine import CommandStream, LocalMachine
+from launcher.node.engine import Engine
+from launcher.node.machine import CommandStream
 from launcher.node.parallel import run_all, run_all_settled
+from launcher.node.process.engine import ProcessEngine
 
 HERE = "this machine"
 
@@ -105,9 +107,14 @@ def _place(node: Endpoint, url: str) -> _Place:
     return _Place(node.node, node.engine.host, node.root, node.inside, node.image, node.open, held)
 
 
+def here() -> tuple[Engine, str]:
+    """Return this machine, and the folder of its downloads."""
+    return ProcessEngine(HERE), str(cache_folder(os.environ) / "data")
+
+
 def _here() -> _Place:
-    root = str(cache_folder(os.environ) / "data")
-    return _Place(HERE, "", root, root, "", partial(LocalMachine(HERE, "").open, worker.local_argv()))
+    engine, root = here()
+    return _Place(HERE, "", root, root, "", partial(engine.machine.open, worker.local_argv()))
 
 
 def _reach(source: DataSource, places: Sequence[_Place], variables: Variables, log: Log, opened: ExitStack) -> _Look:

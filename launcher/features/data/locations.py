@@ -62,7 +62,7 @@ done
 # $1: the folder of the copies, $2: `copies/...` or `partial/...`. Stopped containers count: they may be started again.
 _REMOVE = """
 cd -- "$1" || exit
-users() { docker ps -a --filter "volume=$1" --format '{{.Names}}'; }
+users() { ! command -v docker >/dev/null || docker ps -a --filter "volume=$1" --format '{{.Names}}'; }
 single=$(find "$2/files" -maxdepth 1 -type f | head -n 1)
 found=$(users "$1/$2/files" && if [ -n "$single" ]; then users "$1/$single"; fi) || exit
 [ -z "$found" ] || { echo "is mounted in container" $found >&2; exit 3; }

@@ -654,10 +654,17 @@ def test_this_machine_downloads_for_three_nodes_whose_image_lacks_the_package(
     printed = cli(*push)
     assert f"this machine downloads {FILE}, as the image on node1 cannot: s3:// needs s3fs" in printed.stderr
     assert "downloaded once by this machine (9.4 MB), copied to 3 nodes" in printed.stdout
-    assert "the download stays on this machine, until you remove it: " in printed.stderr
+    assert "the download stays on this machine until `launcher data rm` removes it: " in printed.stderr
     assert store.sent == SIZE
     again = json.loads(cli(*push, "--json").stdout)
     assert (again["downloaded"]["by"], set(again["received"].values()), store.sent) == ("", {0}, SIZE)
+    for left in (["node1", "node2", "node3", "this machine"], []):
+        listed = json.loads(cli("data", "ls", "--nodes", NODES, "--json").stdout)
+        assert [(copy["node"], copy["whole"], copy["source"]) for copy in listed] == [
+            (node, True, FILE) for node in left
+        ]
+        if left:
+            assert "this machine: removed" in cli("data", "rm", FILE, "--nodes", NODES).stdout
 
 
 @pytest.mark.ci
