@@ -26,7 +26,7 @@ NOTHING_STARTED = "nothing was started"
 NOTHING_DONE = {"down": "nothing was stopped", "clean": "nothing was removed"}  # by a Ctrl-C before the command began
 # name -> (module, attribute, help), in the order of a typical workflow
 CORE: dict[str, tuple[str, str, str]] = {
-    "init": ("launcher.cli.plan", "init", "Create a commented job file."),
+    "init": ("launcher.cli.init", "init", "Create a commented job file."),
     "doctor": ("launcher.cli.doctor", "doctor", "Check every node and suggest fixes."),
     "plan": ("launcher.cli.plan", "plan", "Print a job's containers, variables and commands without starting them."),
     "up": ("launcher.cli.up", "up", "Run a job and follow its output. Ctrl-C detaches."),

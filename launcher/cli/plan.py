@@ -1,12 +1,10 @@
-"""`launcher plan`, `export`, `init` and `schema`: print job files, plans and exports; nothing is started."""
+"""`launcher plan`, `export` and `schema`: print job files, plans and exports; nothing is started."""
 
 from __future__ import annotations
 
 import json as json_
 import shlex
 from dataclasses import replace
-from importlib import resources
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,10 +15,9 @@ import launcher
 from launcher import features
 from launcher.api.jobs import plan_text
 from launcher.cli import options, terminal
-from launcher.errors import NodeUnfit, UsageError
+from launcher.errors import UsageError
 from launcher.export.target import Target
 from launcher.job.dump import json_schema
-from launcher.local_files import write_atomic
 from launcher.model.plan import NodePlan, Plan
 from launcher.model.sizes import counted
 from launcher.node.docker.values import docker_run
@@ -157,26 +154,6 @@ def target(name: str) -> Target:
     """Import a target from its feature."""
     found: Target = features.load(_EXPORTS[name])
     return found
-
-
-def init(
-    path: Annotated[Path, typer.Argument(help="File to create.")] = Path("job.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-) -> None:
-    """The file documents every key and its default.
-
-    Example: launcher init job.yaml
-    """
-    if path.exists() and not force:
-        raise UsageError(str(path), "already exists", "choose another name or use --force")
-    if path.exists() and not path.is_file():
-        raise UsageError(str(path), "is not a regular file", "choose another name")
-    try:
-        write_atomic(path.resolve(), resources.files("launcher.job").joinpath("template.yaml").read_bytes())
-    except OSError as error:
-        fix = "check free space and permissions, or choose another path"
-        raise NodeUnfit(str(path), f"could not be written: {error.strerror}", fix) from error
-    typer.echo(f"wrote {path}; to preview the run: launcher plan {path} --offline")
 
 
 def schema() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+
+from launcher.shipped import shipped
 
 # Image labels. Containers inherit them, so they must differ from those in launcher.model.labels.
 RECIPE = "launcher.image.recipe"  # Repair.digest; marks images built by the launcher
@@ -70,4 +71,4 @@ def in_registry(text: str) -> bool:
 @cache
 def asset(name: str) -> str:
     """Return the text of `images/NAME`, from a checkout or from the installed wheel."""
-    return files("images").joinpath(name).read_text(encoding="utf-8")
+    return (shipped("images") / name).read_text(encoding="utf-8")

@@ -83,12 +83,14 @@ def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[s
 
 
 def _refuse_without_torch(job: Job, image: ImageFacts) -> None:
-    where = f"image {image.reference}"
+    where, fix = f"image {image.reference}", "choose a base image with torch, or use run.command"
+    if not image.reference:  # plain processes
+        where, fix = image.python, "install torch for this Python, or use run.command"
     if image.launch is not Launch.RUN and job.min_nodes is not None:
         raise PlanInvalid(where, "has no torchrun, which min_nodes requires", "remove min_nodes from the job file")
     if image.launch is Launch.NONE:
         what = "has no torch.distributed, which run.module and run.script require"
-        raise PlanInvalid(where, what, "choose a base image with torch, or use run.command")
+        raise PlanInvalid(where, what, fix)
 
 
 def torchrun_options(

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import launcher
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep
 from launcher.job.problems import Path as KeyPath
 from launcher.job.scalars import Args, argv_of
 from launcher.records.code_files import CodeFile
+from launcher.shipped import shipped
 
 TRAINER = "train"
 ERROR = "train: error: "  # begins the line with which the trainer refuses its options
@@ -40,14 +40,14 @@ def needed_trainer(job: Job, folder: Path, files: Iterable[CodeFile]) -> Path | 
         problem = f"{missing} {folder / TRAINER} conflicts with the launcher's trainer; rename it"
         job.refuse([(("run", "module"), problem)])
     if not (ours / "__main__.py").is_file():
-        fix = "correct `code`, or run: pip install 'launcher[train]'"
+        fix = "correct `code`, or install the launcher from its checkout or wheel, which have it"
         job.refuse([(("run", "module"), f"{missing} the launcher's trainer is not installed; {fix}")])
     return ours
 
 
 def installed() -> Path:
     """Return the folder of the launcher's trainer; it may be missing."""
-    return Path(launcher.__file__).parent.with_name(TRAINER)  # sys.path may have another `train`
+    return shipped(TRAINER)  # sys.path may have another `train`
 
 
 def check_options(job: Job, folder: Path, added: Path | None, log: Callable[[str], None]) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from tests.e2e.cli import ROOT, Cli
 
-PACKAGES = ("launcher", "train", "images")
 # What a newcomer changes in the file that `launcher init` writes, for a training of seconds
 SMALL = {
     "name": "first",
@@ -30,9 +29,9 @@ SMALL = {
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a copy of the tree: what a build leaves behind would be taken for code."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in PACKAGES:
+    for name in ("launcher", "train", "images", "jobs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", out, source)  # setuptools is here: torch needs it
     (made,) = out.iterdir()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.init import Example
 from tests.bed.bed import Bed
 from tests.e2e.cli import ROOT, Cli, bed_job
-from tests.e2e.newcomer import PACKAGES, bare, installed, newcomer, settings, wheel
+from tests.e2e.newcomer import bare, installed, newcomer, settings, wheel
 
 __all__ = ["bare", "installed", "wheel"]
 
@@ -23,10 +24,37 @@ PROCESS = settings(runtime="process", nodes="[local]")
 
 @pytest.mark.ci
 def test_the_wheel_has_every_file_of_its_packages(wheel: Path) -> None:
-    there = {path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.*")}
-    there |= {"images/Dockerfile"}
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("*.*")}
+    bundled = [path for name in ("train", "images") for path in (ROOT / name).rglob("*.*")]
+    bundled += [ROOT / "images" / "Dockerfile", *(ROOT / name for name in Example.quickstart.files)]
+    there |= {f"launcher/bundled/{path.relative_to(ROOT).as_posix()}" for path in bundled}
     listed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert listed == {name for name in there if "__pycache__" not in name}
+
+
+@pytest.mark.ci
+def test_folders_of_the_user_are_not_hidden_by_the_wheel(installed: Path, tmp_path: Path) -> None:
+    """Without __init__.py, a package of the same name anywhere on the path would come first."""
+    for name in ("train", "images"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__main__.py").write_text(f"print('my own {name}')\n")
+        shown = subprocess.run([installed, "-m", name], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert shown.stdout == f"my own {name}\n"
+    helped = [installed, "-m", "launcher.trainer", "--help"]
+    assert "--arch" in subprocess.run(helped, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    helped = [installed, "-m", "launcher", "image", "list", "--help"]
+    subprocess.run(helped, cwd=tmp_path, capture_output=True, check=True)
+
+
+@pytest.mark.ci
+def test_the_example_runs_from_an_empty_folder(installed: Path, home_cli: Cli) -> None:
+    cli = Cli(home_cli.cwd, {**home_cli.env, "PYTHONPATH": ""}, (str(installed.with_name("launcher")),))
+    said = cli("init", "--example", "quickstart").stdout
+    assert said.endswith("to run it: launcher up jobs/quickstart.yaml\n")
+    done = cli("up", "jobs/quickstart.yaml", "--set", "run.args.epochs=1")
+    assert "Epoch: [1] val" in done.stdout
+    assert "already exists" in cli("init", "--example", "quickstart", code=2).stderr
+    assert "omit job.yaml" in cli("init", "job.yaml", "--example", "quickstart", code=2).stderr
 
 
 @pytest.mark.ci
@@ -69,7 +97,7 @@ def test_without_the_trainer_installed_the_job_is_refused_with_its_line(
     refused = cli(command[0], "job.yaml", *command[1:], *PROCESS, code=2)
     line = (cli.cwd / "job.yaml").read_text().splitlines().index("  module: train") + 1
     assert f"job.yaml:{line}: run.module" in refused.stderr
-    assert "pip install 'launcher[train]'" in refused.stderr
+    assert "the launcher's trainer is not installed" in refused.stderr
     assert not cli.runs()
 
 

@@ -179,6 +179,10 @@ def test_an_image_without_torch_is_refused_for_modules_but_not_for_commands() ->
     bare = dataclasses.replace(MODERN, launch=Launch.NONE, torch="")
     with pytest.raises(PlanInvalid, match=r"has no torch\.distributed"):
         planned(job(1), [node(0)], bare)
+    processes = dataclasses.replace(bare, reference="", id="", python="/venv/bin/python")
+    with pytest.raises(PlanInvalid, match=r"/venv/bin/python: has no torch\.distributed") as refused:
+        planned(job(1, runtime="process", nodes=["local"], image=None), [node(0)], processes)
+    assert refused.value.next_step == "install torch for this Python, or use run.command"
     assert planned(job(1, run={"command": ["true"]}), [node(0)], bare).master.container.argv[-1] == "true"
 
 

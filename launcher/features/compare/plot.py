@@ -22,9 +22,7 @@ def draw(rows: Sequence[Row], form: str) -> bytes:
     try:
         from matplotlib.figure import Figure  # imported here: it takes half a second, which most commands do not need
     except ImportError as error:
-        raise UsageError(
-            "compare", f"a plot requires matplotlib ({error})", "run: pip install 'launcher[plot]'"
-        ) from error
+        raise UsageError("compare", f"a plot requires matplotlib ({error})", "run: pip install matplotlib") from error
     panels = _panels(rows)
     columns = min(len(panels), 2)
     lines = -(-len(panels) // columns)
