@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import random
+import shlex
 import ssl
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from cryptography.x509.oid import NameOID
 from launcher.errors import DataFailed, LauncherError, UsageError
 from launcher.features.data import container_scripts, worker
 from launcher.features.data.download import Downloaded, Variables, download
-from launcher.features.data.locations import DataSource, copies, parse_source, remove
+from launcher.features.data.locations import DataSource, copies, parse_source
 from launcher.features.data.push import Endpoint, Sender, push, verify
 from launcher.job.fields import parse_data
 from launcher.job.problems import LocatedError
@@ -48,7 +49,7 @@ SIZE = 9 * MIB + 17
 FILE = f"s3://{BUCKET}/pets/images.tar"
 FOLDER = f"s3://{BUCKET}/pets/"
 SECRET = "a-secret-access-key-of-a-user"
-WITHOUT_PACKAGES = f'shift; exec {sys.executable} -S "$@"'
+WITHOUT_PACKAGES = f'shift; exec {shlex.quote(sys.executable)} -S "$@"'
 WITHOUT_WAY_OUT = 'http_proxy=http://127.0.0.1:1 exec "$@"'
 
 
@@ -102,8 +103,6 @@ def test_a_file_is_downloaded_once_and_only_again_after_it_was_changed(store: St
     assert messages == [f"{FILE} was changed after a got it: downloading it again"]
     for copy in copies(node.engine, node.root):
         assert (copy.source, copy.whole, verify(node, copy.name)) == (FILE, True, [])
-        remove(node.engine, node.root, copy)
-    assert copies(node.engine, node.root) == []
 
 
 def test_a_prefix_is_a_folder(store: Store, tmp_path: Path) -> None:
@@ -391,8 +390,11 @@ def test_a_change_during_the_download_discards_it(store: Store, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_file_that_differs_from_the_stores_digest_is_fetched_anew(store: Store, tmp_path: Path) -> None:
+def test_a_file_that_differs_from_the_stores_digest_is_fetched_anew(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two states of an object with the same size, the listing shows the first, and the answers are the second."""
+    monkeypatch.setattr(fetch, "REQUESTS", 1)  # so that the first one is for the first bytes
     body = put(store, "pets/images.tar")
     wrong = ("206 Partial Content", [("Content-Range", f"bytes 0-4194303/{SIZE}")], bytes(fetch.RANGE))
     first(store, lambda: wrong, requests=1)
