@@ -118,6 +118,16 @@ FEATURES: Mapping[str, Feature] = {
         steps={"data": FeatureStep("launcher.features.data.job", "bring_data")},
         checks={"data": JobCheck("launcher.features.data.job", "check_data")},
     ),
+    "report": Feature(
+        commands={
+            "report": FeatureCommand(
+                "launcher.features.report.command",
+                "report",
+                "Write a masked archive of a run for a bug report.",
+                after="clean",
+            )
+        }
+    ),
     "slurm": Feature(  # before kubernetes: so are the targets of `export` listed
         clusters={"slurm": FeatureCluster("launcher.features.slurm.cluster", "SLURM")},
         engines={"slurm": ClusterEngine("launcher.features.slurm.engine", "reach")},

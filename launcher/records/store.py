@@ -294,7 +294,8 @@ class Record:
 
     def interfaces(self) -> dict[int, tuple[str, str]]:
         """The planned interface and address of each node, by rank; {} in a rebuilt record."""
-        found = checked.fitting(self._plan.get("rendezvous", {}), {"interfaces": [str], "addresses": [str]})
+        meeting, form = self._plan.get("rendezvous"), {"interfaces": [str], "addresses": [str]}
+        found = checked.fitting(meeting, form) if isinstance(meeting, dict) else {}
         return dict(enumerate(zip(found.get("interfaces", ()), found.get("addresses", ()), strict=False)))
 
     def wires(self) -> dict[str, Wires]:

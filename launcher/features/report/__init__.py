@@ -1,0 +1,1 @@
+"""A report for a bug: one masked archive of a run."""

@@ -1,0 +1,187 @@
+"""`launcher report`: one masked archive of a run, for a bug report. Nothing is sent."""
+
+from __future__ import annotations
+
+import io
+import json as json_
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+import launcher
+from launcher.api.doctor import examine
+from launcher.api.jobs import chosen_config
+from launcher.cli import options, terminal
+from launcher.cli.terminal import Reporter
+from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
+from launcher.features.report.contents import LINES, Part, about, doctor, last, of_record, versions
+from launcher.features.report.masking import Anonymous
+from launcher.features.report.names import names_of
+from launcher.job.loader import parse_job
+from launcher.job.models import Job
+from launcher.model.facts import NodeFacts
+from launcher.model.host import cluster_name
+from launcher.model.sizes import counted, size_text
+from launcher.planning.checks import Check
+from launcher.records.paths import RunPaths
+from launcher.records.store import Record, records
+
+_LARGEST = 1 << 20  # characters of a file
+_NAMED = 6  # pseudonyms that are printed
+_ASKED = 16  # nodes whose logs are read there, if the run continues
+
+
+def report(
+    run: options.Run = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Contact no node: no checks, only what is here.")] = False,
+    nodes: options.Nodes = None,
+    on: options.On = None,
+    json: options.Json = False,
+    ssh_config: options.SshConfig = None,
+) -> None:
+    """Write launcher-report-RUN.tar.gz to the current folder: versions, the job,
+    its plan, events and result, the end of each log, and doctor's checks of
+    the nodes. What is packed is listed first. Nothing is sent, and of the code
+    only names and sizes are packed.
+
+    Secrets are replaced by ***, and the names of people, machines and networks
+    by user-1, node-1 and so on. Other words stay: look at it before you send it.
+
+    Example: launcher report imagenet
+    """
+    if offline and (nodes or on):
+        raise UsageError("--offline", "excludes --nodes and --on", "name a run that is recorded here, or omit it")
+    notes, log = list[str](), Reporter().log
+    with _run(run, nodes, on, ssh_config, notes) as found:
+        record = Record(RunPaths(found.folder)) if found else None
+        job = _job(record)
+        hosts = options.hosts(nodes, on) or [*dict.fromkeys(node.host for node in (record.nodes() if record else ()))]
+        seen = [] if offline else _checks(job, hosts, ssh_config, notes)
+        parts = [versions(record, seen), *([doctor(seen)] if seen else ()), *(of_record(record) if record else ())]
+        if found and not offline and found.outcome is None:
+            parts += _now(found, notes)
+    if record and record.unmasked:
+        notes.append(record.unmasked)
+    mask = Anonymous(names_of(record, job, hosts, seen, chosen_config(ssh_config)))
+    packed = [*_packed({part.name: part for part in parts}, mask, notes)]
+    packed = [replace(first := about(packed, notes), text=mask.text(first.text)), *packed]
+    name = mask.text(f"launcher-report-{record.run if record else time.strftime('%Y%m%d-%H%M%S')}")
+    for note in notes:
+        log(f"warning: {note}")
+    if not json:
+        _show(packed)
+    size = _write(Path(f"{name}.tar.gz"), name, packed)
+    if json:
+        files = [{"name": part.name, "bytes": len(part.text.encode()), "why": part.why} for part in packed]
+        typer.echo(json_.dumps({"archive": f"{name}.tar.gz", "bytes": size, "files": files}, indent=2))
+    everything = " ".join(part.text for part in packed)
+    if renamed := [f"{old} is {new}" for old, new in mask.pseudonyms.items() if new in everything]:
+        more = f", and {len(renamed) - _NAMED} more" * (len(renamed) > _NAMED)
+        log(f"in the report, {', '.join(renamed[:_NAMED])}{more}")
+    log(f"wrote {name}.tar.gz ({size_text(size)}); nothing was sent; look at it with: tar tzvf {name}.tar.gz")
+
+
+def _run(
+    run: str | None, nodes: str | None, on: str | None, ssh_config: Path | None, notes: list[str]
+) -> AbstractContextManager[launcher.Run | None]:
+    """Return the run; None if there is none, or its nodes do not respond: versions and checks may tell why."""
+    try:
+        latest = records()[-1].run if run is None and nodes is None and on is None else run
+        found = options.find(latest, nodes, on, ssh_config)
+    except IndexError:
+        notes.append("no run is recorded in runs/ (they are recorded where `up` is called)")
+    except NodesFailed as error:
+        notes.append(str(error))
+    except RunUnknown as error:
+        if run is not None:
+            raise
+        notes.append(str(error))
+    else:
+        if run is None and latest is not None:
+            Reporter().log(f"the latest run is {found.id}")  # also one that was not started, unlike elsewhere
+        return found
+    return nullcontext()
+
+
+def _job(record: Record | None) -> Job | None:
+    with suppress(OSError, UnicodeDecodeError, LauncherError):
+        return parse_job(record.job_text()) if record else None
+    return None
+
+
+def _checks(
+    job: Job | None, hosts: Sequence[str], ssh_config: Path | None, notes: list[str]
+) -> list[Check | NodeFacts]:
+    """Return what `launcher doctor NODE...` finds, which starts no container; on a cluster, and for plain processes,
+    what `launcher doctor JOB` finds.
+    """
+    clusters = [name for host in hosts if (name := cluster_name(host)) is not None]
+    of_job = job if job and (clusters or not job.traits.has_images) else None
+    if not hosts or (clusters and not job):
+        return []
+    Reporter().log(f"checking {counted(len(hosts), 'machine')}; to contact none: --offline")
+    try:
+        with examine(of_job, hosts, cluster=clusters[0] if clusters else None, ssh_config=ssh_config) as found:
+            return [*found.checks]
+    except LauncherError as error:
+        notes.append(f"doctor's checks failed: {error}")
+        return []
+
+
+def _now(run: launcher.Run, notes: list[str]) -> Iterator[Part]:
+    """Yield the state of a run without a recorded end, and its logs, which may not have been collected."""
+    try:
+        yield Part("status.json", "state of its nodes now", json_.dumps(run.status().to_dict()))
+        for node in run.nodes[:_ASKED]:
+            text = "\n".join(run.logs(node=node, tail=LINES, follow=False))
+            yield Part(f"logs/{node}.log", f"output of a node, last {LINES} lines", last(text))
+    except LauncherError as error:
+        notes.append(f"the nodes were not asked for the run: {error}")
+
+
+def _packed(parts: Mapping[str, Part], mask: Anonymous, notes: list[str]) -> Iterator[Part]:
+    for part in parts.values():
+        name, text = mask.text(part.name), mask.file(part.name, part.text)
+        if mask.leaks(f"{name}\n{text}"):
+            notes.append(f"{part.name} is left out: a secret or a user's name in it could not be masked")
+        else:
+            cut = "\n(the rest is left out)\n" if len(text) > _LARGEST else ""
+            # a name of a file, or JSON, may have surrogates, which cannot be encoded
+            yield Part(name, part.why, f"{text[:_LARGEST]}{cut}".encode(errors="replace").decode())
+
+
+def _show(packed: Sequence[Part]) -> None:
+    table = Table("file", "size", "why", box=None, pad_edge=False, header_style="bold")
+    table.columns[1].justify = "right"
+    for part in packed:
+        table.add_row(Text(part.name), size_text(len(part.text.encode())), part.why)
+    terminal.table_console().print(table)
+
+
+def _write(path: Path, folder: str, packed: Sequence[Part]) -> int:
+    """Write the archive, readable by its owner only. Return its size."""
+    buffer, now = io.BytesIO(), int(time.time())
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for part in packed:
+            data = part.text.encode()
+            member = tarfile.TarInfo(f"{folder}/{part.name}")
+            member.size, member.mtime, member.mode = len(data), now, 0o600
+            tar.addfile(member, io.BytesIO(data))
+    with tempfile.NamedTemporaryFile(dir=".", prefix=".launcher-report-", delete=False) as file:  # has mode 0600
+        try:
+            file.write(buffer.getvalue())
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+    return len(buffer.getvalue())

@@ -1,0 +1,93 @@
+"""What a report hides, and what it keeps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.features.report.masking import Anonymous, Names, secret_values
+
+NAMES = Names(
+    secrets=["s3cr3t/@x", "two\nlines"],
+    users=["erika", "max", "root"],
+    homes=["/srv/people/erika", "/data/home/erika", "/root"],
+    nodes=[["gpu-a", "gpu-a.corp.example", "10.0.0.5"], ["node-1", "10.0.0.6"]],
+    hosts=["vm", "registry.corp.example"],
+    keys=["/keys/acme"],
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("erika@gpu-a and Erika@10.0.0.5", "user-1@node-1 and user-1@node-1-address"),
+        ("/data/home/erika/x, /home/erika, /home/klaus/y", "/home/user-1/x, /home/user-1, /home/user-4/y"),
+        ("/srv/people/erika/x", "/home/user-3/x"),
+        ("max --max_restarts root", "user-2 --max_restarts root"),
+        ("gpu-b.corp.example node-1 vm:1:2 vm2", "gpu-b.domain-1 node-2 host-1:1:2 vm2"),
+        ("vm:12:13 [0] NCCL INFO [0]eth0:10.0.0.7<0>", "host-1:12:13 [0] NCCL INFO [0]eth0:address-1<0>"),
+        ("other:12:13 [0] NCCL INFO x", "host-3:12:13 [0] NCCL INFO x"),
+        ("events.out.tfevents.1795805353.other.7.0", "events.out.tfevents.1795805353.host-3.7.0"),
+        ("http://u:p@other:80/x?token=abc&y=1", "http://***@host-3:80/x?token=***&y=1"),
+        ("s3://bucket/x https://pypi.org/simple", "s3://host-3/x https://pypi.org/simple"),
+        ("fe80::1%eth0 ::1 127.0.0.1 [2001:db8::2]:80", "address-1%eth0 ::1 127.0.0.1 [address-2]:80"),
+        ("12:34:56 c10d::Store std::string 0000:07:00.0", "12:34:56 c10d::Store std::string 0000:07:00.0"),
+        ("NCCL version 2.21.5.1, nvidia-cublas==12.4.5.8", "NCCL version 2.21.5.1, nvidia-cublas==12.4.5.8"),
+        ("Acc@1 6.56 nvcr.io/x@sha256:0123 max_tokens: 4", "Acc@1 6.56 nvcr.io/x@sha256:0123 max_tokens: 4"),
+        ("~/.ssh/corp /keys/acme /x/id_ed25519, KeyError", "~/.ssh/*** ~/.ssh/*** ~/.ssh/***, KeyError"),
+        ("WANDB_API_KEY=12 'password': 'x y' Bearer abc", "WANDB_API_KEY=*** 'password': *** Bearer ***"),
+        ("hf_0123456789abcdef s3cr3t/@xs3cr3t/@x", "*** ******"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nx\n-----END RSA PRIVATE KEY-----.", "***."),
+    ],
+)
+def test_what_is_replaced(text: str, shown: str) -> None:
+    assert Anonymous(NAMES).text(text) == shown
+
+
+def test_values_are_hidden_by_the_names_of_their_keys() -> None:
+    job = "env: {HF_TOKEN: abc, MAX_TOKENS: 2048, PW_PASSWORD: 7}\nport: 29500\nargs: ['--api-key', x]\n"
+    shown = yaml.safe_load(Anonymous(NAMES).file("job.yaml", job))
+    assert shown["env"] == {"HF_TOKEN": "***", "MAX_TOKENS": 2048, "PW_PASSWORD": "***"}
+    assert shown["port"] == 29500
+    assert json.loads(Anonymous(NAMES).file("x.json", json.dumps({"env": {"A_KEY": "b", "B": None}}))) == {
+        "env": {"A_KEY": "***", "B": None}
+    }
+    assert [*secret_values({"nodes": [{"argv": ["--api-key", "x1", "--lr", "1"]}, {"A_SECRET": "y"}]})] == ["x1", "y"]
+
+
+def test_a_key_that_is_not_valid_json_or_yaml_is_masked_as_text() -> None:
+    assert Anonymous(NAMES).file("plan.json", '{"a": "erika').strip() == '{"a": "user-1'
+    assert Anonymous(NAMES).file("job.yaml", "a: [erika") == "a: [user-1"
+
+
+ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+LETTERS = st.sampled_from("kqvwxyzäß")
+
+
+@given(
+    secret=st.text(st.sampled_from("abAB01/@:.+-_'\"\\ \n=é"), min_size=8, max_size=30).filter(str.strip),
+    user=st.text(LETTERS, min_size=5, max_size=12),
+    around=st.lists(ANY, min_size=4, max_size=4),
+    form=st.sampled_from(
+        ["{}", "{}@gpu-a", "http://{}:x@y/z", "/home/{}/x", "export X_TOKEN={}", "/x/.ssh/{}", "k={}"]
+    ),
+)
+def test_no_secret_and_no_user_is_left_anywhere(secret: str, user: str, around: list[str], form: str) -> None:
+    mask = Anonymous(Names(secrets=[secret], users=[user]))
+    text = f"{around[0]}{form.format(secret)}{around[1]}{user}{around[2]}{form.format(user)}{around[3]}"
+    value = {"env": {"A": text, text: [text]}, secret: 1, user: 2}
+    for name, written in (
+        ("x.log", text),
+        ("x.json", json.dumps(value)),
+        ("x.jsonl", f"{json.dumps(value)}\n{text}\n"),
+        ("job.yaml", yaml.safe_dump(value)),
+    ):
+        shown = mask.file(name, written)
+        if not mask.leaks(shown):  # else the file is left out
+            assert secret not in shown
+            assert user not in shown.lower()
+    assert not mask.leaks(mask.text(text))
