@@ -19,7 +19,7 @@ from launcher.node.files import FileEntry, Files, Span
 from launcher.node.machine import LocalMachine
 from launcher.records import snapshot as snapshots
 from launcher.records.collect import Collected, OutputFolder, collect
-from launcher.records.paths import not_a_folder
+from launcher.records.paths import RunPaths, not_a_folder
 from launcher.records.snapshot import repack, snapshot
 from launcher.records.store import NodeOfRun, Record, find, records, resolve
 from launcher.records.wanted import want
@@ -370,3 +370,9 @@ def test_event_files_of_any_program_are_found() -> None:
 )
 def test_a_path_outside_the_folder_is_ignored(path: str) -> None:
     assert want(path, checkpoints=True) is None
+
+
+def test_a_plan_without_a_rendezvous_has_no_interfaces(tmp_path: Path) -> None:
+    for meeting in ("NaN", "7", '["x"]', '{"interfaces": 3}'):
+        (tmp_path / "plan.json").write_text(f'{{"rendezvous": {meeting}, "nodes": []}}')
+        assert Record(RunPaths(tmp_path)).interfaces() == {}

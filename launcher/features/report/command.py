@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ from launcher.api.jobs import chosen_config
 from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
-from launcher.features.report.contents import LINES, Part, about, doctor, last, of_record, versions
+from launcher.features.report.contents import LINES, ReportFile, about, doctor, last, of_record, versions
 from launcher.features.report.masking import Anonymous
 from launcher.features.report.names import names_of
 from launcher.job.loader import parse_job
@@ -84,7 +84,9 @@ def report(
         files = [{"name": part.name, "bytes": len(part.text.encode()), "why": part.why} for part in packed]
         typer.echo(json_.dumps({"archive": f"{name}.tar.gz", "bytes": size, "files": files}, indent=2))
     everything = " ".join(part.text for part in packed)
-    if renamed := [f"{old} is {new}" for old, new in mask.pseudonyms.items() if new in everything]:
+    if renamed := [
+        f"{old} is {new}" for old, new in mask.pseudonyms.items() if new in everything and "address" not in new
+    ]:
         more = f", and {len(renamed) - _NAMED} more" * (len(renamed) > _NAMED)
         log(f"in the report, {', '.join(renamed[:_NAMED])}{more}")
     log(f"wrote {name}.tar.gz ({size_text(size)}); nothing was sent; look at it with: tar tzvf {name}.tar.gz")
@@ -129,26 +131,32 @@ def _checks(
     if not hosts or (clusters and not job):
         return []
     Reporter().log(f"checking {counted(len(hosts), 'machine')}; to contact none: --offline")
-    try:
-        with examine(of_job, hosts, cluster=clusters[0] if clusters else None, ssh_config=ssh_config) as found:
-            return [*found.checks]
-    except LauncherError as error:
-        notes.append(f"doctor's checks failed: {error}")
-        return []
+    cluster = clusters[0] if clusters else None
+    with _noted(notes), examine(of_job, hosts, cluster=cluster, ssh_config=ssh_config) as found:
+        return [*found.checks]
+    return []
 
 
-def _now(run: launcher.Run, notes: list[str]) -> Iterator[Part]:
+def _now(run: launcher.Run, notes: list[str]) -> Iterator[ReportFile]:
     """Yield the state of a run without a recorded end, and its logs, which may not have been collected."""
+    with _noted(notes):
+        yield ReportFile("status.json", "state of its nodes now", json_.dumps(run.status().to_dict()))
+    for node in run.nodes[:_ASKED]:
+        with _noted(notes):
+            if text := "\n".join(run.logs(node=node, tail=LINES, follow=False)):
+                yield ReportFile(f"logs/{node}.log", f"last {LINES} lines of a node, read there now", last(text))
+
+
+@contextmanager
+def _noted(notes: list[str]) -> Iterator[None]:
+    """Note what is missing in place of ending without a report."""
     try:
-        yield Part("status.json", "state of its nodes now", json_.dumps(run.status().to_dict()))
-        for node in run.nodes[:_ASKED]:
-            text = "\n".join(run.logs(node=node, tail=LINES, follow=False))
-            yield Part(f"logs/{node}.log", f"output of a node, last {LINES} lines", last(text))
+        yield
     except LauncherError as error:
-        notes.append(f"the nodes were not asked for the run: {error}")
+        notes.append(str(error))
 
 
-def _packed(parts: Mapping[str, Part], mask: Anonymous, notes: list[str]) -> Iterator[Part]:
+def _packed(parts: Mapping[str, ReportFile], mask: Anonymous, notes: list[str]) -> Iterator[ReportFile]:
     for part in parts.values():
         name, text = mask.text(part.name), mask.file(part.name, part.text)
         if mask.leaks(f"{name}\n{text}"):
@@ -156,10 +164,10 @@ def _packed(parts: Mapping[str, Part], mask: Anonymous, notes: list[str]) -> Ite
         else:
             cut = "\n(the rest is left out)\n" if len(text) > _LARGEST else ""
             # a name of a file, or JSON, may have surrogates, which cannot be encoded
-            yield Part(name, part.why, f"{text[:_LARGEST]}{cut}".encode(errors="replace").decode())
+            yield ReportFile(name, part.why, f"{text[:_LARGEST]}{cut}".encode(errors="replace").decode())
 
 
-def _show(packed: Sequence[Part]) -> None:
+def _show(packed: Sequence[ReportFile]) -> None:
     table = Table("file", "size", "why", box=None, pad_edge=False, header_style="bold")
     table.columns[1].justify = "right"
     for part in packed:
@@ -167,7 +175,7 @@ def _show(packed: Sequence[Part]) -> None:
     terminal.table_console().print(table)
 
 
-def _write(path: Path, folder: str, packed: Sequence[Part]) -> int:
+def _write(path: Path, folder: str, packed: Sequence[ReportFile]) -> int:
     """Write the archive, readable by its owner only. Return its size."""
     buffer, now = io.BytesIO(), int(time.time())
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:

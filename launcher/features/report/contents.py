@@ -29,6 +29,7 @@ from launcher.records.wanted import want
 LINES = 200  # of a log
 _MOST = 1 << 18  # bytes that are read of a log or of the job
 _LOGS = 50
+_NODES = 100  # of a plan or result
 _LISTED = 2000  # names of files
 _PACKAGES = ("docker", "fsspec", "numpy", "paramiko", "pydantic", "PyYAML", "rich", "torch", "torchvision", "typer")
 _ABOUT = """Written by `launcher report`, which has sent it nowhere.
@@ -47,7 +48,7 @@ _WHY = {
 
 
 @dataclass(frozen=True)
-class Part:
+class ReportFile:
     """A file of the report. why: one line."""
 
     name: str
@@ -55,12 +56,12 @@ class Part:
     text: str
 
 
-def about(parts: Sequence[Part], notes: Sequence[str]) -> Part:
+def about(parts: Sequence[ReportFile], notes: Sequence[str]) -> ReportFile:
     text = "".join(f"{part.name}: {part.why}\n" for part in parts) + "".join(f"\nNote: {note}\n" for note in notes)
-    return Part("about.txt", "this list, and what was replaced", _ABOUT + text)
+    return ReportFile("about.txt", "this list, and what was replaced", _ABOUT + text)
 
 
-def versions(record: Record | None, seen: Sequence[Check | NodeFacts]) -> Part:
+def versions(record: Record | None, seen: Sequence[Check | NodeFacts]) -> ReportFile:
     found: dict[str, Any] = {"launcher": __version__, "python": sys.version, "os": platform.platform(), "ssh": _ssh()}
     with suppress(OSError, KeyError):
         found["os"] = f"{platform.freedesktop_os_release()['PRETTY_NAME']}, {found['os']}"
@@ -78,36 +79,38 @@ def versions(record: Record | None, seen: Sequence[Check | NodeFacts]) -> Part:
             nodes.setdefault(each.name, {}).update({key: own[key] for key in ("driver", "cuda", "toolkit")}, gpus=gpus)
         elif each.name == "engine":
             nodes.setdefault(each.node, {})["engine"] = each.what
-    return Part("versions.json", "launcher, Python, system, image, drivers", json.dumps(found))
+    return ReportFile("versions.json", "launcher, Python, system, image, drivers", json.dumps(found))
 
 
-def doctor(seen: Sequence[Check | NodeFacts]) -> Part:
+def doctor(seen: Sequence[Check | NodeFacts]) -> ReportFile:
     text = ""
     for each in seen:
         if isinstance(each, Check):
             text += f"{each.level.value:4} {each.node:12} {each.name:18} {each.what}\n"
             text += f"{'':18}-> {each.fix}\n" if each.fix else ""
-    return Part("doctor.txt", "checks of the nodes, made now", text)
+    return ReportFile("doctor.txt", "checks of the nodes, made now", text)
 
 
-def of_record(record: Record) -> Iterator[Part]:
+def of_record(record: Record) -> Iterator[ReportFile]:
     """Yield what helps in the record of a run: job, plan, events, result, names of files, ends of logs."""
     paths = record.paths
     if text := _text(paths.job, end=False):
-        yield Part("job.yaml", "the job, as it was started", text)
+        yield ReportFile("job.yaml", "the job, as it was started", text)
     for path, why in (
         (paths.plan, "containers, variables, commands"),
         (paths.result, "how the run ended"),
         (paths.left_out, "names of files that were not sent as code"),
     ):
         if found := read_json(path):
-            yield Part(path.name, why, json.dumps(found))
+            if isinstance(nodes := found.get("nodes"), list) and len(nodes) > _NODES:
+                found |= {"nodes": nodes[:_NODES], "left out of the report": f"{len(nodes) - _NODES} nodes"}
+            yield ReportFile(path.name, why, json.dumps(found))
     if text := _text(paths.events):
-        yield Part("events.jsonl", "what the launcher saw", text)
+        yield ReportFile("events.jsonl", "what the launcher saw", text)
     files = [*islice(_files(paths.root), _LISTED)]
-    yield Part("files.txt", "names and sizes of code and record", _listed(record, files))
+    yield ReportFile("files.txt", "names and sizes of code and record", _listed(record, files))
     if state := [f"{name}\n{_text(paths.root / name)}" for name, _ in files if name.startswith("state/")]:
-        yield Part("state.txt", "starts and ends of the nodes", "\n".join(state))
+        yield ReportFile("state.txt", "starts and ends of the nodes", "\n".join(state))
     yield from _logs(record, [name for name, _ in files])
 
 
@@ -116,7 +119,7 @@ def last(text: str) -> str:
     return "\n".join(re.split("[\r\n]+", text.rstrip())[-LINES:]) + "\n"
 
 
-def _logs(record: Record, names: Sequence[str]) -> Iterator[Part]:
+def _logs(record: Record, names: Sequence[str]) -> Iterator[ReportFile]:
     """Yield the texts that were collected, those of the node and the rank that failed first."""
     failure = (record.result() or {}).get("failure") or {}
     failed = (str(failure.get("node")), f"rank-{failure.get('rank')}")
@@ -124,7 +127,7 @@ def _logs(record: Record, names: Sequence[str]) -> Iterator[Part]:
     chosen.sort(key=lambda name: (Path(name).stem not in failed, not name.startswith("logs/"), name))
     for name in islice((name for name in chosen if not name.endswith(".clock")), _LOGS):
         if text := _text(record.paths.root / name):
-            yield Part(name, _WHY[name.partition("/")[0]], last(text))
+            yield ReportFile(name, _WHY[name.partition("/")[0]], last(text))
 
 
 def _text(path: Path, *, end: bool = True) -> str:

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -82,11 +82,11 @@ class Anonymous:
         for home in (home for home in names.homes if home.count("/") > 1):
             found = re.search("/(?:home|Users)/([^/]+)$", home)
             self._paths[home] = f"/home/{self._named('user', found[1] if found else home)}"
-        words = [*hosts, *(domain for domain in domains if self._named("domain", domain) != domain)]
-        known = {rf"{re.escape(path)}(?![\w.-])": path for path in self._paths} | {_word(name): name for name in words}
-        people = {re.escape(user) if len(user) > 4 else rf"\b{re.escape(user)}\b": user for user in users}
-        ordered = sorted((known | people).items(), key=lambda each: -len(each[1]))
-        literal = "|".join(pattern for pattern, _ in ordered) or "(?!)"
+        words = {*hosts, *(domain for domain in domains if self._named("domain", domain) != domain)}
+        people = [re.escape(user) if len(user) > 4 else rf"\b{re.escape(user)}\b" for user in _by_length(users)]
+        known = [rf"{re.escape(path)}(?![\w.-])" for path in _by_length(self._paths)]
+        known += [rf"(?<![A-Za-z0-9]){_any_of({word.lower() for word in words})}(?![A-Za-z0-9])"] if words else []
+        literal = "|".join([*known, *people]) or "(?!)"
         self._shapes = re.compile(f"{_SHAPES}|(?i:{literal}){_ADDRESSES}", re.DOTALL | re.VERBOSE)
         self._people = re.compile("|".join(people) or "(?!)", re.IGNORECASE)
 
@@ -121,7 +121,10 @@ class Anonymous:
             pairs = ((key, MASK if _holds_secret(key, inner) else self._deep(inner)) for key, inner in value.items())
             return {self.text(key): inner for key, inner in pairs}
         if isinstance(value, list):
-            return [self._deep(inner) for inner in value]
+            after = zip(("", *value), value, strict=False)
+            return [
+                MASK if _is_option(one) and _holds_secret(one, other) else self._deep(other) for one, other in after
+            ]
         return self.text(value) if isinstance(value, str) else value
 
     def _yaml(self, node: yaml.Node, seen: set[int]) -> None:
@@ -177,9 +180,13 @@ def secret_values(value: Any) -> Iterator[str]:
             yield from secret_values(inner)
     elif isinstance(value, list):
         pairs = itertools.pairwise(value)
-        yield from (str(inner) for key, inner in pairs if str(key).startswith("--") and _holds_secret(key, inner))
+        yield from (str(inner) for before, inner in pairs if _is_option(before) and _holds_secret(before, inner))
         for inner in value:
             yield from secret_values(inner)
+
+
+def _is_option(argument: object) -> bool:
+    return isinstance(argument, str) and argument.startswith("--")
 
 
 def _holds_secret(name: object, value: object) -> bool:
@@ -191,8 +198,18 @@ def _set(node: yaml.ScalarNode, text: str) -> None:
         node.value, node.tag, node.style = text, _TEXT, "'"
 
 
-def _word(name: str) -> str:
-    return rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"
+def _by_length(words: Iterable[str]) -> list[str]:
+    return sorted(words, key=len, reverse=True)
+
+
+def _any_of(words: Collection[str]) -> str:
+    """Return a pattern of these words that shares their beginnings: thousands of nodes would be tried one by one."""
+    rests = dict[str, set[str]]()
+    for word in filter(None, words):
+        rests.setdefault(word[0], set()).add(word[1:])
+    found = [re.escape(first) + _any_of(rest) for first, rest in rests.items()]
+    text = "|".join(found) if len(found) == 1 and "" not in words else f"(?:{'|'.join(found)})"
+    return "" if not found else text + "?" * ("" in words)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -205,5 +222,5 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _tells(name: str) -> bool:
     """Return whether a name tells a person, a company or a machine."""
     if (address := _address(name)) is not None:
-        return not (address.is_loopback or address.is_unspecified or address.is_reserved)
+        return not (address.is_loopback or address.is_unspecified or address.is_reserved or address.is_multicast)
     return len(name) > 1 and not _COMMON.fullmatch(name.lower())

@@ -38,7 +38,7 @@ def names_of(
     """Return what must not be in a report. hosts: that were asked; seen: what doctor has found there."""
     nodes, plan = (record.nodes(), read_json(record.paths.plan) or {}) if record else ((), {})
     of_node = {node.name: {node.name} for node in nodes}
-    others, users, keys = {socket.gethostname(), socket.getfqdn()}, {*_caller()}, set[str]()
+    others, users, keys = {socket.gethostname()}, {*_caller()}, set[str]()
     homes = {node.output.partition(f"/{OUTPUT_ROOT}/")[0] for node in nodes if cluster_name(node.host) is None}
     for node in nodes if record else ():
         of_node[node.name].add(record.interfaces().get(node.rank, ("", ""))[1] if record else "")
