@@ -40,8 +40,9 @@ def names_of(
     of_node = {node.name: {node.name} for node in nodes}
     others, users, keys = {socket.gethostname()}, {*_caller()}, set[str]()
     homes = {node.output.partition(f"/{OUTPUT_ROOT}/")[0] for node in nodes if cluster_name(node.host) is None}
-    for node in nodes if record else ():
-        of_node[node.name].add(record.interfaces().get(node.rank, ("", ""))[1] if record else "")
+    addresses = record.interfaces() if record else {}
+    for node in nodes:
+        of_node[node.name].add(addresses.get(node.rank, ("", ""))[1])
     machines = {node.name: node.host for node in nodes}
     more = [*hosts, *(record.other_hosts() if record else ())]
     machines |= {host: host for host in more if host not in machines.values()}
@@ -51,10 +52,13 @@ def names_of(
     answers = {name: resolver.begin(login) for name, login in logins.items()}
     for name, answer in answers.items():
         known = of_node.setdefault(name, set()) if cluster_name(machines[name]) is None else others
-        with suppress(LauncherError):
+        with suppress(LauncherError, ValueError):
+            written = parse_host(logins[name])
+            known.add(written.host)
+            users.add(written.user)
             target = answer()
-            known |= {parse_host(target.alias).host, target.hostname}
-            users |= {parse_host(target.alias).user, target.user}
+            known.add(target.hostname)
+            users.add(target.user)
             keys |= {*target.identity_files}
     for owner in _owners(plan):
         users.add(owner.rpartition("@")[0])
