@@ -15,11 +15,12 @@ from launcher.cli.init import Example
 from tests.bed.bed import Bed
 from tests.e2e.cli import ROOT, Cli, bed_job
 from tests.e2e.newcomer import bare, installed, newcomer, settings, wheel
+from tests.ports import free_port
 
 __all__ = ["bare", "installed", "wheel"]
 
 pytestmark = pytest.mark.xdist_group("newcomer")  # the wheel and the environment are made once
-PROCESS = settings(runtime="process", nodes="[local]")
+PROCESS = settings(runtime="process", nodes="[local]", port=str(free_port()))
 
 
 @pytest.mark.ci
@@ -51,7 +52,7 @@ def test_the_example_runs_from_an_empty_folder(installed: Path, home_cli: Cli) -
     cli = Cli(home_cli.cwd, {**home_cli.env, "PYTHONPATH": ""}, (str(installed.with_name("launcher")),))
     said = cli("init", "--example", "quickstart").stdout
     assert said.endswith("to run it: launcher up jobs/quickstart.yaml\n")
-    done = cli("up", "jobs/quickstart.yaml", "--set", "run.args.epochs=1")
+    done = cli("up", "jobs/quickstart.yaml", "--set", "run.args.epochs=1", "--set", f"port={free_port()}")
     assert "Epoch: [1] val" in done.stdout
     assert "already exists" in cli("init", "--example", "quickstart", code=2).stderr
     assert "omit job.yaml" in cli("init", "job.yaml", "--example", "quickstart", code=2).stderr

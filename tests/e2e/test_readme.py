@@ -13,6 +13,7 @@ import yaml
 
 from launcher.cli.main import main
 from tests.e2e.cli import ROOT, Cli
+from tests.ports import free_port
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [
@@ -58,8 +59,10 @@ def python_examples() -> list[str]:
 
 
 @pytest.mark.parametrize("program", python_examples())
-def test_a_python_example_runs_unmodified(program: str, tmp_path: Path) -> None:
-    (tmp_path / "example.py").write_text(program)
+def test_a_python_example_runs(program: str, tmp_path: Path) -> None:
+    """Unmodified, but with a port that no other run on this machine has."""
+    port = f'"nodes": ["local", "local"],\n        "port": {free_port()},'
+    (tmp_path / "example.py").write_text(program.replace('"nodes": ["local", "local"],', port))
     done = shell("python example.py", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
