@@ -135,37 +135,6 @@ def test_the_global_batch_size_is_kept_when_a_rank_is_lost(tmp_path: Path) -> No
         assert (lost["model"][name] - weights).abs().max() < 1e-4, name
 
 
-def learns_and_resumes(cli: Cli, job: str, few: int, more: int) -> None:
-    """Run unchanged, then resume from the checkpoint; check the output of the commands."""
-    first = cli("up", f"{HERE}/{job}.yaml", *args(epochs=few), timeout=300)
-    assert epochs(first) == list(range(1, few + 1)), first.stdout
-    assert re.search(r"^2 processes", first.stdout, re.MULTILINE), "each rank trains a model of its own"
-    progress = json.loads(cli("status", "--json").stdout)["progress"]
-    assert (progress["epoch"], progress["epochs"]) == (few, few)
-    assert 0 < progress["step"] <= progress["steps"]
-    before = cli.runs()[-1]
-    again = cli("up", f"{HERE}/{job}.yaml", *args(epochs=more), "--resume", before.name, timeout=300)
-    assert epochs(again) == list(range(few + 1, more + 1)), again.stdout
-    after = cli.runs()[-1]
-    assert min(curve(after / "tensorboard")) > max(curve(before / "tensorboard"))
-    lines = [json.loads(line) for run in (before, after) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["loss"] < lines[0]["loss"] / 1.3
-    cli("fetch", after.name, "--checkpoints")
-    assert any(path.is_file() for path in (after / "checkpoints").rglob("*"))
-
-
-@pytest.mark.slow
-def test_lightning(project: Cli) -> None:
-    pytest.importorskip("pytorch_lightning", reason="needs pip install -c constraints.txt -e '.[examples]'")
-    learns_and_resumes(project, "lightning", few=3, more=6)
-
-
-@pytest.mark.slow
-def test_accelerate(project: Cli) -> None:
-    pytest.importorskip("accelerate", reason="needs pip install -c constraints.txt -e '.[examples]'")
-    learns_and_resumes(project, "accelerate", few=1, more=3)
-
-
 @pytest.mark.slow
 def test_another_model_and_other_images(project: Cli, tmp_path: Path, digits: Path) -> None:
     changed = args(dir=tmp_path / "out", data=digits, model="resnet18", epochs=2)
@@ -173,14 +142,6 @@ def test_another_model_and_other_images(project: Cli, tmp_path: Path, digits: Pa
     assert epochs(done) == [1, 2]
     accuracy = float(re.findall(r"accuracy ([\d.]+)%", done.stdout)[-1])
     assert accuracy > 80, done.stdout
-
-
-@pytest.mark.slow
-def test_another_language_model_and_other_texts(project: Cli) -> None:
-    pytest.importorskip("accelerate", reason="needs pip install -c constraints.txt -e '.[examples]'")
-    shutil.copytree(ROOT / "docs", project.cwd / "docs")
-    done = project("up", f"{HERE}/accelerate.yaml", *args(data="docs", model="qwen2", epochs=1), timeout=400)
-    assert last_loss(done) < 3.5, done.stdout  # 5.5 is the loss of a random guess
 
 
 @pytest.mark.slow

@@ -79,6 +79,8 @@ def test_every_job_can_be_planned_from_the_root(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
+    for name in yaml.safe_load(job.read_text(encoding="utf-8")).get("secrets", ()):
+        monkeypatch.setenv(name, "of-the-user")
     monkeypatch.setattr(sys, "argv", ["launcher", "plan", str(job.relative_to(ROOT)), "--offline"])
     with pytest.raises(SystemExit) as ended:
         main()

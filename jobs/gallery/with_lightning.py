@@ -1,16 +1,14 @@
 """A LightningModule with a Trainer that reads torchrun's environment variables; only the output folder is set.
 
-On one machine: LAUNCHER_OUTPUT=/tmp/spirals torchrun --nproc-per-node 2 jobs/examples/with_lightning.py
+On one machine: LAUNCHER_OUTPUT=/tmp/spirals torchrun --nproc-per-node 2 jobs/gallery/with_lightning.py
 """
 
 import argparse
-import json
 import os
-import time
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import report
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import TensorBoardLogger
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-OUTPUT = Path(os.environ["LAUNCHER_OUTPUT"])
+OUTPUT = report.OUTPUT
 
 
 def spirals(count: int = 1024, classes: int = 3) -> TensorDataset:
@@ -51,11 +49,9 @@ class Progress(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, *batch: Any) -> None:
         if trainer.is_global_zero and trainer.global_step % trainer.log_every_n_steps == 0:
-            line = {"kind": "step", "time": time.time(), "loss": float(outputs["loss"])}
-            line |= {"step": trainer.global_step, "steps": int(trainer.estimated_stepping_batches)}
-            line |= {"epoch": trainer.current_epoch + 1, "epochs": trainer.max_epochs}
-            with (OUTPUT / "metrics.jsonl").open("a") as metrics:
-                metrics.write(json.dumps(line) + "\n")
+            step, steps = trainer.global_step, int(trainer.estimated_stepping_batches)
+            epochs = {"epoch": trainer.current_epoch + 1, "epochs": trainer.max_epochs}
+            report.step(step, steps, float(outputs["loss"]), **epochs)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if trainer.is_global_zero:
@@ -85,7 +81,9 @@ def main() -> None:
         print(f"{trainer.world_size} processes", flush=True)
     last = checkpoints / "last.ckpt"
     loader = DataLoader(spirals(), args.batch_size, shuffle=True)  # the Trainer gives each rank its share
-    trainer.fit(Classifier(), loader, ckpt_path=last if last.exists() else None)
+    model = Classifier()
+    trainer.fit(model, loader, ckpt_path=last if last.exists() else None)
+    report.at_the_end(model, float(trainer.callback_metrics["loss"]), trainer.world_size)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
 """A small byte-level language model with Accelerate, built from a configuration, so nothing is downloaded.
 
-On one machine: LAUNCHER_OUTPUT=/tmp/bytes torchrun --nproc-per-node 2 jobs/examples/with_accelerate.py
+On one machine: LAUNCHER_OUTPUT=/tmp/bytes torchrun --nproc-per-node 2 jobs/gallery/with_accelerate.py
 """
 
 import argparse
-import json
-import os
-import time
+import math
 from pathlib import Path
 
+import report
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration, set_seed
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import AutoConfig, AutoModelForCausalLM
 
-OUTPUT = Path(os.environ["LAUNCHER_OUTPUT"])
+OUTPUT = report.OUTPUT
 SHAPE = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64}
 
@@ -52,7 +51,7 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     steps = args.epochs * len(loader)
 
-    begin = 0
+    begin, mean = 0, math.nan
     saved = sorted((OUTPUT / "checkpoints").glob("epoch-*"))  # complete: see below
     if saved:
         accelerator.load_state(saved[-1])
@@ -69,9 +68,7 @@ def main() -> None:
                 mean = float(accelerator.reduce(loss.detach(), "mean"))
                 accelerator.log({"loss": mean}, step=step)
                 if accelerator.is_main_process:
-                    line = {"kind": "step", "time": time.time(), "loss": mean, "step": step, "steps": steps}
-                    with (OUTPUT / "metrics.jsonl").open("a") as metrics:
-                        metrics.write(json.dumps({**line, "epoch": epoch + 1, "epochs": args.epochs}) + "\n")
+                    report.step(step, steps, mean, epoch=epoch + 1, epochs=args.epochs)
         accelerator.print(f"epoch {epoch + 1}/{args.epochs}: loss {mean:.4f}", flush=True)
         unfinished = OUTPUT / "checkpoints" / "unfinished"
         accelerator.save_state(unfinished)
@@ -79,6 +76,7 @@ def main() -> None:
         if accelerator.is_main_process:
             unfinished.rename(OUTPUT / "checkpoints" / f"epoch-{epoch + 1:04}")
         accelerator.wait_for_everyone()
+    report.at_the_end(model, mean, accelerator.num_processes)
     accelerator.end_training()
 
 
