@@ -83,14 +83,15 @@ def test_llama_factory(gallery: Cli) -> None:
 
 def learns_and_resumes(cli: Cli, job: str, few: int, more: int) -> None:
     """Run unchanged, then resume from the checkpoint; check the output of the commands."""
-    first = cli("up", f"{HERE}/{job}.yaml", *args(epochs=few), timeout=300)
+    port = ("--set", f"port={free_port()}")
+    first = cli("up", f"{HERE}/{job}.yaml", *port, *args(epochs=few), timeout=300)
     assert epochs(first) == list(range(1, few + 1)), first.stdout
     assert re.search(r"^2 processes", first.stdout, re.MULTILINE), "each rank trains a model of its own"
     progress = json.loads(cli("status", "--json").stdout)["progress"]
     assert (progress["epoch"], progress["epochs"]) == (few, few)
     assert 0 < progress["step"] <= progress["steps"]
     before = cli.runs()[-1]
-    again = cli("up", f"{HERE}/{job}.yaml", *args(epochs=more), "--resume", before.name, timeout=300)
+    again = cli("up", f"{HERE}/{job}.yaml", *port, *args(epochs=more), "--resume", before.name, timeout=300)
     assert epochs(again) == list(range(few + 1, more + 1)), again.stdout
     after = cli.runs()[-1]
     assert min(curve(after / "tensorboard")) > max(curve(before / "tensorboard"))
@@ -111,27 +112,41 @@ def test_a_program_resumes(gallery: Cli, job: str, package: str, few: int, more:
 def test_another_language_model_and_other_texts(gallery: Cli) -> None:
     needs("accelerate", "accelerate", "transformers")
     shutil.copytree(ROOT / "docs", gallery.cwd / "docs")
-    done = gallery("up", f"{HERE}/accelerate.yaml", *args(data="docs", model="qwen2", epochs=1), timeout=400)
+    options = ("--set", f"port={free_port()}", *args(data="docs", model="qwen2", epochs=1))
+    done = gallery("up", f"{HERE}/accelerate.yaml", *options, timeout=400)
     assert last_loss(done) < 3.5, done.stdout  # 5.5 is the loss of a random guess
+
+
+def on_machines(cli: Cli, job: str, **env: object) -> list[str]:
+    """Return options with which the job runs in the bed's containers, on two separate machines."""
+    shutil.copytree(ROOT / HERE, cli.cwd / HERE, ignore=shutil.ignore_patterns("__pycache__"))
+    keys = bed_job()
+    own = yaml.safe_load((ROOT / HERE / f"{job}.yaml").read_text())["env"]
+    changed = {"env": {**own, **keys["env"], **env}, "image": keys["image"], "mounts": keys["mounts"]}
+    sets = [word for key, value in changed.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    return ["--set", "runtime=docker", "--set", "gpus=none", "--nodes", ",".join(keys["nodes"]), *sets]
+
+
+@pytest.mark.bed
+def test_trl_in_containers(bed_cli: Cli, bed: Bed) -> None:
+    needs("trl", "trl")
+    run = up(bed_cli, "trl", *on_machines(bed_cli, "trl"))
+    ranks = [said(run, OWN, node) for node in range(2)]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    bed_cli("down")
 
 
 @pytest.mark.bed
 def test_ray(bed_cli: Cli, bed: Bed) -> None:
-    """In containers on two separate machines. The bed's image has no `ray` in its path, only the package."""
+    """The bed's image has no `ray` in its path, only the package."""
     needs("ray", "ray")
-    shutil.copytree(ROOT / HERE, bed_cli.cwd / HERE, ignore=shutil.ignore_patterns("__pycache__"))
+    options = on_machines(bed_cli, "ray", PATH="/workspace/code/bin:/usr/bin:/bin", **{WAIT: 60})
     command = bed_cli.cwd / "bin" / "ray"
     command.parent.mkdir()
     command.write_text('#!/bin/sh\nexec python3 -m ray.scripts.scripts "$@"\n')
     command.chmod(0o755)
-    keys = bed_job()
-    job = yaml.safe_load((ROOT / HERE / "ray.yaml").read_text())
-    env = {**job["env"], **keys["env"], "PATH": "/workspace/code/bin:/usr/bin:/bin", WAIT: 60}
-    sets = ["--nodes", ",".join(keys["nodes"]), "--set", "gpus=none"]
-    sets += ["--set", f"env={json.dumps(env)}", "--set", f"image={json.dumps(keys['image'])}"]
-    sets += ["--set", f"mounts={json.dumps(keys['mounts'])}"]
     cli = Cli(bed_cli.cwd, {**bed_cli.env, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    done = cli("up", f"{HERE}/ray.yaml", *sets, timeout=600)
+    done = cli("up", f"{HERE}/ray.yaml", *options, timeout=600)
     ranks = re.findall(r"^rank (\d) of 2 on (\S+): loss (\S+), weights (\w+)$", done.stdout, re.MULTILINE)
     assert [rank for rank, *_ in ranks] == ["0", "1"], done.stdout
     (first, loss, weights), (second, _, others) = ((node, *more) for _, node, *more in ranks)
