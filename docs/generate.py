@@ -72,7 +72,7 @@ def pages() -> dict[str, str]:
 
 def _wrapped(lines: Sequence[str]) -> str:
     """The text with paragraphs wrapped; tables, headings and code are kept."""
-    wrapper = textwrap.TextWrapper(width=120, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(width=100, break_long_words=False, break_on_hyphens=False)
     code = False
     text = []
     for line in lines:
