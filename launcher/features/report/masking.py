@@ -25,8 +25,8 @@ from launcher.records.masking import MASK, Masker
 _COMMON = re.compile(
     r"root|admin|ubuntu|debian|ec2-user|nobody|git|users?|home|local|localhost|localdomain|launcher|train|trainer|"
     r"python3?|torch|docker|slurm|ssh|any|all|none|-|(local|user|domain|address)-\d+|"
-    r"(.+\.)?(nvcr\.io|nvidia\.com|docker\.(io|com)|ghcr\.io|quay\.io|github\.com|pytorch\.org|python\.org|pypi\.org|"
-    r"pythonhosted\.org|huggingface\.co|hf\.co)"
+    r"(.+\.)?(nvcr\.io|nvidia\.com|docker\.(io|com)|ghcr\.io|quay\.io|github\.com|pytorch\.org|python\.org|"
+    r"huggingface\.co|hf\.co)"
 )
 _SECRET_NAME = re.compile(r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?![A-Z])", re.IGNORECASE)
 _NO_SECRET = ("true", "false", "none", "null", "auto")  # values of such a name that are no secret

@@ -33,7 +33,7 @@ NAMES = Names(
         ("other:12:13 [0] NCCL INFO x", "host-3:12:13 [0] NCCL INFO x"),
         ("events.out.tfevents.1795805353.other.7.0", "events.out.tfevents.1795805353.host-3.7.0"),
         ("http://u:p@other:80/x?token=abc&y=1", "http://***@host-3:80/x?token=***&y=1"),
-        ("s3://bucket/x https://pypi.org/simple", "s3://host-3/x https://pypi.org/simple"),
+        ("s3://bucket/x https://github.com/x", "s3://host-3/x https://github.com/x"),
         ("fe80::1%eth0 ::1 127.0.0.1 [2001:db8::2]:80", "address-1%eth0 ::1 127.0.0.1 [address-2]:80"),
         ("12:34:56 c10d::Store std::string 0000:07:00.0", "12:34:56 c10d::Store std::string 0000:07:00.0"),
         ("NCCL version 2.21.5.1, nvidia-cublas==12.4.5.8", "NCCL version 2.21.5.1, nvidia-cublas==12.4.5.8"),
