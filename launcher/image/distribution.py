@@ -235,12 +235,11 @@ def registry_login(wanted: names.Reference) -> Mapping[str, str] | None:
     They are read from the Docker CLI's config.json and credential helpers and never stored on a node.
     Raises ImageUnfit if a helper fails.
     """
-    from docker import auth  # slow to load, and most jobs pull nothing
-    from docker.errors import DockerException
+    from docker import auth, errors  # slow to load, and most jobs pull nothing
 
     try:
         found = auth.load_config().resolve_authconfig(wanted.registry or None)
-    except DockerException as error:
+    except errors.DockerException as error:
         what = f"this machine's Docker login for {wanted.registry or 'Docker Hub'} cannot be read: {error}"
         fix = "check credsStore and credHelpers in ~/.docker/config.json"
         raise ImageUnfit(f"image {wanted.repository}", what, fix) from error

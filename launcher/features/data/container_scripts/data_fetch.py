@@ -69,7 +69,7 @@ class Download:
         self._kind = self._url.partition(":")[0]
         os.environ.update({**order["env"], **order["secrets"]})
         try:
-            core, options = importlib.import_module("fsspec.core"), _options(self._kind)
+            core, options = _library("fsspec.core"), _options(self._kind)
             self._files, self._path = core.url_to_fs(
                 self._url, use_listings_cache=False, skip_instance_cache=True, **options
             )
@@ -243,13 +243,18 @@ class Download:
         return FetchError("unreachable", f"no answer: {type(cause).__name__}: {text}")
 
 
+def _library(name: str) -> Any:
+    """Import a package of the download, which may read its variables while it is imported. Raises ImportError."""
+    return importlib.import_module(name)
+
+
 def _options(kind: str) -> dict[str, Any]:
     """Return time limits, as a kind of store takes them; our retries are enough."""
     if kind == "s3":
         limits = {"connect_timeout": CONNECT, "read_timeout": SILENCE, "retries": {"max_attempts": 0}}
         return {"config_kwargs": limits}
     if kind in ("http", "https"):
-        timeout = importlib.import_module("aiohttp").ClientTimeout(None, sock_connect=CONNECT, sock_read=SILENCE)
+        timeout = _library("aiohttp").ClientTimeout(None, sock_connect=CONNECT, sock_read=SILENCE)
         return {"client_kwargs": {"trust_env": True, "timeout": timeout, "headers": {"Accept-Encoding": "identity"}}}
     os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", f"{SILENCE:.0f}")
     return {}
