@@ -17,6 +17,7 @@ from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -680,16 +681,24 @@ def test_a_launcher_that_is_killed_during_a_download_leaves_what_is_there(
     """The download ends with it, and the next call goes on."""
     cli, store, size = scene.cli, reachable, 48 * MIB
     put(store, "pets/images.tar", size=size)
-    store.fault = lambda method, _: time.sleep(0.5) if method == "GET" else None
+    requests, kept, gone = count(1), threading.Event(), threading.Event()
+
+    def hold(method: str, _path: str) -> None:
+        """Hold the first request that is sent once another one's pieces are in the copy."""
+        if method == "GET" and next(requests) == fetch.REQUESTS + 1:
+            kept.set()
+            gone.wait(60)
+
+    store.fault = hold
     push = ("data", "push", FILE, "--nodes", "node1", "--image", image, *options(store, monkeypatch))
     process = cli.start(*push)
-    while store.sent < size // 3:
-        assert process.poll() is None
-        time.sleep(0.01)
+    assert kept.wait(60)
+    assert process.poll() is None
     process.kill()
     process.wait()
     while scene.bed.docker(scene.nodes[0], "ps", "-q"):
         time.sleep(0.1)
+    gone.set()
     (copy,) = json.loads(cli("data", "ls", "--nodes", "node1", "--json").stdout)
     assert (copy["whole"], copy["source"], copy["size"], copy["present"] > 0) == (False, FILE, size, True)
     assert f"{48 * MIB / 1e6:.1f} MB, " in cli(*push).stdout
