@@ -16,7 +16,6 @@ from launcher.job.loader import parse_job
 
 PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text(encoding="utf-8")
 SECTIONS = {title: text for title, _, text in (part.partition("\n") for part in PAGE.split("\n## ")[1:])}
-del SECTIONS["What was tried"]
 # Jobs that the keys of a row change.
 DOCKER = "{name: x, image: {base: x}, nodes: [a, b, c, d], run: {script: train.py}}"
 CLUSTER = "{name: x, runtime: process, nodes: 2, run: {script: train.py}}"

@@ -1,7 +1,7 @@
 """How fast several nodes will train, from their measured links and the bytes of the gradients. Pure.
 
 Data parallel training: the gradients of each step are summed over all workers by a ring all-reduce, which overlaps with
-the backward pass. The formula, its sources and how right it is: docs/bench.md, "Forecast".
+the backward pass. The formula and its sources: docs/bench.md, "Forecast"; how right it is: bench/forecast.py.
 """
 
 from __future__ import annotations
