@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.api.doctor import Fleet, examine, job_to_check
-from launcher.cli import gpus, options, terminal, wrapping
+from launcher.cli import completion, gpus, options, terminal, wrapping
 from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 from launcher.job.models import Job
@@ -43,7 +43,11 @@ Option: TypeAlias = Callable[[Job | None, str | None], Examination | None]
 
 
 def doctor(
-    targets: Annotated[list[str], typer.Argument(metavar="JOB|NODE...", help="A job file or nodes.")],
+    targets: Annotated[
+        list[str],
+        # without such an alias, the shell completes files
+        typer.Argument(metavar="JOB|NODE...", autocompletion=completion.hosts, help="A job file or nodes."),
+    ],
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
     on: options.On = None,

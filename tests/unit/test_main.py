@@ -156,6 +156,7 @@ def test_a_misspelt_command_is_corrected(monkeypatch: pytest.MonkeyPatch, capsys
         (["status", "a-20260102"], ["a-20260102-120000-000c"]),
         (["up", "job.yaml", "--nodes", "gpu-a,gpu"], ["gpu-a,gpu-b"]),
         (["stat"], ["status"]),
+        (["doctor", "gpu"], ["gpu-a", "gpu-b"]),
         (["stauts", "stat"], ["status"]),  # as click does
     ],
 )
