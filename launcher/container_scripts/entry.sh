@@ -138,7 +138,7 @@ at_limit() {
 # each_rank ACTION: calls ACTION with the pid and the rank of each rank's processes. torchrun itself has no RANK. Plain
 # processes also see the processes of other runs and nodes.
 each_rank() {
-    for our_name in $(grep -lsF "LAUNCHER_JOB=$our_mark" /proc/[0-9]*/environ); do
+    for our_name in $(grep -ls "LAUNCHER_JOB=$our_mark" /proc/[0-9]*/environ); do
         tr '\0' '\n' 2>/dev/null <"$our_name" | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
         our_rank=$(tr '\0' '\n' 2>/dev/null <"$our_name" | sed -n 's/^RANK=//p')
         our_name=${our_name%/environ}

@@ -10,7 +10,7 @@ is_worker() { # started by rank.sh, not one of its children; the program of run.
     case "$our_line$our_vars" in *"${our_line}LAUNCHER_WORKER="*) has "LAUNCHER_WORKER=$1" ;; esac
 }
 our_found=''
-for our_file in $(grep -lsF "$our_mark" /proc/[0-9]*/environ); do
+for our_file in $(grep -ls "$our_mark" /proc/[0-9]*/environ); do
     our_vars=$(tr '\n\0' '\001\n' 2>/dev/null <"$our_file") # one variable per line; \001 replaces newlines in values
     our_pid=${our_file%/environ}
     if has "$our_mark" && has "RANK=$our_rank" && is_worker "${our_pid#/proc/}"; then

@@ -26,6 +26,7 @@ PACKAGES = {
     "debootstrap": "debootstrap",
     "iptables": "iptables",
     "ssh-keygen": "openssh-client",
+    "busybox": "busybox",  # for the tests of container scripts
 }
 
 

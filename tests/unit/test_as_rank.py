@@ -16,6 +16,7 @@ import launcher.run
 from launcher.errors import UsageError
 from launcher.model.forward import Forward, parse_forward
 from launcher.model.plan import new_run_id
+from tests.unit.container_box import BUSYBOX_GREP
 
 SCRIPT = (Path(launcher.run.__file__).parent / "as_rank.sh").read_text()
 SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
@@ -47,8 +48,8 @@ def rank() -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def enter(shell: str, number: int, *command: str) -> subprocess.CompletedProcess[bytes]:
-    env = {"PATH": os.environ["PATH"], "TERM": "mine", "LAUNCHER_RUN": RUN, "LAUNCHER_NODE": "gpu-a"}
+def enter(shell: str, number: int, *command: str, path: str = "") -> subprocess.CompletedProcess[bytes]:
+    env = {"PATH": path or os.environ["PATH"], "TERM": "mine", "LAUNCHER_RUN": RUN, "LAUNCHER_NODE": "gpu-a"}
     argv = [shutil.which(shell) or "", *(["sh"] if shell == "busybox" else []), "-c", SCRIPT, "sh", str(number)]
     return subprocess.run([*argv, *command], env=env, capture_output=True, timeout=60, check=False)
 
@@ -66,6 +67,13 @@ def test_the_command_gets_the_ranks_variables_to_the_byte(shell: str, rank: subp
         "LAUNCHER_WORKER",
     }  # otherwise the command would be treated as a worker of the run
     assert enter(shell, 3, "sh", "-c", 'exit "$1"', "sh", "7").returncode == 7
+
+
+@pytest.mark.skipif(not shutil.which("busybox"), reason="needs busybox")
+def test_a_rank_is_found_by_busybox_1_38(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    (tmp_path / "grep").write_text(BUSYBOX_GREP)
+    (tmp_path / "grep").chmod(0o755)
+    assert enter("busybox", 3, "true", path=f"{tmp_path}:{os.environ['PATH']}").returncode == 0
 
 
 @pytest.mark.parametrize("shell", SHELLS)

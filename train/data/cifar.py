@@ -105,7 +105,7 @@ def _batch(path: Path, form: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Allows only the constructors needed for arrays and byte strings."""
-        known = {"_reconstruct", "ndarray", "dtype", "encode", "scalar"}
+        known = {"_reconstruct", "_frombuffer", "ndarray", "dtype", "encode", "scalar"}
         if name in known and module.split(".")[0] in ("numpy", "_codecs"):
             return super().find_class(module.replace("numpy.core", "numpy._core") if _RENAMED else module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a CIFAR file")

@@ -498,6 +498,7 @@ def test_before_slurms_time_limit_the_nodes_are_stopped_and_the_job_is_requeued(
     assert "#SBATCH --signal=B:USR1@90" in script
     running = run_script(tmp_path, script.replace("sleep 60", "sleep 0"))
     while not (tmp_path / "runs").exists():
+        assert running.poll() is None, running.communicate()[0]
         time.sleep(0.02)
     running.send_signal(signal.SIGUSR1)
     said, _ = running.communicate(timeout=20)
@@ -513,6 +514,7 @@ def test_a_task_of_an_array_stops_and_requeues_only_itself(number: str, own: str
     script, task = sbatch({**CPU, "restarts": 1}).replace("sleep 60", "sleep 0"), {"SLURM_ARRAY_TASK_ID": "3"}
     running = run_script(tmp_path, script, SLURM_ARRAY_JOB_ID=number, **task)
     while not (tmp_path / "runs").exists():
+        assert running.poll() is None, running.communicate()[0]
         time.sleep(0.02)
     running.send_signal(signal.SIGUSR1)
     running.communicate(timeout=20)
@@ -539,6 +541,7 @@ def test_a_job_that_is_cancelled_before_its_nodes_run_starts_no_node(
     imported.touch()
     running = run_script(tmp_path, script)
     while not text_of(tmp_path / "waits"):
+        assert running.poll() is None, running.communicate()[0]
         time.sleep(0.02)
     running.terminate()
     os.kill(int(text_of(tmp_path / "waits")), signal.SIGTERM)
