@@ -633,7 +633,7 @@ def tables() -> Iterator[str]:
     """The lines of the generated part of the page."""
     for number, source in SOURCES.items():
         found = dict.fromkeys(fields(number))
-        yield from ("", *wrap(f"**Experiment {number}.** Source: {source}.", 100))
+        yield from ("", *wrap(f"**Experiment {number}.** Source: {source}.", 100, break_on_hyphens=False))
         different = [
             *(
                 f"| `{name}` | {field.theirs} | `{field.value}`: {field.why} |"
@@ -646,7 +646,7 @@ def tables() -> Iterator[str]:
             yield from ("", "| | published | here |", "|---|---|---|", *different)
         mine = (name for name, field in found if isinstance(field, Ours) and field.why.startswith("not published"))
         if names := ", ".join(f"`{name}`" for name in sorted(set(mine))):
-            yield from ("", *wrap(f"Not published, so ours: {names}.", 100))
+            yield from ("", *wrap(f"Not published, so ours: {names}.", 100, break_on_hyphens=False))
 
 
 def page(text: str) -> str:
