@@ -76,7 +76,7 @@ def test_the_trainers_model_is_a_program_with_its_reason_on_its_last_line() -> N
     assert found["step"] > 0
 
 
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("hangs", [pytest.param(False, marks=pytest.mark.ci), True])
 def test_copies_between_gpus_that_hang_end_the_measurement_of_the_gpus(
     hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
