@@ -16,10 +16,9 @@ import launcher.run
 from launcher.errors import UsageError
 from launcher.model.forward import Forward, parse_forward
 from launcher.model.plan import new_run_id
-from tests.unit.container_box import BUSYBOX_GREP
+from tests.unit.container_box import BUSYBOX_GREP, SHELLS
 
 SCRIPT = (Path(launcher.run.__file__).parent / "as_rank.sh").read_text()
-SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
 STRANGE = {
     "QUOTED": """it's "$HOME" `x` \\1 &""",
     "LINES": "a\n\nb\n",
@@ -69,7 +68,7 @@ def test_the_command_gets_the_ranks_variables_to_the_byte(shell: str, rank: subp
     assert enter(shell, 3, "sh", "-c", 'exit "$1"', "sh", "7").returncode == 7
 
 
-@pytest.mark.skipif(not shutil.which("busybox"), reason="needs busybox")
+@pytest.mark.skipif("busybox" not in SHELLS, reason="needs busybox")
 def test_a_rank_is_found_by_busybox_1_38(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
     (tmp_path / "grep").write_text(BUSYBOX_GREP)
     (tmp_path / "grep").chmod(0o755)
