@@ -78,8 +78,9 @@ class Job(Part):
         default=".",
         description="Folder that is copied to every node; in the container it is /workspace/code, the working "
         "directory. A relative path is relative to the directory in which the launcher is called. runs/, .git, caches, "
-        "private keys, known credential files and what `.dockerignore` or `.gitignore` exclude are not copied; files "
-        "that git tracks are excluded by `.dockerignore` only.",
+        "virtual environments, private keys, known credential files and what `.dockerignore`, `.gitignore` or git's "
+        "own lists (`.git/info/exclude`, `core.excludesFile`) exclude are not copied; files that git tracks are "
+        "excluded by `.dockerignore` only.",
         examples=["./project"],
     )
     nodes: NodesOrNumber = Field(

@@ -1,7 +1,7 @@
 """The code files of a folder, and what is left out: what ignore files exclude, credentials, run records, caches.
 
-Files that git tracks are code: only .dockerignore excludes them. Private keys and files in which tools keep credentials
-are left out unless .dockerignore has a line `!NAME` for them.
+Files that git tracks are code: only .dockerignore excludes them. Private keys, files in which tools keep credentials
+and virtual environments are left out unless .dockerignore has a line `!NAME` for them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from launcher.errors import JobInvalid
 # Never code: version control, run records, caches, environments.
 _ALWAYS = (".git", "/runs/", "__pycache__/", ".venv/", "*.pyc", ".mypy_cache/", ".ruff_cache/", ".pytest_cache/")
 _IGNORE_FILES = (".gitignore", ".dockerignore")  # .dockerignore only at the top
+_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")  # in the folder of a virtual environment
 _KINDS = (stat.S_IFREG, stat.S_IFLNK)
 
 # Why something is left out; runs/ID/left_out.json has these texts
 _EXCLUDED = "excluded by "  # FILE:LINE
 NEVER = "it is never sent"
 CREDENTIALS = "it may contain credentials"
+ENVIRONMENT = "it is a virtual environment"
 EMPTY = "nothing in it is sent"
 
 _CREDENTIAL_FILES = (  # ends of paths, in lower case
@@ -71,10 +73,14 @@ class LeftOut:
     why: dict[str, str] = field(default_factory=dict)  # by path from the folder; a folder's ends with /
     git_error: str = ""  # why git could not list the tracked files
 
+    def lines(self) -> list[str]:
+        """Return FILE:LINE for each entry that an ignore file excludes."""
+        return [why[len(_EXCLUDED) :] for why in self.why.values() if why.startswith(_EXCLUDED)]
+
     def ignore_files(self) -> list[str]:
-        """Return the name of the ignore file for each entry that one excludes."""
-        excluded = [why[len(_EXCLUDED) :] for why in self.why.values() if why.startswith(_EXCLUDED)]
-        return [line.rpartition(":")[0].rpartition("/")[2] for line in excluded]
+        """Return the ignore file for each entry that one excludes: those of folders by their name alone."""
+        files = [line.rpartition(":")[0] for line in self.lines()]
+        return [name if (name := file.rpartition("/")[2]) in _IGNORE_FILES else file for file in files]
 
     def entry(self, path: str) -> str:
         """Return the entry that a path is, or is in; "" if there is none."""
@@ -88,20 +94,25 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class _Rules:
-    """The patterns of an ignore file, one a line, for paths below the folder `at` ("" or "folder/.../")."""
+    """The patterns of an ignore file, one a line, for paths below the folder `at` ("" or "folder/.../").
+
+    file: as the user is told; "" for _ALWAYS. above: the path of `at` in the repository, from whose top git's own lists
+    count.
+    """
 
     at: str
-    file: str  # the ignore file's name; "" for _ALWAYS
+    file: str
     patterns: pathspec.PathSpec[pathspec.Pattern]
+    above: str = ""
 
     def verdict(self, name: str) -> str | None:
         """Return why the deciding pattern excludes a path, "" if it includes it, None if no pattern matches."""
-        found = self.patterns.check_file(name[len(self.at) :])
+        found = self.patterns.check_file(self.above + name[len(self.at) :])
         if found.include is None or found.index is None:
             return None
         if not found.include:
             return ""
-        return f"{_EXCLUDED}{self.at}{self.file}:{found.index + 1}" if self.file else NEVER
+        return f"{_EXCLUDED}{self.file}:{found.index + 1}" if self.file else NEVER
 
 
 @contextmanager
@@ -120,11 +131,11 @@ def code_files(folder: Path, left_out: LeftOut | None = None) -> Iterator[CodeFi
     left_out: filled with what is left out, and why. Raises OSError if a folder or an ignore file cannot be read.
     """
     out = LeftOut() if left_out is None else left_out
-    tracked = _tracked(folder, out) if _in_repository(folder) else set[str]()
+    tracked, own = _repository(folder, "", out) if _in_repository(folder) else (set[str](), ())
     wanted, seen, sending = set[str](), list[str](), set[str]()
     every: tuple[_Rules, ...] = (_rules("", "", _ALWAYS),)  # the rules for tracked files too
     # folders, with the rules that apply there and why what git does not track there is excluded ("": it is not)
-    waiting: list[tuple[str, tuple[_Rules, ...], str]] = [("", every, "")]
+    waiting: list[tuple[str, tuple[_Rules, ...], str]] = [("", (*every, *own), "")]
     while waiting:
         at, rules, excluded = waiting.pop()
         try:
@@ -137,29 +148,31 @@ def code_files(folder: Path, left_out: LeftOut | None = None) -> Iterator[CodeFi
         seen.append(at)
         found = {entry.name: entry for entry in entries}
         if at and ".git" in found:  # a submodule, or another repository
-            tracked |= {at + name for name in _tracked(folder / at, out)}
+            inner, own = _repository(folder, at, out)
+            tracked |= inner
+            rules = (*rules, *own)
         for name in _IGNORE_FILES if not at else _IGNORE_FILES[:1]:
             ignore = found.get(name)
             if ignore is not None and (ignore.is_file(follow_symlinks=False) or ignore.is_symlink()):
                 lines = Path(ignore.path).read_text(encoding="utf-8-sig", errors="replace").splitlines()
-                rules = (*rules, _rules(at, name, lines))
+                rules = (*rules, _rules(at, at + name, lines))
                 if name == ".dockerignore":
                     every = (*every, rules[-1])
-                    wanted = {line[1:].strip().lstrip("/") for line in lines if line.startswith("!")}
+                    wanted = {line[1:].strip().strip("/") for line in lines if line.startswith("!")}
         folders = []
         for base, entry in found.items():
             name = at + base
+            asked_for = bool(wanted) and (name in wanted or base in wanted)
             if entry.is_dir(follow_symlinks=False):
-                others = excluded or _why(rules, f"{name}/")
+                others = excluded or _why(rules, f"{name}/") or ("" if asked_for else _environment(entry.path))
                 if why := _why(every, f"{name}/") if name in tracked else others:
                     out.why[f"{name}/"] = why
                 else:
                     folders.append((f"{name}/", rules, others))
                 continue
-            asked_for = bool(wanted) and (name in wanted or base in wanted)
             why = _why(every, name) if name in tracked else excluded or _why(rules, name)
             if entry.is_symlink():  # runs/ or .venv/ on another disk
-                why = why or _why(every[:1], f"{name}/")
+                why = why or _why(every[:1], f"{name}/") or ("" if asked_for else _environment(entry.path))
             if why := why or ("" if asked_for else CREDENTIALS * _is_credential(name)):
                 out.why[name] = why
                 continue
@@ -202,23 +215,61 @@ def _in_repository(folder: Path) -> bool:
     return any((parent / ".git").exists() for parent in (real, *real.parents))
 
 
-def _tracked(folder: Path, out: LeftOut) -> set[str]:
-    """Return the paths from this folder that git tracks, with their folders; empty without git or a repository."""
+def _environment(path: str) -> str:
+    return ENVIRONMENT if any(os.access(f"{path}/{mark}", os.F_OK) for mark in _ENVIRONMENT_MARKS) else ""
+
+
+def _repository(folder: Path, at: str, out: LeftOut) -> tuple[set[str], tuple[_Rules, ...]]:
+    """Return what git tracks below `at`, as paths from the folder with their folders, and git's own ignore lists.
+
+    Both are empty if git cannot tell, which `out` says, or if this is no repository.
+    """
+    here = folder / at
+    if (listed := _git(here, out, "ls-files", "-z")) is None:
+        return set(), ()
+    tracked = with_parents(at + name for name in listed.split("\0") if name)
+    above = (_git(here, out, "rev-parse", "--show-prefix") or "").removesuffix("\n")
+    exclude = (_git(here, out, "rev-parse", "--git-path", "info/exclude") or "").removesuffix("\n")
+    chosen = _git(here, out, "config", "--path", "-z", "--get", "core.excludesFile")
+    default = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "git", "ignore").expanduser()
+    top = Path(here, *[".."] * above.count("/"))
+    lists = (default if chosen is None else top / chosen.rstrip("\0") if chosen.rstrip("\0") else None, here / exclude)
+    rules = [
+        _rules(at, _shown(path, folder), path.read_text(encoding="utf-8-sig", errors="replace").splitlines(), above)
+        for path in lists
+        if path is not None and path.exists()
+    ]
+    return tracked, tuple(rules)
+
+
+def _shown(path: Path, folder: Path) -> str:
+    """Return a path from the code folder or from the home folder, if it is in one of them."""
+    full = os.path.normpath(path)
+    for root, name in ((os.path.normpath(folder), ""), (str(Path("~").expanduser()), "~/")):
+        if full.startswith(f"{root}/"):
+            return name + full[len(root) + 1 :]
+    return full
+
+
+def _git(folder: Path, out: LeftOut, *arguments: str) -> str | None:
+    """Return what git prints; None if this is no repository, a setting is not set, or git fails, which `out` says."""
     git = shutil.which("git")
     if git is None:
-        return set()
+        out.git_error = "there is no program git"
+        return None
     # not the repository of a hook that called the launcher; LC_ALL for the message below
     environ = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith("GIT_CONFIG")}
     environ |= {"LC_ALL": "C"}
     # fsmonitor: listing files should not run a program that the repository's settings name
-    command = [git, "-C", str(folder), "-c", "core.fsmonitor=false", "ls-files", "-z"]
+    command = [git, "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
     done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode == 0:
-        return with_parents(os.fsdecode(name) for name in done.stdout.split(b"\0") if name)
+        return os.fsdecode(done.stdout)
     said = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
-    if "not a git repository" not in said:
-        out.git_error = said or f"git ls-files exited with code {done.returncode}"
-    return set()
+    unset = arguments[0] == "config" and done.returncode == 1
+    if not unset and "not a git repository" not in said:
+        out.git_error = said or f"git {arguments[0]} exited with code {done.returncode}"
+    return None
 
 
 def with_parents(names: Iterable[str]) -> set[str]:
@@ -232,8 +283,9 @@ def with_parents(names: Iterable[str]) -> set[str]:
     return found
 
 
-def _rules(at: str, file: str, lines: Iterable[str]) -> _Rules:
-    return _Rules(at, file, pathspec.PathSpec([_pattern(line) for line in lines]))  # from_lines drops empty lines
+def _rules(at: str, file: str, lines: Iterable[str], above: str = "") -> _Rules:
+    patterns = [_pattern(line) for line in lines]  # from_lines drops empty lines
+    return _Rules(at, file, pathspec.PathSpec(patterns), above)
 
 
 def _pattern(line: str) -> pathspec.Pattern:

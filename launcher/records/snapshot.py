@@ -20,7 +20,15 @@ from launcher.job.files import code_folder, secret_files
 from launcher.job.models import Job
 from launcher.model.progress import Log
 from launcher.model.sizes import size_text
-from launcher.records.code_files import CREDENTIALS, CodeFile, LeftOut, code_files, holds_credentials, readable
+from launcher.records.code_files import (
+    CREDENTIALS,
+    ENVIRONMENT,
+    CodeFile,
+    LeftOut,
+    code_files,
+    holds_credentials,
+    readable,
+)
 from launcher.records.links import check_links
 from launcher.records.trainer import TRAINER, needed_trainer
 
@@ -97,10 +105,17 @@ def pack(listing: CodeListing, log: Log) -> Snapshot:
     why = listing.left_out.why
     log(_summary(files, listing.left_out))
     if error := listing.left_out.git_error:
-        log(f"warning: .gitignore excludes files even if git tracks them, as git cannot list them: {error}")
+        what = ".gitignore excludes files even if git tracks them, and git's other lists (info/exclude) exclude nothing"
+        log(f"warning: {what}, as git cannot list them: {error}")
+    if (lines := Counter(listing.left_out.lines())) and not files:
+        line = lines.most_common(1)[0][0]
+        names = [name for name, reason in why.items() if reason.endswith(f" {line}")]
+        log(f"warning: no file of {listing.folder} is sent: {line} excludes {_named(names)}")
     if secret := [name for name, reason in why.items() if reason == CREDENTIALS]:
         fix = f"pass values with `secrets`; to send it nevertheless, add a line `!{secret[0]}` to .dockerignore"
         log(f"left out of the code, as {CREDENTIALS}: {_named(secret)}; {fix}")
+    if environments := [name for name, reason in why.items() if reason == ENVIRONMENT]:
+        log(f"left out of the code, as virtual environments: {_named(environments)}")
     if listing.broken:
         log(f"links in the code that lead nowhere: {_named(listing.broken)}")
     return packed

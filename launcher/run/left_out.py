@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.model.container import CODE
-from launcher.records.code_files import CREDENTIALS, EMPTY, NEVER, LeftOut
+from launcher.records.code_files import CREDENTIALS, EMPTY, ENVIRONMENT, NEVER, LeftOut
 from launcher.records.store import Record
 
 _MODULE = re.compile(r"No module named ['\"]?([A-Za-z_][\w.]*)")
@@ -25,6 +25,7 @@ _SUFFIXES = (".py", ".so", ".pyd", ".pyc")
 
 _FIXES = {
     CREDENTIALS: "pass its values with `secrets`, or add a line `!{name}` to .dockerignore to send it",
+    ENVIRONMENT: "add what it needs to image.packages, or a line `!{name}` to .dockerignore to send it",
     EMPTY: "create it in the program",
     NEVER: "move it to another folder, or mount it",
 }

@@ -21,7 +21,7 @@ from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.records import snapshot as snapshots
 from launcher.records import trainer
-from launcher.records.code_files import CREDENTIALS, EMPTY, NEVER, LeftOut, code_files
+from launcher.records.code_files import CREDENTIALS, EMPTY, ENVIRONMENT, NEVER, LeftOut, code_files
 from launcher.records.snapshot import list_code, pack, snapshot
 from launcher.records.trainer import check_options, needed_trainer
 
@@ -245,6 +245,88 @@ def test_git_is_asked_in_subfolders_and_submodules(tmp_path: Path) -> None:
     assert names(top) == {".gitignore", ".gitmodules", "pkg/a.txt", "vendor/module/build/kernel.cu"}
 
 
+@pytest.fixture(autouse=True)
+def no_settings_of_git(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder with git's settings, empty."""
+    config = tmp_path_factory.mktemp("config")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(config))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config / "gitconfig"))
+    (config / "git").mkdir()
+    return config / "git"
+
+
+def test_what_gits_own_lists_exclude_is_no_code_unless_git_tracks_it(tmp_path: Path, no_settings_of_git: Path) -> None:
+    """Their patterns count from the top of the repository, and the ignore files of its folders decide before them."""
+    top = repository(tmp_path / "top", "!kept.log\n", "main.py", "sub/a.ckpt", "sub/main.py")
+    (top / ".git/info/exclude").write_text("customers.csv\n/sub/notes/\n")
+    (no_settings_of_git / "ignore").write_text("# mine\n*.ckpt\n*.log\n")
+    fill(top, "customers.csv", "sub/customers.csv", "sub/notes/x", "notes/x", "b.ckpt", "sub/b.ckpt", "kept.log")
+    assert names(top) == {".gitignore", "main.py", "sub/a.ckpt", "sub/main.py", "notes/x", "kept.log"}
+    local, mine = "excluded by .git/info/exclude", f"excluded by {no_settings_of_git / 'ignore'}"
+    assert left_out(top) == {
+        "b.ckpt": f"{mine}:2",
+        "customers.csv": f"{local}:1",
+        "sub/b.ckpt": f"{mine}:2",
+        "sub/customers.csv": f"{local}:1",
+        "sub/notes/": f"{local}:2",
+    }
+    assert names(top / "sub") == {"a.ckpt", "main.py"}
+    assert left_out(top / "sub")["notes/"] == f"excluded by {top}/.git/info/exclude:2"
+    git(top, "-c", "commit.gpgsign=false", "commit", "-qm", "x")
+    git(top, "worktree", "add", "-q", tmp_path / "tree")
+    assert names(fill(tmp_path / "tree", "customers.csv", "b.log")) == {"main.py", "sub/a.ckpt", "sub/main.py"}
+    outer = fill(tmp_path / "outer", "main.py", "b.ckpt")  # no repository, with one in it
+    top.rename(outer / "top")
+    assert names(outer) == {"main.py", "b.ckpt", *(f"top/{name}" for name in names(outer / "top"))}
+
+
+@pytest.mark.parametrize("name", ["~/lists/mine", "lists/mine", ""])
+def test_the_list_that_gits_settings_name(
+    tmp_path: Path, no_settings_of_git: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (no_settings_of_git / "ignore").write_text("*.default\n")
+    top = repository(tmp_path / "top", "", "main.py")
+    for root in (tmp_path, top):
+        (fill(root, "lists/mine") / "lists/mine").write_text("*.mine\n")
+    git(top, "config", "core.excludesFile", name)
+    fill(top, "x.default", "sub/x.mine")
+    assert ("sub/x.mine" not in names(top), "x.default" in names(top)) == (name != "", True)
+    assert not name or left_out(top)["sub/x.mine"] == f"excluded by {name}:1"
+
+
+def test_the_line_that_leaves_nothing_is_named(tmp_path: Path) -> None:
+    top = repository(tmp_path / "top", "", "main.py")
+    (top / ".git/info/exclude").write_text("\nscratch/\n")
+    _, lines = packed(fill(top / "scratch", "job.py", "data/x"))
+    assert lines[-2:] == [
+        f"code: 0 files, 0 B, 2 left out by {top}/.git/info/exclude",
+        f"warning: no file of {top}/scratch is sent: {top}/.git/info/exclude:2 excludes data/, job.py",
+    ]
+
+
+def test_virtual_environments_are_left_out_and_named(tmp_path: Path) -> None:
+    repository(tmp_path, "", "tracked/pyvenv.cfg", "tracked/main.py")
+    fill(tmp_path, "main.py", "venv/pyvenv.cfg", "venv/lib/x.py", "sub/env/conda-meta/history", "sub/env/bin/python")
+    fill(tmp_path, "sent/pyvenv.cfg", "tracked/lib/x.py", ".dockerignore")
+    (tmp_path / ".dockerignore").write_text("!sent/\n")
+    (tmp_path / "link").symlink_to("venv")
+    sent, lines = packed(tmp_path)
+    assert sent == {
+        ".dockerignore",
+        ".gitignore",
+        "main.py",
+        "sent/pyvenv.cfg",
+        "tracked/pyvenv.cfg",
+        "tracked/main.py",
+    }
+    assert lines[-1] == "left out of the code, as virtual environments: link, sub/env/, tracked/lib/, venv/"
+    assert left_out(tmp_path) == {
+        **dict.fromkeys(("link", "venv/", "sub/env/", "tracked/lib/"), ENVIRONMENT),
+        "sub/": EMPTY,
+    }
+
+
 def test_dockerignore_excludes_tracked_files_too(tmp_path: Path) -> None:
     repository(tmp_path, "*.bin\n", "a.bin", "data/b.bin", "data/c.bin")
     (tmp_path / ".dockerignore").write_text("# large\n\ndata/b.bin\n")
@@ -262,6 +344,7 @@ def test_without_a_usable_git_the_patterns_decide(tmp_path: Path, monkeypatch: p
     assert any(".gitignore excludes files even if git tracks them" in line and "index" in line for line in lines)
     monkeypatch.setenv("PATH", "/none")
     assert names(tmp_path) == {".gitignore"}
+    assert any("as git cannot list them: there is no program git" in line for line in packed(tmp_path)[1])
 
 
 def test_the_reason_is_the_line_of_the_ignore_file(tmp_path: Path) -> None:
