@@ -320,7 +320,7 @@ def test_virtual_environments_are_left_out_and_named(tmp_path: Path) -> None:
         "tracked/pyvenv.cfg",
         "tracked/main.py",
     }
-    assert lines[-1] == "left out of the code, as virtual environments: link, sub/env/, tracked/lib/, venv/"
+    assert lines[-1] == "left out of the code, as virtual environments: link, venv/, sub/env/, tracked/lib/"
     assert left_out(tmp_path) == {
         **dict.fromkeys(("link", "venv/", "sub/env/", "tracked/lib/"), ENVIRONMENT),
         "sub/": EMPTY,
