@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from launcher.errors import EngineFailed, NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState, Tool
@@ -41,7 +42,7 @@ done
 """
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A node. Every call has a time limit and raises an error of launcher.errors that names the node.
 
     A base class: everything that needs no containers is implemented here.
@@ -81,23 +82,29 @@ class Engine(Protocol):
         self._uid = found.node.uid
         return found
 
+    @abstractmethod
     def facts(self) -> NodeFacts:
         """Return the facts of the node."""
 
+    @abstractmethod
     def create(self, spec: ContainerSpec) -> str:
         """Create a container without starting it and return its ID. The output folder must exist."""
 
+    @abstractmethod
     def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:
         """Take a lock on this node; atomic. Return None if the caller has it now, else the state of its owner.
 
         A lock is listed, and removed, as a created container with these labels. image: any image on the node.
         """
 
+    @abstractmethod
     def put(self, container: str, archive: bytes) -> None:
         """Unpack a tar archive (names relative to /, owners as in the archive) into a created container."""
 
+    @abstractmethod
     def start(self, container: str) -> None: ...
 
+    @abstractmethod
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
         """Return the containers that have all these labels (None: any value), including exited ones."""
 
@@ -105,21 +112,27 @@ class Engine(Protocol):
         """Return those of the listed containers to stop and remove: of several that stop together, the first."""
         return states
 
+    @abstractmethod
     def wait(self, container: str, timeout: float) -> ContainerState:
         """Return its state once it has exited, or after `timeout` seconds. A restart by the engine is not an exit."""
 
+    @abstractmethod
     def stop(self, container: str, grace: float) -> ContainerState:
         """Send SIGTERM, SIGKILL after `grace` seconds; return the state. Disables the restart policy."""
 
+    @abstractmethod
     def signal(self, container: str, name: str) -> None:
         """Send a signal (`QUIT`) to its first process, if it is running. Disables the restart policy."""
 
+    @abstractmethod
     def remove(self, container: str) -> None:
         """Remove a stopped or never started container; do nothing if it does not exist."""
 
+    @abstractmethod
     def logs(self, container: str, tail: int = 200) -> bytes:
         """Return the engine's own log of the container, for when the entry script never ran."""
 
+    @abstractmethod
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:
         """Run a command in a running container, attached to the caller's terminal or pipes; return its exit code.
 
@@ -128,6 +141,7 @@ class Engine(Protocol):
         while it runs, unless the node is this machine; containers share its network.
         """
 
+    @abstractmethod
     def guard(self, container: str) -> AbstractContextManager[object]:
         """Return a context in which the container is removed if this process exits, even if it is killed."""
 

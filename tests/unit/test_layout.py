@@ -43,6 +43,16 @@ def test_no_two_classes_of_the_launcher_have_the_same_name() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+@pytest.mark.parametrize("package", ["launcher", "train"])
+def test_no_protocol_has_a_constructor(package: str) -> None:
+    """Python 3.10 replaces it in the classes that inherit it, by one that does nothing."""
+    for path in sources(package):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+                own = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+                assert "__init__" not in own, f"{path}: {node.name}"
+
+
 def test_the_launcher_makes_one_unix_socket() -> None:
     """Its path must be below 104 bytes on macOS; that of slurm/login.py has a test of its longest path."""
     makers = ("AF_UNIX", "ControlPath", '"-M"', "start_unix_server", "UnixStreamServer")

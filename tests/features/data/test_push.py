@@ -36,8 +36,8 @@ from launcher.features.data.push import (
 from launcher.model.container import Tool
 from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.model.progress import no_progress
-from launcher.node.engine import Engine
 from launcher.node.machine import CommandStream, LocalMachine
+from launcher.node.process.engine import ProcessEngine
 
 MIB = 1 << 20
 SIZE = 3 * MIB
@@ -51,8 +51,12 @@ class Reached(LocalMachine):
         return socket.create_connection(("127.0.0.1", port))
 
 
-class Here(Engine):
+class Here(ProcessEngine):
     """A node whose tools are processes of this machine. A script in their folder, if present, runs first."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(node)
+        self.machine = Reached(node, "me")
 
     def tool(self, wanted: Tool) -> CommandStream:
         first = Path(wanted.mounts[0].source) / "first.sh"
@@ -74,7 +78,7 @@ def target(folder: Path, name: str, first: str = "", address: str = "127.0.0.1")
     if first:
         (root / "first.sh").write_text(first)
     facts = NodeFacts(name, name, name, "x86_64", "me", os.getuid(), os.getgid(), (), "/", 1)
-    return Endpoint(Here(name, name, Reached(name, "me")), facts, str(root), "", address, inside=str(root))
+    return Endpoint(Here(name), facts, str(root), "", address, inside=str(root))
 
 
 def pushed(origin: Sender, *targets: Endpoint) -> tuple[Delivered, list[str]]:
