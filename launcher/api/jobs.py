@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from launcher.model.plan import Plan
 from launcher.model.progress import Log
 from launcher.node.connect import connect
 from launcher.planning.offline import offline as assume
+from launcher.records import options
 from launcher.records.snapshot import list_code, pack
 from launcher.records.trainer import check_options
 from launcher.run.cluster import kind_of
@@ -56,11 +58,14 @@ def plan(
     check_files(loaded, Path.cwd(), os.environ)
     listing = list_code(loaded, Path.cwd(), log)
     check_options(loaded, listing.folder, listing.trainer, log)
+    notes = options.notes(loaded, listing)
     code = pack(listing, log)
     if offline:
-        return assume(loaded, code.digest)
-    with connect(loaded.hosts(), loaded.runtime, chosen_config(ssh_config)) as fleet:
-        return preview(loaded, fleet, code.digest)
+        made = assume(loaded, code.digest)
+    else:
+        with connect(loaded.hosts(), loaded.runtime, chosen_config(ssh_config)) as fleet:
+            made = preview(loaded, fleet, code.digest)
+    return replace(made, warnings=(*made.warnings, *notes))
 
 
 def plan_text(job: Job, cluster: str, log: Log = print) -> str:
@@ -75,6 +80,8 @@ def plan_text(job: Job, cluster: str, log: Log = print) -> str:
     check_code(job, Path.cwd())
     listing = list_code(job, Path.cwd(), log, bare=settings.container == "none")
     check_options(job, listing.folder, listing.trainer, log)
+    for note in options.notes(job, listing):
+        log(f"warning: {note}")
     pack(listing, log)
     return text
 

@@ -16,10 +16,10 @@ from launcher.api.jobs import JobLike, chosen_config, load
 from launcher.api.run import Run
 from launcher.errors import InUse, LauncherError, NodesFailed, StoppedByUser, UsageError
 from launcher.image.lock import lock_path
+from launcher.job.arguments import merged
 from launcher.job.dump import dump_job
 from launcher.job.files import check_files, read_secrets
 from launcher.job.models import Job
-from launcher.job.scalars import merged
 from launcher.job.settings import read_settings
 from launcher.model.host import cluster_host
 from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
@@ -27,6 +27,7 @@ from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
 from launcher.records.groups import GROUPED
+from launcher.records.options import notes
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.snapshot import Snapshot, list_code, pack
 from launcher.records.store import Record, find
@@ -208,6 +209,8 @@ def inputs_of(job: Job, destination: Destination, log: Log) -> Inputs:
     check_files(job, here, os.environ)
     listing = list_code(job, here, now, bare=destination.bare)
     check_options(job, listing.folder, listing.trainer, now)
+    for note in notes(job, listing):
+        now(f"warning: {note}")
     secrets = read_secrets(job, here, os.environ)
     return Inputs(secrets, in_background(partial(pack, listing, messages.append)), messages)
 

@@ -244,7 +244,7 @@ def _not_executable(found: re.Match[str], _: str, __: Mapping[str, str]) -> Caus
 def _underscores(found: re.Match[str], _: str, __: Mapping[str, str]) -> Cause:
     """The launcher writes the keys of a mapping with dashes, as most programs spell their options."""
     option = "--" + found["name"].replace("-", "_")
-    return Cause(found["message"], f"if the option is {option}, write run.args as a list: args: [{option}, VALUE]")
+    return Cause(found["message"], f"if the option is {option}, write the key so, as it is: args: {{{option}: VALUE}}")
 
 
 def _full_disk(found: re.Match[str], _: str, known: Mapping[str, str]) -> Cause:

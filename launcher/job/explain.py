@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from launcher.job.arguments import argv_of, merged
 from launcher.job.models import Job
 from launcher.job.parts import DockerOptions, Image, NodeEntry, Part, Resources, RunPart
 from launcher.job.problems import LocatedError, Path, Positions, nearest, printable, show
-from launcher.job.scalars import ANY, LOCAL, argv_of, machine
+from launcher.job.scalars import ANY, LOCAL, machine
 from launcher.model.container import CODE, KIT
 
 # Path, message, and the top-level keys involved: the conflict is not reported if one of these is invalid.
@@ -143,6 +144,7 @@ def _conflicts(job: Job) -> Iterator[Conflict]:
     yield from _pool(job)
     yield from _elastic(job)
     yield from _variables(job)
+    yield from _arguments(job)
 
 
 def _nodes(job: Job) -> Iterator[Conflict]:
@@ -286,3 +288,13 @@ def _variables(job: Job) -> Iterator[Conflict]:
     for rank, node in enumerate(job.machines):
         for name in sorted(seen & set(node.env)):
             yield (*_path_of(job, rank), "env", name), message, {"nodes", "spares", "secrets"}
+
+
+def _arguments(job: Job) -> Iterator[Conflict]:
+    """Options of nodes and variants that have no clear place in a list of arguments."""
+    own = [((*_path_of(job, rank), "args"), node.args) for rank, node in enumerate(job.machines)]
+    for path, args in [*own, *((("sweep", number), variant) for number, variant in enumerate(job.sweep))]:
+        try:
+            merged(job.run.args, args)
+        except LocatedError as error:
+            yield from (((*path, *below), message, {"run", str(path[0])}) for below, message in error.problems)

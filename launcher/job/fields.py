@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
 from launcher.job import scalars
+from launcher.job.arguments import option_of
 from launcher.job.problems import BadValueError, LocatedError, Path, show
 from launcher.job.scalars import (
     AmbiguousBool,
@@ -28,7 +29,7 @@ Result = TypeVar("Result")
 
 _TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _DATA_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
-_OPTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_OPTION = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def parse_mounts(value: Any) -> tuple[Mount, ...]:
@@ -91,19 +92,25 @@ def _show_mounts(mounts: tuple[Mount, ...]) -> dict[str, str]:
 
 
 def parse_args(value: Any) -> Args:
-    """Parse a mapping of options to text, boolean, null or list of texts; or a list of texts. See `scalars.argv_of`."""
+    """Parse a mapping of options to text, boolean, null or list of texts; or a list of texts. See `job.arguments`."""
     if not isinstance(value, Mapping):
         return _texts(value, "a mapping or a list of arguments")
     options: dict[str, str] = {}
 
     def parse(key: Any, item: Any) -> tuple[str, ArgValue]:
-        if not isinstance(key, str) or not _OPTION.fullmatch(key):
-            raise BadValueError("expected the name of an option without leading dashes, such as batch_size")
-        if (twin := options.setdefault(key.replace("_", "-"), key)) != key:
+        name, parsed = parse_option(key, item)
+        if (twin := options.setdefault(option_of(name).replace("_", "-"), name)) != name:
             raise BadValueError(f"is the same option as {twin}")
-        return str(key), _arg_value(item)
+        return name, parsed
 
     return dict(each(value.items(), parse))
+
+
+def parse_option(key: Any, value: Any) -> tuple[str, ArgValue]:
+    """Parse an entry of a mapping of options. Raises BadValueError."""
+    if not isinstance(key, str) or not _OPTION.fullmatch(key):
+        raise BadValueError("expected the name of an option, such as batch_size, or --batch_size as it is written")
+    return str(key), _arg_value(value)
 
 
 def _arg_value(value: Any) -> ArgValue:

@@ -12,11 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.job.arguments import argv_of
 from launcher.job.models import Job
 from launcher.job.parts import Secret
 from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
-from launcher.job.scalars import LOCAL, LONGEST_PASSED, TOO_LONG, argv_of, passed_bytes, require_passable
+from launcher.job.scalars import LOCAL, LONGEST_PASSED, TOO_LONG, passed_bytes, require_passable
 from launcher.model.home import home
 
 Found = tuple[KeyPath, str]  # a key and a problem of it, or of the file that it refers to

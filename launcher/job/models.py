@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from launcher.job import fields
+from launcher.job.arguments import merged
 from launcher.job.parts import (
     MOST_NODES,
     ClusterOptions,
@@ -28,7 +29,7 @@ from launcher.job.parts import (
     Secret,
 )
 from launcher.job.problems import BadValueError, LocatedError, Mark, Path, Positions, Problem, refusal, show
-from launcher.job.scalars import ANY, Args, Gpus, merged, whole
+from launcher.job.scalars import ANY, Args, Gpus, whole
 from launcher.model.runtime import TRAITS, Traits
 
 MOST_VARIANTS = 10_000

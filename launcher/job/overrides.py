@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from launcher.errors import JobInvalid
+from launcher.job.arguments import change, merged, placed
 from launcher.job.document import Node, compose
+from launcher.job.fields import parse_option
 from launcher.job.models import Job
 from launcher.job.parts import NodeEntry
-from launcher.job.problems import Mark, Path, Problem, dotted, printable, refusal
-from launcher.job.scalars import Args, ArgValue, merged, names_of
+from launcher.job.problems import BadValueError, Mark, Path, Problem, dotted, printable, refusal
+from launcher.job.scalars import Args, ArgValue, names_of, parse_text
 
 
 def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
-    """For `a.b=v`, return the tree with the YAML value v at a.b. Missing mappings are created; numbers index lists.
-    Raises JobInvalid.
+    """For `a.b=v`, return the tree with the YAML value v at a.b. Missing mappings are created; numbers index lists. In
+    a list of arguments, the option of that name gets the value (`arguments.change`). Raises JobInvalid.
     """
     source = f"--set {printable(assignment if len(assignment) <= 80 else assignment[:77] + '...')}"
     key, equals, text = assignment.partition("=")
@@ -32,6 +34,8 @@ def _with_value(node: Node, parts: Path, value: Node, mark: Mark, done: Path) ->
         return replace(value, mark=mark)
     part, *rest = parts
     path = (*done, part)
+    if _are_args(done) and not _is_index(node, parts):
+        return _with_option(node, ".".join(map(str, parts)), value, mark, done)
     if isinstance(node.value, list):
         if not str(part).isdecimal() or int(part) >= len(node.value):
             message = f"{dotted(done)} is a list of {len(node.value)}: expected an index below that, not "
@@ -44,6 +48,31 @@ def _with_value(node: Node, parts: Path, value: Node, mark: Mark, done: Path) ->
         entries[str(part)] = _with_value(entries.get(str(part), Node(mark, None)), tuple(rest), value, mark, path)
         return replace(node, value=entries)
     raise refusal([Problem(mark, path, f"{dotted(done)} is neither a mapping nor a list")])
+
+
+def _are_args(path: Path) -> bool:
+    return path == ("run", "args") or (len(path) == 3 and path[0] in ("nodes", "spares") and path[2] == "args")
+
+
+def _is_index(node: Node, parts: Path) -> bool:
+    """Whether the path leads to an item of a list of arguments, or of an option's values."""
+    if isinstance(node.value, list):
+        return len(parts) == 1 and str(parts[0]).isdecimal()
+    known = node.value.get(str(parts[0])) if isinstance(node.value, dict) else None
+    return len(parts) == 2 and known is not None and isinstance(known.value, list)
+
+
+def _with_option(node: Node, key: str, value: Node, mark: Mark, done: Path) -> Node:
+    """Return arguments with another value of an option, whose name may have dots."""
+    value = replace(value, mark=mark)
+    if isinstance(node.value, dict) or node.value is None:
+        return replace(node, value=placed(node.value or {}, key, value))
+    try:
+        words = [parse_text(word.plain()) for word in node.value]
+        start, stop, new = change(words, *parse_option(key, value.plain()))
+    except BadValueError as error:
+        raise refusal([Problem(mark, (*done, key), str(error))]) from None
+    return replace(node, value=[*node.value[:start], *(Node(mark, word) for word in new), *node.value[stop:]])
 
 
 def apply_nodes(root: Node, nodes: Sequence[str]) -> Node:

@@ -164,8 +164,8 @@ class RunPart(Part):
     args: fields.ArgsField = Field(
         default={},
         description="Arguments of the program. In a mapping, `batch_size: 256` becomes `--batch-size 256`, `amp: true` "
-        "becomes `--amp`, `false` and `null` are omitted, and a list becomes `--key a b`. Numbers are passed as "
-        "written. A list of arguments is passed unchanged.",
+        "becomes `--amp`, `false` and `null` are omitted, and a list becomes `--key a b`. A key that begins with a "
+        "dash is passed as written: `--batch_size: 256`. So are numbers, and a list of arguments.",
         examples=[{"arch": "resnet50", "epochs": 6, "amp": True}],
     )
 

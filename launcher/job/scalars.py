@@ -128,33 +128,6 @@ def parse_text(value: Any) -> ProgramText:
     raise BadValueError(f"expected text, not {show(value)}" + ("; write '' for an empty one" if value is None else ""))
 
 
-def argv_of(args: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments as argv. `k: v` becomes `--k v`, with dashes for underscores; true becomes `--k`; false and
-    null are omitted; a list becomes `--k a b`. A list of arguments is not changed. Raises ValueError for other values.
-    """
-    if not isinstance(args, Mapping):
-        return tuple(parse_text(item) for item in args)
-    argv: list[str] = []
-    for key, value in args.items():
-        if value is None or value is False:
-            continue
-        argv.append("--" + key.replace("_", "-"))
-        if isinstance(value, (list, tuple)):
-            argv += [parse_text(item) for item in value]
-        elif value is not True:
-            argv.append(parse_text(value))
-    return tuple(argv)
-
-
-def merged(args: Args, own: Args) -> Args:
-    """Return `args` with those of a variant or a node: options replace those of the same name; lists are appended."""
-    if isinstance(args, Mapping) and isinstance(own, Mapping):
-        spelled = {key.replace("_", "-"): key for key in args}
-        renamed = {spelled.get(key.replace("_", "-"), key): value for key, value in own.items()}
-        return {**args, **renamed}
-    return (*argv_of(args), *argv_of(own))
-
-
 def whole(what: str, low: int, high: int) -> Callable[[Any], int]:
     """Return a parser of integers from `low` to `high`."""
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import PlanInvalid
+from launcher.job.arguments import argv_of
 from launcher.job.models import Job
 from launcher.job.parts import NodeEntry
-from launcher.job.scalars import argv_of
 from launcher.model.container import Layout
 from launcher.model.facts import ImageFacts, Launch
 from launcher.model.plan import Rendezvous, RunId

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from launcher.job.arguments import argv_of, option_of
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep
 from launcher.job.problems import Path as KeyPath
-from launcher.job.scalars import Args, argv_of
+from launcher.job.scalars import Args
 from launcher.records.code_files import CodeFile
 from launcher.shipped import shipped
 
@@ -50,6 +51,15 @@ def installed() -> Path:
     return shipped(TRAINER)  # sys.path may have another `train`
 
 
+def runs_ours(job: Job, folder: Path, added: Path | None) -> bool:
+    """Return whether the job runs the launcher's trainer, not one of that name that its code brings.
+
+    folder, added: as for `check_options`.
+    """
+    is_named = (job.run.module or "").partition(".")[0] == TRAINER
+    return is_named and (added is not None or (folder / TRAINER).resolve() == installed().resolve())
+
+
 def check_options(job: Job, folder: Path, added: Path | None, log: Callable[[str], None]) -> None:
     """Check the options of the launcher's trainer, of each variant of a sweep, before anything is touched.
 
@@ -58,8 +68,7 @@ def check_options(job: Job, folder: Path, added: Path | None, log: Callable[[str
     log: called with a warning if the check itself fails; the start checks them again.
     Raises JobInvalid with the trainer's message, at the key of the option that it names.
     """
-    brought = added is None and (folder / TRAINER).resolve() != installed().resolve()
-    if job.run.module != TRAINER or brought:
+    if job.run.module != TRAINER or not runs_ours(job, folder, added):
         return
     programs = [variant.args_of(node) for variant in expand_sweep(job) for node in variant.machines]
     for argv in dict.fromkeys(map(argv_of, programs)):
@@ -113,7 +122,7 @@ def _key(job: Job, message: str) -> KeyPath:
     places += [(("nodes", rank, "args"), node.args) for rank, node in enumerate(job.nodes)]
     for where, args in places:
         if isinstance(args, Mapping):
-            spelled: list[tuple[str | int, str]] = [(key, "--" + key.replace("_", "-")) for key in args]
+            spelled: list[tuple[str | int, str]] = [(key, option_of(key)) for key in args]
         else:
             spelled = [(index, str(word).partition("=")[0]) for index, word in enumerate(args)]
         for key, text in spelled:

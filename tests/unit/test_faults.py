@@ -252,14 +252,14 @@ APPLIES = [
     (
         "usage: main.py [-h] [--batch_size N]\nmain.py: error: unrecognized arguments: --lr 1 --batch-size 8\n",
         "unrecognized arguments: --lr 1 --batch-size 8",
-        "args: [--batch_size, VALUE]",
+        "args: {--batch_size: VALUE}",
         2,
     ),
     (
         "usage: python -m app.main [-h] --batch_size N\n"
         "python -m app.main: error: the following arguments are required: --batch_size\n",
         "the following arguments are required: --batch_size",
-        "args: [--batch_size, VALUE]",
+        "args: {--batch_size: VALUE}",
         2,
     ),
     (read("victim-no-clients"), "not all nodes met at the rendezvous", "doctor", 1),

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import JobInvalid
+from launcher.job.arguments import argv_of
 from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
-from launcher.job.scalars import argv_of, parse_duration, parse_size, show_duration, show_size
+from launcher.job.scalars import parse_duration, parse_size, show_duration, show_size
 
 HERE = Path(__file__).parent
 SEEDS = [path.read_text() for path in sorted((HERE / "broken_jobs").glob("*.yaml"))]

@@ -24,8 +24,8 @@ from launcher.features.bench.health.machine import HealthProblem, MachineState
 from launcher.features.bench.health.measures import Measure, NodeReport
 from launcher.features.bench.health.rounds import Timetable, minutes_needed, rounds, timetable
 from launcher.features.bench.health.verdict import Finding, Network
+from launcher.job.arguments import argv_of
 from launcher.job.models import Job
-from launcher.job.scalars import argv_of
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import NodeFacts

@@ -13,8 +13,8 @@ from torch import nn
 from bench.syncbn import BATCHES, CHANNELS
 from docs import published
 from docs.published import MAIN_JOB, Ours, Published, Row, Unused
+from launcher.job.arguments import argv_of
 from launcher.job.models import Job
-from launcher.job.scalars import argv_of
 from tests.train.trainer.test_jobs_train import JOBS, REPOSITORY
 from train.combinations import check
 from train.config import Config, parse

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from launcher.job.arguments import argv_of
 from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep
-from launcher.job.scalars import argv_of
 from train.config import parse
 from train.schedule import make_schedule
 
