@@ -27,14 +27,18 @@ class EMA:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._decay = decay
         own: dict[str, Tensor] = self.model.state_dict()
+        first = _first_names(own)
         # 16-bit weights of the model are rounded copies of their averages; all others are the averages
-        self.averages = {name: value.float() if value.dtype in HALF else value for name, value in own.items()}
+        once = {
+            name: value.float() if value.dtype in HALF else value for name, value in own.items() if first[name] == name
+        }
+        self.averages = {name: once[first[name]] for name in own}
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         now = model.state_dict() | dict(zip(trained, weights, strict=True))
         # listed once: weights and statistics are changed in place for the whole run
-        floats = [name for name, value in self.averages.items() if value.is_floating_point()]
-        integers = [name for name, value in self.averages.items() if not value.is_floating_point()]
-        rounded = [name for name, value in self.averages.items() if value is not own[name]]
+        floats = [name for name, value in once.items() if value.is_floating_point()]
+        integers = [name for name, value in once.items() if not value.is_floating_point()]
+        rounded = [name for name, value in once.items() if value is not own[name]]
         self._floats = _pick(self.averages, floats), _pick(now, floats)
         self._integers = _pick(self.averages, integers), _pick(now, integers)
         self._rounded = _pick(own, rounded), _pick(self.averages, rounded)
@@ -55,6 +59,14 @@ class EMA:
         for name, value in averages.items():
             self.averages[name].copy_(value)
         copy_(*self._rounded)
+
+
+def _first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return for each name the first one of the same tensor: tied weights have several, but are averaged once."""
+    names: dict[object, str] = {}
+    return {
+        name: names.setdefault((value.data_ptr(), value.shape, value.stride()), name) for name, value in tensors.items()
+    }
 
 
 def _pick(tensors: Mapping[str, Tensor], names: Sequence[str]) -> list[Tensor]:

@@ -409,6 +409,32 @@ def test_the_average_includes_batch_norm_statistics() -> None:
     assert ema.model.num_batches_tracked == 1
 
 
+class Tied(nn.Module):
+    """A head with the weights of the first layer, and a buffer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head.weight = self.first.weight
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("shift", self.mean)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+def test_tied_weights_are_averaged_once_an_update(kind: torch.dtype) -> None:
+    model = Tied().to(kind)
+    masters = [parameter.detach().float() for parameter in model.parameters()]  # as with --amp O2
+    ema = EMA(model, 0.5, masters if kind == torch.float16 else list(model.parameters()))
+    ema.load({name: torch.zeros_like(value) for name, value in ema.averages.items()})
+    for each in (*masters, *model.parameters(), *model.buffers()):
+        nn.init.ones_(each)
+    ema.update(100)
+    averaged = ema.model.state_dict()
+    for name in ("first.weight", "head.weight", "head.bias", "mean", "shift"):
+        assert averaged[name].unique().tolist() == ema.averages[name].unique().tolist() == [0.5], name
+    assert ema.model.head.weight is ema.model.first.weight
+
+
 def test_mixup_and_cutmix_mix_by_the_reported_share() -> None:
     images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 3, 16, 16).contiguous()
     blended = apply_mix(Mix(0.75, None), images)
