@@ -345,6 +345,29 @@ RECORDED = [
         "set_device",
     ),
     (
+        "NCCLBootstrap.cpp of nccl2 in pytorch 2.15, and init.cc of https://github.com/NVIDIA/nccl",
+        "RuntimeError: Failed to initialize NCCL communicator: invalid usage (run with NCCL_DEBUG=WARN for details) \n"
+        "NCCL Last Error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+        "",
+        "two ranks use the same GPU",
+        "set_device",
+    ),
+    (
+        "ProcessGroupNCCL.cpp of nccl2 in pytorch 2.15, and the log of https://github.com/NVIDIA/nccl/issues/380",
+        "RuntimeError: NCCL AllReduce failed: unhandled system error (run with NCCL_DEBUG=INFO for details) \n"
+        "NCCL Last Error: ",
+        "spark01:2683:2826 [0] misc/ibvwrap.cc:268 NCCL WARN Call to ibv_create_cq failed\n",
+        "could not use InfiniBand",
+        "NCCL_IB_DISABLE: 1",
+    ),
+    (
+        "WorkNCCL of nccl2 in pytorch 2.15: the text of pytorch's pull request 192281",
+        "RuntimeError: Watchdog caught collective operation timeout: NCCL operation timed out",
+        "",
+        "communication with its peers timed out",
+        "hang_timeout",
+    ),
+    (
         "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48",
         "pynvml.NVMLError_Unknown: Failed to initialize NVML: Unknown Error",
         "",

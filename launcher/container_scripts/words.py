@@ -27,7 +27,7 @@ _STARTER = re.compile(
 _FRAME = re.compile(r'^\s+File "([^"]*)", line \d+', re.MULTILINE)
 _ERROR = re.compile(r"([A-Za-z_][\w.<>]*)(?:: (.*))?", re.DOTALL)
 _CONTROL = re.compile(r"StopIteration|StopAsyncIteration|GeneratorExit|(_?queue\.)?(Empty|Full)")  # of normal programs
-_OF_NCCL = re.compile(r"nccl\w+: |Last error:")  # the next lines of its errors
+_OF_NCCL = re.compile(r"nccl\w+: |(NCCL )?Last [Ee]rror:")  # the next lines of its errors
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|[0-9]{3,}")  # addresses, ports, process ids, generations
 
 # What torch.distributed, gloo and NCCL say if another rank ended, did not join a collective or was not there.
@@ -44,7 +44,8 @@ _LOST = re.compile(
 _CLASS = re.compile(r"torch\.distributed\.(?!checkpoint\.)[\w.]+|c10::Dist\w+|c10d?::\w+|gloo::\w+")
 _SOURCE = re.compile(
     r"\bgloo/\w+/|\bc10d/|\bProcessGroup\w+\.[ch]pp|\b(NCCLUtils|TCPStore|socket)\.[ch]pp|\btensorpipe/|\[c10d\]"
-    r"|\bNCCL (error( in)?:|communicator was|WARN)|watchdog thread terminated|c10d key-value store|\b(gloo|c10d?)::\w+"
+    r"|\bNCCL (error( in)?:|communicator was|operation timed out|Async Error|[\w ]+ failed:|WARN)"
+    r"|watchdog thread terminated|c10d key-value store|\b(gloo|c10d?)::\w+"
 )
 _RETRIED = re.compile(r"\[W.*(refused|retrying|failed to connect)")  # until the master is there: a program's start
 _MODULE = re.compile(r"/torch/(distributed/(?!checkpoint/)|nn/parallel/distributed\.py)")

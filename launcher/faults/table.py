@@ -77,8 +77,10 @@ NVML = Origin(
 NCCL = Origin(
     "NCCL",
     kind=r"torch\.distributed\.DistBackendError",
-    words=r"NCCL (error|operation)",
-    line=r"\bNCCL WARN |what\(\): .*NCCL|\[E.*ProcessGroupNCCL\.cpp",
+    # the others are of nccl2, the NCCL of torch 2.15: torch/csrc/distributed/c10d/nccl2 in pytorch's source
+    words=r"NCCL (error|operation|communicator|Async Error|[\w ]+ failed)|Failed to (initialize|get) NCCL "
+    r"|Watchdog caught collective operation timeout",
+    line=r"\bNCCL WARN |what\(\): .*NCCL|\[E.*ProcessGroupNCCL\w*\.cpp",
     anywhere=True,
 )
 GLOO = Origin("gloo", words=r"\[[^\]]*\bgloo/", line=r"what\(\): .*\bgloo/")

@@ -28,7 +28,7 @@ _ARCHIVE = ".flight_recorder.tar"  # in the output folder of the node that analy
 _RECORDING = re.compile(r"(gloo|nccl|stack)_(\d{1,6})")
 _UNMET = re.compile(  # what gloo and NCCL say if a collective timed out, or its sizes do not match
     r"gloo/\S+\] (Timed out waiting \d+ms for (recv|send)|op\.preamble\.length)"
-    r"|Watchdog caught collective operation timeout: Work"
+    r"|Watchdog caught collective operation timeout: (Work|NCCL)"
 )
 
 

@@ -190,7 +190,7 @@ def _patches() -> dict[str, Any]:
     return {
         "torch.autocast": Autocast,
         "torch.compile": partial(compiled, backend="eager"),  # the CPU's backend needs a C++ compiler and half a minute
-        "torch.distributed.init_process_group": lambda backend, **named: join("gloo", **named),
+        "torch.distributed.init_process_group": lambda backend, device_id=None, **named: join("gloo", **named),
         "train.distributed.ddp.DistributedDataParallel": OnCpu,
         "train.distributed.fsdp.init_device_mesh": lambda device, *shape, **named: mesh("cpu", *shape, **named),
     }

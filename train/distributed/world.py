@@ -142,7 +142,10 @@ def start(config: Config) -> World:
         backend = (
             "cpu:gloo,cuda:nccl" if device.type == "cuda" and not instance else "gloo"
         )  # NCCL does not support MIG
-        dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
+        # nccl2, the NCCL of torch 2.15, otherwise takes a GPU by LOCAL_RANK or the global rank; the older one would
+        # only start earlier.
+        bound = device if "nccl" in backend and torch.__version__ >= "2.15.0a0" else None
+        dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout), device_id=bound)
     sharded = config.parallel not in ("model", "pipeline")
     generation = int(os.environ.get("LAUNCHER_GENERATION", "0"))
     full_size = int(os.environ.get("LAUNCHER_FULL_WORLD", "0"))

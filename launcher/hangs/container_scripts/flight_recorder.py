@@ -2,8 +2,9 @@
 
 torch calls start() at the end of its import (2.5 and newer: through the entry point launcher_flight_recorder of the
 group torch.backends, which container_scripts installs next to this file on the worker's PYTHONPATH). It enables NCCL's
-recorder, which writes automatically when a collective times out. gloo's recorder does not write automatically and has
-no public function: only gloo_recording() uses the private one (torch 2.8 and newer).
+recorder, which writes automatically when a collective times out, and before torch 2.15 also when its own pipe is
+written to. nccl2, the NCCL of torch 2.15, has no such pipe, and gloo's recorder does not write automatically: only
+recording() uses the private function that reads both (torch 2.8 and newer).
 
 A thread waits for a byte in the worker's named pipe: entry.sh writes it when the run hangs or before its container is
 stopped, record() when a collective fails. Files in LAUNCHER_OUTPUT/flight_recorder/NODE: gloo_RANK and nccl_RANK,
@@ -17,6 +18,7 @@ import contextlib
 import faulthandler
 import importlib
 import os
+import pickle
 import sys
 import threading
 import time
@@ -87,12 +89,15 @@ def nccl_settings(torch_version: str, recordings: str, pipes: str, given: Mappin
     return {name: value for name, value in settings.items() if name not in given}
 
 
-def gloo_recording() -> bytes:
-    """Return the pickled content of gloo's flight recorder; b"" if this torch has none."""
+def recording(*backend: str) -> bytes:
+    """Return the pickled content of a flight recorder, of gloo's if none is named; b"" if this torch has no such."""
     c10d = importlib.import_module("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_fr_trace", None)
+    if dump is None or (backend and "backend" not in (dump.__doc__ or "")):  # its parameters: one more since 2.15
+        return b""
     # All collectives without stacks, for which torch would load its compiler for several seconds.
-    return bytes(dump(True, False, False)) if dump is not None else b""
+    content = bytes(dump(True, False, False, *backend))
+    return content if not backend or pickle.loads(content)["entries"] else b""  # noqa: S301 - of this process
 
 
 def _listen(listen: int, pipe: Path, folder: Path, rank: str) -> None:
@@ -101,10 +106,11 @@ def _listen(listen: int, pipe: Path, folder: Path, rank: str) -> None:
     try:
         with (folder / f"stack_{rank}").open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
-        if recording := gloo_recording():
-            part = folder / f".{rank}.part"
-            part.write_bytes(recording)
-            part.replace(folder / f"gloo_{rank}")
+        for name, content in ((f"gloo_{rank}", recording()), (f"nccl_{rank}", recording("nccl2"))):
+            if content:
+                part = folder / f".{rank}.part"
+                part.write_bytes(content)
+                part.replace(folder / name)
     except (OSError, RuntimeError, ImportError) as error:
         print(f"launcher: could not write the flight recording of rank {rank}: {error}", file=sys.stderr, flush=True)
     pipe.unlink(missing_ok=True)

@@ -11,10 +11,31 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from launcher import container_scripts
 from launcher.hangs import container_scripts as of_hangs
 
+# Stands in for nccl2, the NCCL of torch 2.15, which cannot run without a GPU: torch records it by its name.
+NCCL2 = """
+from torch._C import _distributed_c10d as c10d
+
+class Done(dist._Work):
+    def wait(self, timeout=None):
+        return True
+
+class Backend(c10d.Backend):
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+
+    def getBackendName(self):
+        return "nccl2"
+
+    def allreduce(self, tensors, options):
+        return Done()
+
+dist.Backend.register_backend("stands-in", Backend, devices=["cpu"])
+"""
 PROGRAM = """
 import sys, time
 import torch, torch.distributed as dist
@@ -24,7 +45,7 @@ def reads():
     while True:
         time.sleep(1)
 
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(3))
 if sys.argv[1] == "fails":
     raise RuntimeError("Connection closed by peer")
@@ -32,16 +53,20 @@ reads()
 """
 
 
+HAS_NCCL2 = torch.__version__ >= "2.15"
+
+
 @pytest.mark.ci
-@pytest.mark.parametrize("how", ["hangs", "fails"])
-def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "recorder"), [("hangs", "gloo"), ("fails", "nccl2" if HAS_NCCL2 else "gloo")])
+def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str, recorder: str) -> None:
     kit, program = tmp_path / "kit", tmp_path / "program.py"
     (kit / "home").mkdir(parents=True)
     (tmp_path / "logs").mkdir()
     for name, text in container_scripts.scripts().items():
         (kit / name).parent.mkdir(parents=True, exist_ok=True)
         (kit / name).write_bytes(text)
-    program.write_text(PROGRAM)
+    before, backend = (NCCL2, "stands-in") if recorder == "nccl2" else ("", "gloo")
+    program.write_text(PROGRAM.replace("BACKEND", repr(backend)).replace("\ndef reads", f"{before}\ndef reads"))
     worker = subprocess.Popen(
         ["sh", str(kit / "rank.sh"), sys.executable, str(program), how],
         env=os.environ | {"RANK": "0", "LAUNCHER_OUTPUT": str(tmp_path), "LAUNCHER_NODE": "n0"},
@@ -64,10 +89,11 @@ def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str
     out, _ = worker.communicate(timeout=200)
     print(out)
     assert not pipe.exists()
-    assert sorted(file.name for file in written.iterdir()) == ["gloo_0", "stack_0"]
-    entries = pickle.loads((written / "gloo_0").read_bytes())["entries"]
+    name = {"gloo": "gloo_0", "nccl2": "nccl_0"}[recorder]
+    assert sorted(file.name for file in written.iterdir()) == sorted({"gloo_0", name, "stack_0"})
+    entries = pickle.loads((written / name).read_bytes())["entries"]
     assert [(e["profiling_name"], e["input_sizes"], e["collective_seq_id"]) for e in entries] == [
-        ("gloo:all_reduce", [[3]], 1)
+        (f"{recorder}:all_reduce", [[3]], 1)
     ]
 
 
