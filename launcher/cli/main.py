@@ -178,7 +178,7 @@ def _unexpected(error: Exception) -> LauncherError:
     """Return the error for a failed file access on this machine, or for a bug in the launcher."""
     if isinstance(error, OSError) and error.strerror:
         if disk.is_full(error):
-            found = disk.full(f"the disk of {error.filename}" if error.filename else "a disk")
+            found = disk.full(f"the disk of {error.filename}" if error.filename else "a disk", error)
             return NodeUnfit("this machine", found.what, "free some space there")
         where = f": {error.filename}" if error.filename else ""
         return NodeUnfit("this machine", f"{error.strerror}{where}", "check the permissions")

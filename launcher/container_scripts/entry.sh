@@ -33,7 +33,10 @@ our_drain=3  # seconds for which orphaned processes may keep the log open
 if [ -z "$LAUNCHER_OUTPUT" ] || [ -z "$LAUNCHER_NODE" ]; then refuse "LAUNCHER_OUTPUT and LAUNCHER_NODE must be set"; fi
 cannot_write() {
     case $1 in
-        *"o space left on device"* | *"uota exceeded"*)
+        *"uota exceeded"*) refuse "the quota on the output folder's disk is used up: remove files in $LAUNCHER_OUTPUT" ;;
+        *"o space left on device"*)
+            set -- $(df -Pi "$LAUNCHER_OUTPUT" 2>/dev/null | tail -n 1) # device, inodes, used, free
+            [ "$4" != 0 ] || refuse "the output folder's disk has no inodes left: remove files in $LAUNCHER_OUTPUT"
             refuse "the output folder's disk is full: free some space in $LAUNCHER_OUTPUT" ;;
     esac
     refuse "cannot write to $LAUNCHER_OUTPUT as uid $(id -u): check the owner of the folder (${1##*: })"
@@ -190,6 +193,11 @@ case $1 in
         fi
         ;;
 esac
+
+# --- the program may open many files, as data loaders do: newer engines set a soft limit of 1024
+our_files=65536 our_file=$(ulimit -Hn) our_name=$(ulimit -Sn)
+if [ "$our_file" != unlimited ] && [ "$our_file" -lt $our_files ]; then our_files=$our_file; fi
+if [ "$our_name" != unlimited ] && [ "$our_name" -lt "$our_files" ]; then ulimit -Sn "$our_files"; fi
 
 # --- the program
 rm -rf "$our_kit/home/.flight_recorder" # the pipes of an earlier attempt

@@ -13,7 +13,21 @@ LINES = 20
 LONGEST = 100  # characters of an error that is compared
 LONGEST_ERROR = 500  # of an error that is shown in one line
 _REFUSED = re.compile(r"launcher: node \S+: ")  # by entry.sh
-_TOLD = re.compile(rf"(?:[^\s:]+: error: |{_REFUSED.pattern})\S")
+# The end of an output with which a program refuses its arguments, as argparse prints it, and entry.sh's own
+_TOLD = re.compile(rf"(?:(?:\S+ -m )?[^\s:]+: error: |{_REFUSED.pattern})\S")
+# The same from parsers that print the usage before it: jsonargparse, click, typer in a frame
+_USAGE = re.compile(r"^[uU]sage: .*$", re.MULTILINE)
+_AFTER_USAGE = re.compile(
+    r"^(?:error: \S.*(?:\n[ \t]+\S.*)*|Error: \S.*"
+    r"|\u256d\u2500 Error \u2500+\u256e\n(?:\u2502.*\n)+\u2570\u2500+\u256f)\Z",
+    re.MULTILINE,
+)
+_FRAME_OF_TYPER = re.compile(r"^[\u256d\u2570].*$|^\u2502|\u2502$", re.MULTILINE)
+# and from those that print how to get help after it: fire, absl
+_BEFORE_HELP = re.compile(
+    r"^(?:ERROR: (.*)\nUsage: (?:.*\n)+ +\S.* --help|FATAL Flags parsing error:\s*(.*)\nPass --helpshort .*)\Z",
+    re.MULTILINE,
+)
 
 _PREFIX = re.compile(r"^(?:\[(?:rank|default)\d+\]: ?)+")  # torch and torchrun prefix each line with the rank
 _CONTEXT = "During handling of the above exception, another exception occurred:"
@@ -81,11 +95,17 @@ def last_output(text: str) -> str:
 
 
 def reason(text: str) -> str:
-    """Return the last line if it is an error as argparse (`NAME: error: ...`) or entry.sh print it, else the last
-    traceback.
-    """
-    last = text.rstrip()[-4096:].rpartition("\n")[2]
-    return last if _TOLD.match(last) else last_traceback(text)
+    """Return the end if it is an error as parsers of arguments or entry.sh print it, else the last traceback."""
+    end = text.rstrip()[-(1 << 16) :]
+    last = end.rpartition("\n")[2]
+    if _TOLD.match(last):
+        return last
+    found = _AFTER_USAGE.search(end)
+    usage = _USAGE.findall(end, 0, found.start()) if found else []
+    if found and usage:
+        return f"{usage[-1]}\n{found.group()}"
+    found = _BEFORE_HELP.search(end)
+    return found.group() if found else last_traceback(text)
 
 
 def error_line(text: str) -> str:
@@ -95,7 +115,13 @@ def error_line(text: str) -> str:
     """
     own = reason(text)
     found = [each for each in raised(own) if not lost(each)] or raised(own)
-    return found[-1].line.partition("\n")[0] if found else _REFUSED.sub("", own)
+    if found:
+        return found[-1].line.partition("\n")[0]
+    refused = _BEFORE_HELP.search(own)
+    if refused:
+        return refused.group(1) or refused.group(2)
+    refused = _AFTER_USAGE.search(own)
+    return " ".join(_FRAME_OF_TYPER.sub("", refused.group() if refused else _REFUSED.sub("", own)).split())
 
 
 def error(text: str) -> str:

@@ -50,6 +50,7 @@ class Origin:
 
 # --- who is asked by the launcher
 IMAGE, NODE = "image", "node"  # the places that a program's libraries and modules come from
+UNLIMITED = "unlimited"  # of the limit `memlock`
 
 SMI = Origin("nvidia-smi")
 ENGINE = Origin("the container engine")
@@ -91,7 +92,8 @@ RENDEZVOUS = Origin(
 )
 WORKERS = Origin(
     "torch's data loader and its shared memory",
-    words=r"DataLoader worker \(pid|unable to (open|allocate|write|resize|mmap) [\w ]*(shared memory|file)",
+    words=r"DataLoader worker \(pid|unable to (open|allocate|write|resize|mmap) [\w ]*(shared memory|file)"
+    r"|received 0 items of ancdata",  # multiprocessing's: the kernel could not open the file that was passed
 )
 SYSTEM = Origin(
     "the operating system",
@@ -101,7 +103,23 @@ SYSTEM = Origin(
 LINKER = Origin("the dynamic linker", kind=r"ImportError|OSError", line=r": error while loading shared libraries: ")
 IMPORT = Origin("Python's import", kind=r"ModuleNotFoundError", line=r"^\S*python[\d.]*: No module named ")
 SHELL = Origin("what starts the program", line=r"^(\S*/)?(env|sh|bash|dash|\S+\.sh): ", code=126)
-ARGPARSE = Origin("Python's argparse", line=r"^\S.*: error: (unrecognized|the following) arguments", code=2)
+SCRIPT = Origin("what runs a shell script", line=r"^\S+: ")
+PARSER = Origin(
+    "argparse, jsonargparse, click or typer",
+    line=r"^(\S.*: )?error: (unrecognized|the following) arguments|^(Error:|\u2502) (No such|Missing) option",
+    code=2,
+)
+GIT = Origin(
+    "git, or a library that reads its folder",
+    kind=r"(subprocess\.)?CalledProcessError|FileNotFoundError|LookupError|git\.exc\.\w+|dulwich\.errors\.\w+",
+    line=r"^fatal: not a git repository",
+)
+METADATA = Origin(
+    "Python's list of installed packages",
+    kind=r"importlib[._]metadata\.PackageNotFoundError|pkg_resources\.DistributionNotFound",
+)
+TERMINAL = Origin("what reads a terminal", kind=r"bdb\.BdbQuit|EOFError")
+SIGNAL = Origin("the launcher, of how a process ended")
 RUNC = Origin("what starts the container", line=r"^(standard_init_linux\.go:\d+: )?exec \S+: ")
 
 
@@ -109,14 +127,14 @@ RUNC = Origin("what starts the container", line=r"^(standard_init_linux\.go:\d+:
 class Rule:
     """A row of the table. {name} in what and fix is a known value or a group of the pattern; `port` must be the run's.
 
-    explain: makes the cause from the match, the log and the known values, in place of what and fix.
+    explain: makes the cause from the match, the log and the known values, in place of what and fix; None: unknown.
     """
 
     pattern: str
     origins: tuple[Origin, ...]
     what: str = ""
     fix: str = ""
-    explain: Callable[[re.Match[str], str, Mapping[str, str]], Cause] | None = None
+    explain: Callable[[re.Match[str], str, Mapping[str, str]], Cause | None] | None = None
 
     def cause(self, said: str, log: str, known: Mapping[str, str]) -> Cause | None:
         """Return the cause if the rule applies to what one of its origins said."""
@@ -141,6 +159,9 @@ _KIB = {"K": 1, "M": 1 << 10, "G": 1 << 20}
 _COMPILED = re.compile(r"PyTorch install supports CUDA capabilities ((?:(?:sm|compute)_\d+\w*[ ,]*)+)")
 _DEVICE = re.compile(r"with CUDA capability sm_(\d+)")
 _TOO_OLD_GPU = "no longer supports this GPU because it is too old"
+_WITHOUT_GIT = "let the program do without it, or pass what it needs: --set env.COMMIT=$(git rev-parse HEAD)"
+# Commands of git that fail without a repository, and need nothing else; as a list or a line
+_READS_GIT = r"'(?:\['git', |git )[^\]]*?\b(?:rev-parse|rev-list|describe|log|show|status|diff|branch|ls-files)\b"
 MISSING_LIBRARY = r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file"
 # Debian's and Ubuntu's packages of libraries that Python packages need and pip does not install
 _DEBIAN = {
@@ -236,6 +257,18 @@ def _missing_module(found: re.Match[str], _: str, known: Mapping[str, str]) -> C
     return Cause(what, f"add its package {where}; if the module is your own, add it to `code`")
 
 
+def _no_repository(_: re.Match[str], text: str, __: Mapping[str, str]) -> Cause | None:
+    if "dubious ownership" in text:  # there is one, of another user
+        return None
+    return Cause("there is no git repository: .git is never sent", _WITHOUT_GIT)
+
+
+def _not_installed(found: re.Match[str], _: str, known: Mapping[str, str]) -> Cause:
+    where = "add it to image.packages" if known.get("place") == IMAGE else "install it in the job's Python"
+    own = "if it is your own: the code is copied, not installed, so let the program do without this version"
+    return Cause(f"the package {found['name']} is not installed", f"{where}; {own}")
+
+
 def _not_executable(found: re.Match[str], _: str, __: Mapping[str, str]) -> Cause:
     file = found["file"]
     program = {"sh": "bash", "bash": "bash", "py": "python"}.get(file.rpartition(".")[2])
@@ -249,11 +282,20 @@ def _underscores(found: re.Match[str], _: str, __: Mapping[str, str]) -> Cause:
     return Cause(found["message"], f"if the option is {option}, write the key so, as it is: args: {{{option}: VALUE}}")
 
 
+def _rdma_memory(_: re.Match[str], __: str, known: Mapping[str, str]) -> Cause:
+    tcp = "or use TCP: env: {NCCL_IB_DISABLE: 1}"
+    if known.get("memlock") == UNLIMITED:
+        what = "the InfiniBand driver got no memory, although memlock is unlimited"
+        return Cause(what, f"`sudo dmesg` on the node may have its reason, and `free -h` shows free memory; {tcp}")
+    limit = "on the node: set LimitMEMLOCK=infinity for docker.service, and check it with `launcher doctor JOB`"
+    return Cause("InfiniBand could not lock memory: the memlock limit is too low", f"{limit}; {tcp}")
+
+
 def _full_disk(found: re.Match[str], _: str, known: Mapping[str, str]) -> Cause:
     path, output = found["path"] or found["before"], known.get("output")
     if output and path and path.startswith(f"{output}/"):
-        return disk.full("the output folder's disk")
-    cause = disk.full()
+        return disk.full(disk.OUTPUT, found.string)
+    cause = disk.full(said=found.string)
     return Cause(f"{cause.what}, at {path}", cause.fix) if path else cause
 
 
@@ -423,9 +465,7 @@ _OF_GPUS = (
     Rule(
         r"Call to ibv_\w+ failed.*Cannot allocate memory",
         (NCCL,),
-        "InfiniBand cannot lock enough memory: the memlock limit is too low",
-        "on the node: set LimitMEMLOCK=infinity for docker.service, and check it with `launcher doctor JOB`; or use "
-        "TCP: env: {NCCL_IB_DISABLE: 1}",
+        explain=_rdma_memory,
     ),
     Rule(
         r"Call to ibv_\w+ failed",
@@ -457,6 +497,19 @@ _OF_GPUS = (
 # - everything else that ends programs
 _OF_PROGRAMS = (
     Rule(r"DataLoader worker .*Bus error|No space left on device", (WORKERS,), _SHM, _SHM_FIX),
+    Rule(
+        r"DataLoader worker .*is killed by signal: Killed\b",
+        (WORKERS,),
+        "a worker of its data loader was killed, as the kernel does when memory runs out",
+        "use fewer loader workers, or raise resources.memory; `sudo dmesg | grep -i oom` on the node names the process",
+    ),
+    Rule(
+        r"\[Errno 24\]|Too many open files|received 0 items of ancdata",
+        (WORKERS, SYSTEM),
+        "too many open files",
+        "torch.multiprocessing.set_sharing_strategy('file_system') in the program needs fewer; so do fewer loader "
+        "workers; the node's limit: ulimit -Hn",
+    ),
     Rule(r"No space left on device: '/dev/shm/", (SYSTEM,), _SHM, _SHM_FIX),
     Rule(
         rf"(?:(?:\s(?P<before>/[^:\n]*?)(?: could not be written)?)?{disk.AT_THE_END}|{disk.NUMBER}"
@@ -488,13 +541,61 @@ _OF_PROGRAMS = (
     Rule(r'exec: "(?P<file>[^"]+)": permission denied', (ENGINE,), explain=_not_executable),
     Rule(
         r"error: (?P<message>unrecognized arguments: (.*\s)?--(?P<name>\w+-[\w-]+).*)",
-        (ARGPARSE,),
+        (PARSER,),
         explain=_underscores,
     ),
     Rule(
         r"error: (?P<message>the following arguments are required: (.*\s)?--(?P<name>\w+_\w+).*)",
-        (ARGPARSE,),
+        (PARSER,),
         explain=_underscores,
+    ),
+    Rule(
+        r"(?P<message>No such option:? '?--(?P<name>\w+-[\w-]+).*?)[ \u2502]*$",
+        (PARSER,),
+        explain=_underscores,
+    ),
+    Rule(r"(?P<message>Missing option '--(?P<name>\w+_\w+).*?)[ \u2502]*$", (PARSER,), explain=_underscores),
+    Rule(
+        r"^fatal: not a git repository|\b(InvalidGitRepositoryError|NotGitRepository)\b|unable to detect version for "
+        rf"|CalledProcessError: Command {_READS_GIT}.* exit status 128\.",
+        (GIT,),
+        explain=_no_repository,
+    ),
+    Rule(
+        r"FileNotFoundError: .*: 'git'$",
+        (GIT,),
+        "there is no program git, and no git repository either: .git is never sent",
+        _WITHOUT_GIT,
+    ),
+    Rule(
+        r"(?:PackageNotFoundError: (?:No package metadata was found for )?|DistributionNotFound: The ')"
+        r"(?P<name>[\w.-]+)",
+        (METADATA,),
+        explain=_not_installed,
+    ),
+    Rule(
+        r"\bbdb\.BdbQuit$",
+        (TERMINAL,),
+        "it reached a breakpoint of pdb, which has no terminal to read from",
+        "remove pdb.set_trace() or breakpoint()",
+    ),
+    Rule(
+        r"EOFError: EOF when reading a line$",
+        (TERMINAL,),
+        "it asks for input, and there is no terminal",
+        "pass the answer as an argument, or as a variable in `env`",
+    ),
+    Rule(
+        r"\$'\\r': command not found|\\r['\u2019]?: No such file or directory|\^M: bad interpreter",
+        (SCRIPT,),
+        "a script has Windows line endings (CRLF)",
+        "convert it here: sed -i 's/\\r$//' FILE",
+    ),
+    Rule(
+        r"was killed by SIGILL\b",
+        (SIGNAL,),
+        "the processor lacks an instruction that the program or one of its libraries was built for, such as AVX2",
+        "use a build for this processor: `lscpu` on the nodes shows their instructions",
     ),
     Rule(
         r"exec format error\b",

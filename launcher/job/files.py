@@ -132,6 +132,9 @@ def _missing(job: Job, cwd: Path) -> Iterator[Found]:
                 path,
                 f"is outside the code folder {code}, which alone is copied to the nodes; see `code`",
             )
+    for word, file in _shell_scripts(job, code):
+        fix = f"convert it: sed -i 's/\\r$//' {os.path.relpath(file, cwd)}"
+        yield ("run", "command"), f"{word} has Windows line endings (CRLF), with which shells cannot run it; {fix}"
     for data in job.data:
         key: KeyPath = ("data", data.name, "from")
         if is_here(data.source) and not (path_here := _path(job, key, data.source, cwd)).exists():
@@ -143,6 +146,20 @@ def _missing(job: Job, cwd: Path) -> Iterator[Found]:
                     ("mounts", mount.source),
                     f"{mount.source} does not exist on this machine, which is a node",
                 )
+
+
+def _shell_scripts(job: Job, code: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the words of `run.command` that are scripts of the code whose first line a shell or the kernel misreads."""
+    for index, word in enumerate(job.run.command or ()):
+        file = code / word
+        with suppress(OSError, ValueError):
+            if file.is_file() and file.is_relative_to(code):
+                with file.open("rb") as stream:
+                    start = stream.read(256)
+                first = start.partition(b"\n")[0]
+                by_kernel = index == 0 and first.startswith(b"#!")
+                if first.endswith(b"\r") and (by_kernel or word.endswith((".sh", ".bash"))):
+                    yield word, file
 
 
 def _too_much(job: Job, secrets: Mapping[str, str]) -> Iterator[Found]:

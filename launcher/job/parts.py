@@ -176,6 +176,9 @@ class RunPart(Part):
             raise BadValueError(f"give exactly one of module, script, command, not {' and '.join(given) or 'none'}")
         if self.command is not None and not (self.command and self.command[0]):
             raise LocatedError([(("command",), "the command is empty")])
+        if self.script is not None and self.script.endswith(".ipynb"):
+            fix = f"convert it: jupyter nbconvert --to script {self.script}"
+            raise LocatedError([(("script",), f"{self.script} is a notebook, which Python does not run; {fix}")])
         return self
 
 

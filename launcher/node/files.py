@@ -279,7 +279,7 @@ class Files:
 
     def _error(self, doing: str, reason: str, which: str) -> NodeUnfit:
         if disk.is_full(reason):
-            found = disk.full(which)
+            found = disk.full(which, reason)
             return NodeUnfit(self._machine.node, f"{found.what}: could not {doing}", found.fix)
         fix = ""
         if "Permission denied" in reason or "Operation not permitted" in reason:

@@ -232,7 +232,7 @@ def _timed(pieces: Iterable[tuple[Span, bytes]], until: float, node: str) -> Ite
 
 def _no_room(target: Path, error: OSError) -> NoRoomHere:
     if disk.is_full(error):
-        found = disk.full(f"the disk of {as_shown(target)}")
+        found = disk.full(f"the disk of {as_shown(target)}", error)
         return NoRoomHere("this machine", found.what, "free some space there, then run: launcher fetch")
     return NoRoomHere(
         "this machine", f"could not write {as_shown(target)}: {error.strerror}", "later, run: launcher fetch"

@@ -197,7 +197,7 @@ class Record:
         try:
             write_atomic(self.paths.result, json.dumps(known, indent=2).encode())
         except OSError as error:
-            why = disk.full().what if disk.is_full(error) else error.strerror
+            why = disk.full(said=error).what if disk.is_full(error) else error.strerror
             return f"{as_shown(self.paths.result)} was not written: {why}; to write it later: launcher logs {self.run}"
         return ""
 

@@ -18,7 +18,7 @@ from launcher.container_scripts.words import (
     reason,
 )
 from launcher.faults.lookup import of_output, said
-from launcher.faults.table import ENGINE
+from launcher.faults.table import ENGINE, SIGNAL
 from launcher.hangs.report import OTHERS_WAIT
 from launcher.run.evidence import Evidence
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
@@ -180,7 +180,7 @@ def _describe(evidence: Evidence, known: Mapping[str, str]) -> Failure:
     else:
         log = evidence.rank_logs.get(rank, evidence.log) if rank is not None else evidence.log
         about = {**known, "node": evidence.node.name, "code": str(_code(evidence))}
-        if cause := of_output(output, f"{log}\n{evidence.nccl}", about):
+        if (cause := of_output(output, f"{log}\n{evidence.nccl}", about)) or (cause := said(SIGNAL, what)):
             what, fix = f"{what}: {cause.what}", cause.fix
         elif named := error_line(output)[:LONGEST_ERROR]:
             what = f"{what}: {named}"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from launcher.container_scripts.words import reason
 from launcher.errors import LauncherError
 from launcher.faults import disk
-from launcher.faults.table import IMAGE, NODE
+from launcher.faults.table import IMAGE, NODE, UNLIMITED
 from launcher.hangs import report
 from launcher.model.container import ContainerState
 from launcher.model.host import cluster_name
@@ -194,8 +194,11 @@ def _of_run(record: Record) -> dict[str, str]:
     if any(cluster_name(node.host) for node in record.nodes()):
         return known  # its image cannot be changed by the job file
     known["place"] = IMAGE if record.traits.has_images else NODE
-    with contextlib.suppress(LookupError, TypeError):  # rebuilt from labels, without the plan
-        known["output"] = str(record.container(record.nodes()[0].rank)["layout"]["output"])
+    with contextlib.suppress(LookupError, TypeError, ValueError):  # rebuilt from labels, without the plan
+        specs = [record.container(node.rank) for node in record.nodes()]
+        known["output"] = str(specs[0]["layout"]["output"])
+        if all(dict(spec["ulimits"]).get("memlock") == -1 for spec in specs):
+            known["memlock"] = UNLIMITED
     return known
 
 

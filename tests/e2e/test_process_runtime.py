@@ -368,7 +368,10 @@ def test_a_full_disk_of_the_output_folder_is_named_in_every_phase(home_cli: Cli,
         refused = cli("up", job, code=3)
         assert "error local: the output folder's disk is full: could not " in refused.stderr
         for each in (failed, refused):
-            assert each.stderr.splitlines()[-1] == "  -> free some space there; `launcher clean` removes old runs"
+            assert (
+                each.stderr.splitlines()[-1]
+                == "  -> free some space there, or inodes (`df -i`); `launcher clean` removes old runs"
+            )
 
 
 def test_the_time_limit_is_enforced(home_cli: Cli) -> None:

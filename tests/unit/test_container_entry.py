@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,6 +278,28 @@ def test_a_full_disk_does_not_hang_the_job(box: Box) -> None:
         assert b"\nend\n" in out
     finally:
         subprocess.run(["umount", "-l", str(box.output)], check=True)
+
+
+@needs_root
+def test_a_disk_without_inodes_is_told_from_a_full_one(box: Box) -> None:
+    if subprocess.call(["mount", "-t", "tmpfs", "-o", "nr_inodes=2", "tmpfs", str(box.output)]):
+        pytest.skip("mount is not allowed here")
+    try:
+        code, out = box.run("true")
+    finally:
+        subprocess.run(["umount", "-l", str(box.output)], check=True)
+    assert code == 73
+    assert b"the output folder's disk has no inodes left: remove files in " in out
+
+
+HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+@pytest.mark.parametrize(("soft", "hard", "wanted"), [(256, HARD, min(HARD, 65536)), (256, 512, 512), (512, 512, 512)])
+def test_the_limit_of_open_files_is_raised(box: Box, soft: int, hard: int, wanted: int) -> None:
+    limits = [f"{shutil.which('prlimit')}", f"--nofile={soft}:{hard}", *box.argv("sh", "-c", "ulimit -Sn; ulimit -Hn")]
+    done = subprocess.run(limits, env=box.env, capture_output=True, check=True)
+    assert done.stdout.split() == [str(wanted).encode(), str(hard).encode()]
 
 
 def test_the_log_is_complete_if_stdout_is_closed(box: Box) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.container_scripts.words import lost_peer
+from launcher.container_scripts.words import error_line, lost_peer
 from launcher.faults import disk
 from launcher.faults.cause import Cause
 from launcher.faults.lookup import of_output, said
-from launcher.faults.table import ENGINE, IMAGE, RULES, SMI
+from launcher.faults.table import ENGINE, IMAGE, RULES, SIGNAL, SMI, UNLIMITED
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import first_failure, is_victim
 from launcher.run.evidence import Evidence, collective_failed
@@ -304,7 +304,13 @@ APPLIES = [
     ),
     (f"{RAISED}OSError: [Errno 28] No space left on device: '/dev/shm/x'", "/dev/shm", "remount", 1),
     (f"{RAISED}OSError: [Errno 28] No space left on device", "the disk is full", "launcher clean", 1),
-    (f"{RAISED}OSError: [Errno 122] Disk quota exceeded: '/output/a'", "the output folder's disk is full", "clean", 1),
+    (
+        f"{RAISED}OSError: [Errno 122] Disk quota exceeded: '/output/a'",
+        "the quota on the output folder's disk is used up",
+        "launcher clean",
+        1,
+    ),
+    (f"{RAISED}OSError: [Errno 122] Disk quota exceeded", "the quota on the disk is used up", "quota -s", 1),
     (f"{RAISED}OSError: [Errno 28] No space left on device: '/tmp/a'", "the disk is full, at /tmp/a", "clean", 1),
     ("tee: /output/a: No space left on device", "the output folder's disk is full", "launcher clean", 1),
     (
@@ -338,6 +344,100 @@ APPLIES = [
     ),
     ("sh: 1: exec: bin/run: Permission denied", "bin/run is not executable", "chmod +x bin/run", 126),
     ("exec /bin/sh: exec format error", "architecture", "build", 1),
+    # click 8.5 and 8.1, typer 0.29, jsonargparse 4.53
+    (
+        "Usage: c.py [OPTIONS]\nTry 'c.py --help' for help.\n\n"
+        "Error: No such option '--batch-size'. Did you mean '--batch_size'?\n",
+        "No such option '--batch-size'. Did you mean '--batch_size'?",
+        "args: [--batch_size, VALUE]",
+        2,
+    ),
+    (
+        "Usage: c.py [OPTIONS]\nTry 'c.py --help' for help.\n\nError: No such option: --batch-size\n",
+        "No such option: --batch-size",
+        "args: [--batch_size, VALUE]",
+        2,
+    ),
+    (
+        "Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\u256d\u2500 Error \u2500\u2500\u2500\u2500\u256e\n"
+        "\u2502 No such option: --batch-size  \u2502\n\u2570\u2500\u2500\u2500\u2500\u256f\n",
+        "No such option: --batch-size",
+        "args: [--batch_size, VALUE]",
+        2,
+    ),
+    (
+        "Usage: c.py [OPTIONS]\nTry 'c.py --help' for help.\n\nError: Missing option '--batch_size'.\n",
+        "Missing option '--batch_size'",
+        "args: [--batch_size, VALUE]",
+        2,
+    ),
+    (
+        "usage: j.py [--config CONFIG] [--batch_size N]\ntip: For details of accepted options run: j.py --help\n"
+        "error: unrecognized arguments: --batch-size=1\n",
+        "unrecognized arguments: --batch-size=1",
+        "args: [--batch_size, VALUE]",
+        2,
+    ),
+    (
+        f"fatal: not a git repository (or any of the parent directories): .git\n{RAISED}"
+        "subprocess.CalledProcessError: Command '['git', 'rev-parse', 'HEAD']' returned non-zero exit status 128.",
+        ".git is never sent",
+        "git rev-parse HEAD",
+        1,
+    ),
+    (
+        f"{RAISED}subprocess.CalledProcessError: Command 'git describe --tags' returned non-zero exit status 128.",
+        ".git is never sent",
+        "--set env.COMMIT",
+        1,
+    ),
+    ("fatal: not a git repository (or any parent up to mount point /)\n", ".git is never sent", "env.COMMIT", 128),
+    (f"{RAISED}git.exc.InvalidGitRepositoryError: /workspace/code", ".git is never sent", "env.COMMIT", 1),
+    (
+        f"{RAISED}LookupError: setuptools-scm was unable to detect version for /workspace/code.",
+        ".git is never sent",
+        "env.COMMIT",
+        1,
+    ),
+    (
+        f"{RAISED}FileNotFoundError: [Errno 2] No such file or directory: 'git'",
+        "no program git, and no git repository either",
+        "env.COMMIT",
+        1,
+    ),
+    (
+        f"{RAISED}importlib.metadata.PackageNotFoundError: No package metadata was found for my_pkg",
+        "the package my_pkg is not installed",
+        "the code is copied, not installed",
+        1,
+    ),
+    (
+        f"{RAISED}pkg_resources.DistributionNotFound: The 'my-pkg' distribution was not found and is required by the "
+        "application",
+        "the package my-pkg is not installed",
+        "the code is copied, not installed",
+        1,
+    ),
+    (
+        f"{RAISED}RuntimeError: DataLoader worker (pid 1817) is killed by signal: Killed. ",
+        "a worker of its data loader was killed, as the kernel does when memory runs out",
+        "resources.memory",
+        1,
+    ),
+    (f"{RAISED}OSError: [Errno 24] Too many open files: '/data/1.jpg'", "too many open files", "file_system", 1),
+    (f"{RAISED}RuntimeError: received 0 items of ancdata", "too many open files", "file_system", 1),
+    (
+        f"{RAISED}RuntimeError: unable to open shared memory object </torch_9_1> in read-write mode: Too many open "
+        "files (24)",
+        "too many open files",
+        "ulimit -Hn",
+        1,
+    ),
+    (f"{RAISED}bdb.BdbQuit", "a breakpoint of pdb", "pdb.set_trace", 1),
+    (f"{RAISED}EOFError: EOF when reading a line", "it asks for input", "argument", 1),
+    ("train.sh: line 2: $'\\r': command not found", "Windows line endings", "sed -i", 127),
+    ("/usr/bin/env: \u2018bash\\r\u2019: No such file or directory", "Windows line endings", "sed -i", 127),
+    ("bash: ./x.sh: /bin/bash^M: bad interpreter: No such file or directory", "Windows line endings", "sed -i", 126),
 ]
 # What a user's program may raise or print with the same words
 USERS = [
@@ -380,6 +480,21 @@ USERS = [
     "ValueError: convert.py: error: the following arguments are required: --batch_size",
     "ConnectionRefusedError: [Errno 111] Connection refused",
     "MemoryError",
+    "ValueError: No such option: --batch-size",
+    "ValueError: Missing option '--batch_size'",
+    "ValueError: /data has an InvalidGitRepositoryError",
+    "subprocess.CalledProcessError: Command '['git', 'push']' returned non-zero exit status 128.",
+    "subprocess.CalledProcessError: Command '['git', 'rev-parse', 'HEAD']' returned non-zero exit status 1.",
+    "FileNotFoundError: [Errno 2] No such file or directory: 'git.txt'",
+    "ValueError: FileNotFoundError: No such file or directory: 'git'",
+    "ValueError: PackageNotFoundError: my_pkg",
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Aborted. ",
+    "ValueError: DataLoader worker (pid 7) is killed by signal: Killed. ",
+    "ValueError: received 0 items of ancdata",
+    "ValueError: the last command raised bdb.BdbQuit",
+    "ValueError: EOFError: EOF when reading a line",
+    "EOFError: Ran out of input",
+    "ValueError: the file has $'\\r': command not found",
 ]
 
 
@@ -402,9 +517,10 @@ def test_each_rule_has_a_recorded_text_and_words_of_a_user() -> None:
     programs = [end for end, *_ in APPLIES] + [output(error, log) for _, error, log, _, _ in RECORDED]
     asked = ["GPU requires reset", "Failed to initialize NVML: Insufficient Permissions"]
     asked += ['OCI runtime create failed: ... exec: "./train.sh": permission denied: unknown']
+    asked += ["was killed by SIGILL (exit code 132)"]
     asked += [words for _, words, *_ in TOOLKIT] + [m.failure[0] for m, *_ in FAULTS.values() if m.failure]
     for rule in RULES:
-        asks = all(origin in (SMI, ENGINE) for origin in rule.origins)
+        asks = all(origin in (SMI, ENGINE, SIGNAL) for origin in rule.origins)
         texts = asked if asks else programs
         assert any(re.search(rule.pattern, text, re.MULTILINE) for text in texts), rule.pattern
         assert asks or any(re.search(rule.pattern, words, re.MULTILINE) for words in USERS), rule.pattern
@@ -428,6 +544,77 @@ def test_the_end_of_a_killed_process_is_stated_without_a_guess() -> None:
     found = first_failure([evidence(0, "step 3\n", 137)])
     assert found is not None
     assert (found.what, found.cure) == ("was killed by SIGKILL (exit code 137)", "")
+
+
+@pytest.mark.parametrize(
+    ("log", "code"), [("step 3\n", 132), (REPORT.format(1).replace(": 1 (pid: 7)", ": -4 (pid: 7)"), 1)]
+)
+def test_an_illegal_instruction_is_explained(log: str, code: int) -> None:
+    found = first_failure([evidence(0, log, code)])
+    assert found is not None
+    assert found.what.startswith("was killed by SIGILL")
+    assert "the processor lacks an instruction" in found.what
+    assert "lscpu" in found.cure
+
+
+def test_memory_that_infiniband_cannot_lock_is_no_limit_if_there_is_none() -> None:
+    """https://github.com/NVIDIA/nccl/issues/1191: too many queues; on a DGX Spark: pages that cannot be moved."""
+    log = "n:1:2 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory\n"
+    limited, free = (of_output("", log, {**KNOWN, **more}) for more in ({}, {"memlock": UNLIMITED}))
+    assert limited is not None
+    assert free is not None
+    assert "memlock limit is too low" in limited.what
+    assert "LimitMEMLOCK" not in free.fix
+    assert "although memlock is unlimited" in free.what
+
+
+def test_a_repository_of_another_user_is_not_a_missing_one() -> None:
+    end = f"{RAISED}subprocess.CalledProcessError: Command '['git', 'log']' returned non-zero exit status 128."
+    assert of_output(end, f"fatal: detected dubious ownership in repository at '/opt/x'\n{end}", KNOWN) is None
+
+
+# As printed by click 8.5, typer 0.29, jsonargparse 4.53, fire 0.7, absl 2.5, argparse of Python 3.14
+REFUSALS = [
+    (
+        "Usage: c.py [OPTIONS]\nTry 'c.py --help' for help.\n\nError: Invalid value for '--lr': 'x' is not a float.\n",
+        "Error: Invalid value for '--lr': 'x' is not a float.",
+    ),
+    (
+        "Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\u256d\u2500 Error \u2500\u2500\u256e\n\u2502 Got "
+        "unexpected  \u2502\n\u2502 extra argument  \u2502\n\u2570\u2500\u2500\u256f\n",
+        "Got unexpected extra argument",
+    ),
+    (
+        "usage: j.py [--lr LR]\ntip: For details of accepted options run: j.py --help\n"
+        "error: Parser key \"lr\":\n  Expected a <class 'float'>. Got value: x\n",
+        "error: Parser key \"lr\": Expected a <class 'float'>. Got value: x",
+    ),
+    (
+        "ERROR: The function received no value for the required argument: lr\nUsage: f.py LR <flags>\n  optional flags:"
+        "        --epochs\n\nFor detailed information on this command, run:\n  f.py --help\n",
+        "The function received no value for the required argument: lr",
+    ),
+    (
+        "FATAL Flags parsing error: Unknown command line flag 'foo'\n"
+        "Pass --helpshort or --helpfull to see help on flags.",
+        "Unknown command line flag 'foo'",
+    ),
+    ("usage: python -m a.main [-h]\npython -m a.main: error: argument --lr: invalid\n", "argument --lr: invalid"),
+]
+
+
+@pytest.mark.parametrize(("end", "named"), REFUSALS)
+def test_what_a_parser_of_arguments_says_is_the_error(end: str, named: str) -> None:
+    found = first_failure([evidence(0, f"step 3\n{RAISED}KeyError: 'handled'\nstep 4\n{end}", 2), evidence(1, LOST)])
+    assert found is not None
+    assert found.node == "n0"
+    assert found.what.startswith("exited with code 2: ")
+    assert found.what.endswith(named)
+
+
+@pytest.mark.parametrize("end", ["Error: connection reset by peer\n", "error: x\n", "Usage: x\nstep 4\n"])
+def test_other_last_lines_are_no_refusal_of_arguments(end: str) -> None:
+    assert error_line(f"step 3\n{end}") == ""
 
 
 @pytest.mark.parametrize("code", [124, 125])

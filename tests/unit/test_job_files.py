@@ -62,6 +62,30 @@ def test_a_script_outside_the_code_folder(cwd: Path) -> None:
     assert said.startswith("job.yaml:5: run.script: is outside the code folder")
 
 
+@pytest.mark.parametrize(
+    ("command", "text", "refuses"),
+    [
+        ("[bash, go.sh]", "set -e\r\npython main.py\r\n", True),
+        ("[./go.sh, --lr, 1]", "#!/bin/sh\r\necho\r\n", True),
+        ("[./go.sh]", "#!/bin/sh\necho\n", False),
+        ("[python3, main.py]", "print(1)\r\n", False),  # Python reads them
+    ],
+)
+def test_a_shell_script_with_windows_line_endings(cwd: Path, command: str, text: str, *, refuses: bool) -> None:
+    for name in ("go.sh", "main.py"):
+        (cwd / "code" / name).write_bytes(text.encode())
+    found = job(cwd, f"code: code\nrun: {{command: {command}}}\n")
+    if refuses:
+        (said,) = refused(found, cwd)
+        assert said.startswith("job.yaml:5: run.command: ")
+        assert said.endswith(
+            "go.sh has Windows line endings (CRLF), with which shells cannot run it; convert it: "
+            "sed -i 's/\\r$//' code/go.sh"
+        )
+    else:
+        check_files(found, cwd, {})
+
+
 def test_a_folder_as_script_and_a_file_as_code(cwd: Path) -> None:
     said = refused(job(cwd, "code: other.py\nrun: {script: code}\n"), cwd)
     assert said[0].startswith("job.yaml:4: code: is a file; expected a folder")

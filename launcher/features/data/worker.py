@@ -157,7 +157,7 @@ def failure(node: str, message: Mapping[str, Any]) -> DataFailed:
     """Return the error of a final message."""
     why = str(message.get("why", "it exited early"))
     if disk.is_full(why):
-        found = disk.full(disk.DATA)
+        found = disk.full(disk.DATA, why)
         return DataFailed(node, found.what, f"{found.fix}, `launcher data rm` old data")
     fixes = {
         "room": "free some space: launcher data rm, or set data_root in your settings file",

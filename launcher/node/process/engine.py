@@ -86,7 +86,7 @@ class ProcessEngine(Engine):
 
     def _unwritten(self, path: Path, error: OSError) -> NodeUnfit:
         if disk.is_full(error):
-            found = disk.full(disk.OUTPUT)
+            found = disk.full(disk.OUTPUT, error)
             return NodeUnfit(self.node, f"{found.what}: could not write {path}", found.fix)
         return NodeUnfit(self.node, f"could not write {path}: {error.strerror}", "check the permissions of that folder")
 
