@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.api.jobs import chosen_config
-from launcher.errors import NodesFailed, RunUnknown, UsageError
+from launcher.errors import RunUnknown, UsageError
+from launcher.extras import in_words
 from launcher.job.settings import Notify, read_settings
 from launcher.logs.lines import Lines
 from launcher.model.container import ContainerState
@@ -67,6 +68,7 @@ class Run:
         self._connected_at = time.monotonic()
         self.plan = plan
         self._outcome: Outcome | None = None
+        self._ended = False  # seen by a `wait` that did not return
         self._supervision: Supervision | None = None
         self._shown = MASTER  # the output that it shows
         self._readings: set[Supervision] = set()  # of iterators that were not used up
@@ -101,6 +103,11 @@ class Run:
             except ValueError:  # not written by the launcher
                 return None
         return self._outcome
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of its containers have ended, as far as is known; its files may not have been collected yet."""
+        return self.outcome is not None or self._ended
 
     def __repr__(self) -> str:
         return f"<launcher.Run {self.id}>"
@@ -213,10 +220,14 @@ class Run:
     def written(self) -> Written | None:
         """Return what the program wrote to its working directories; `str()` of it is a sentence.
 
-        None: nothing that `fetch(checkpoints=True)` would still bring, or unknown.
+        None: nothing that `fetch(checkpoints=True)` would still bring, or unknown. `unlisted` of it has the reason if
+        that could not be found out, whatever it is.
         """
         lost = [node.node for node in self.outcome.nodes if node.lost] if self.outcome else []
-        found = written(self._connected(), without=lost)
+        try:
+            found = written(self._connected(), without=lost)
+        except Exception as error:  # noqa: BLE001 - said; the run has ended as it has
+            return Written(0, 0, (), unlisted=in_words(error))
         with suppress(RunUnknown):
             if found is not None and on_record(None, self.folder.parent).run != self.id:
                 return replace(found, run=self.id)
@@ -297,17 +308,21 @@ class Run:
                 show(message)
                 if until is not None and time.monotonic() > until:
                     return None
-            outcome, problem = supervision.conclude()
+            outcome, unrecorded, problems = supervision.conclude()
         except BaseException:  # a message may be lost: the next call starts over
             if self._supervision is not None:
+                self._ended = self._supervision.all_ended
                 self._supervision.close()
                 self._supervision = None
             raise
-        if problem:
-            show(messages.NotCollected(problem))
-        self._announce(outcome, notify, show)
+        self._outcome = outcome  # from here on nothing that fails changes it
         if self.plan is not None and outcome.state not in (RunState.DONE, RunState.STOPPED):
-            self._remove_failed(show)
+            problems = [*problems, *self._remove_failed(show)]
+        problems = [*problems, *self._announce(outcome, notify)]
+        if unrecorded:
+            show(messages.NotCollected(unrecorded))
+        for problem in problems:
+            show(messages.Warned(problem))
         return outcome
 
     def _begin(self, show: Show, logs: Selection) -> Supervision:
@@ -323,20 +338,25 @@ class Run:
             show(output)
         return Supervision(attached, parts.now, resumed=True)
 
-    def _announce(self, outcome: Outcome, notify: Notify, show: Show) -> None:
+    def _announce(self, outcome: Outcome, notify: Notify) -> list[str]:
+        """Return what is wrong with the notifications."""
         why = "" if outcome.failure is None else f": {outcome.failure.node} {outcome.failure.what}"
         why = why if outcome.stopped_by is None else f" by {outcome.stopped_by}"
         text = f"{outcome.run} {outcome.state.value}{why}"
-        for problem in send(notify, Notice(outcome.run, outcome.state.value, outcome.exit_code, text)):
-            show(messages.Warned(f"no notification was sent: {problem}"))
+        problems = send(notify, Notice(outcome.run, outcome.state.value, outcome.exit_code, text))
+        return [f"no notification was sent: {problem}" for problem in problems]
 
-    def _remove_failed(self, show: Show) -> None:
-        """Remove everything but the output folders from the nodes; all evidence has been recorded."""
+    def _remove_failed(self, show: Show) -> list[str]:
+        """Remove everything but the output folders from the nodes; all evidence has been recorded. Return errors."""
+        fix = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
         try:
             stop(self._connected().fleet.engines, self.id, code=self._record.sent_code)
-        except NodesFailed as left:
-            fix = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
-            show(messages.Warned(f"{fix}\n{left}"))
+        except Exception as left:  # noqa: BLE001 - said
+            return [f"{fix}\n{in_words(left)}"]
+        except KeyboardInterrupt:
+            show(messages.Warned(f"interrupted, so cleanup is incomplete; run: launcher down {self.id}"))
+            raise
+        return []
 
 
 def find(

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -368,4 +368,6 @@ def print_outcome(
 
 def _downloaded(run: RunId) -> str:
     """Return what runs/RUN/ has of a run that has ended."""
-    return "logs and curves" if any(RunPaths(RUNS / run).tensorboard.rglob(EVENTS)) else "logs"
+    with suppress(OSError):  # a program may make any folders there
+        return "logs and curves" if any(RunPaths(RUNS / run).tensorboard.rglob(EVENTS)) else "logs"
+    return "logs"

@@ -31,11 +31,24 @@ def follow(run: Run, screen: Screen) -> int | None:
     try:
         return show_until_end(run, screen).exit_code
     except KeyboardInterrupt:
-        return leave_or_stop(run, screen)
+        return has_ended(run, screen) if run.ended else leave_or_stop(run, screen)
     except BrokenPipeError:
+        if run.ended:
+            return has_ended(run, screen)
         screen.log(f"stdout was closed; {_detached(run, screen)}. {_next_steps(run)}")
         raise_silent(screen, run)
         return None
+
+
+def has_ended(run: Run, screen: Screen) -> int | None:
+    """After a Ctrl-C, or without a reader, once every container has ended: as for `follow`."""
+    if run.outcome is None:
+        screen.finish()
+        fix = f"To see how: launcher logs {run.id}   To remove its containers: launcher down {run.id}"
+        screen.log(f"interrupted; {run.id} has ended, but how was not recorded yet. {fix}")
+        return None
+    screen.conclude(run.outcome)
+    return run.outcome.exit_code
 
 
 def raise_silent(screen: Screen, run: Run) -> None:

@@ -11,7 +11,7 @@ import typer
 import launcher
 from launcher.cli import options
 from launcher.cli.console import Screen
-from launcher.cli.follow import raise_silent, show_until_end
+from launcher.cli.follow import has_ended, raise_silent, show_until_end
 from launcher.run.printed import Selection
 
 
@@ -58,6 +58,8 @@ def _follow(run: launcher.Run, screen: Screen, selection: Selection) -> int:
     try:
         return show_until_end(run, screen, selection).exit_code
     except (KeyboardInterrupt, BrokenPipeError):
+        if run.ended:
+            return has_ended(run, screen) or 0
         screen.log(f"detached from {run.id}. To see its state: launcher status {run.id}")
         raise_silent(screen, run)
         return 0

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from launcher.elastic import generations
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHere
+from launcher.extras import in_words
 from launcher.faults import disk
 from launcher.job.settings import read_settings
 from launcher.model.container import WORKDIR
@@ -121,11 +122,28 @@ def collect(
             taken |= {fetch.target for fetch in mine}
             copies.append(partial(_copy, folder, mine, problems, mask, until))
         copied = run_all_settled(copies)
-        if (local / generations.GENERATIONS).is_dir():
-            generations.join(local)
     except OSError as error:
         return [_no_room(local, error) for _ in folders]
-    return [plan if isinstance(plan, LauncherError) else done for plan, done in zip(plans, copied, strict=True)]
+    results = [plan if isinstance(plan, LauncherError) else done for plan, done in zip(plans, copied, strict=True)]
+    problems = _join_curves(local)
+    for index, result in enumerate(results):
+        if isinstance(result, Collected):  # said once
+            results[index] = Collected(result.moved, (*result.problems, *problems))
+            break
+    return results
+
+
+def _join_curves(local: Path) -> list[LauncherError]:
+    """Join the curves of a job with min_nodes; return the error if that failed: their files are here all the same."""
+    try:
+        if (local / generations.GENERATIONS).is_dir():
+            generations.join(local)
+    except Exception as error:  # noqa: BLE001 - said
+        if isinstance(error, OSError) and disk.is_full(error):
+            return [_no_room(local, error)]
+        what = f"the curves in {as_shown(local / generations.GENERATIONS)} could not be joined: {in_words(error)}"
+        return [NodeUnfit("this machine", what, "later, run: launcher fetch")]
+    return []
 
 
 def _plan(

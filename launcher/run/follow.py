@@ -16,12 +16,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from launcher.errors import LauncherError, LoginLost
+from launcher.errors import LauncherError, LoginLost, NodeUnfit
+from launcher.extras import in_words
 from launcher.job.settings import read_settings
 from launcher.model.host import cluster_name
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
-from launcher.records.collect import collect, output_folders
+from launcher.records.collect import Collected, collect, output_folders
 from launcher.records.writer import append
 from launcher.run import attempts, gradients, messages, observed
 from launcher.run.locate import Attached
@@ -229,11 +230,16 @@ class Follow:
                 return
             names, final = observed.to_collect(self._known)
             folders = output_folders(engines, [self._readers[name].node for name in names])
-            results = collect(folders, record.paths.root, mask=record.mask, code=record.sent_code)
+            try:
+                results = collect(folders, record.paths.root, mask=record.mask, code=record.sent_code)
+            except Exception as error:  # noqa: BLE001 - said at the end; the run does not depend on its copies
+                what = f"its files could not be collected: {in_words(error)}"
+                results = [Collected(0, (NodeUnfit(folder.node, what, "launcher fetch"),)) for folder in folders]
             each = {name: result for folder, result in zip(folders, results, strict=True) for name in folder.nodes}
             found = FilesCollected(each, final)
             if found.new and not self._known.gradients:
-                found = replace(found, gradients=gradients.line(record))
+                with suppress(Exception):  # read again at the end, and said then
+                    found = replace(found, gradients=gradients.line(record))
             self._take(found)
 
 

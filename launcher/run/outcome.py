@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from launcher.container_scripts.words import reason
 from launcher.errors import LauncherError
+from launcher.extras import extra
 from launcher.faults import disk
 from launcher.faults.table import IMAGE, NODE, UNLIMITED
 from launcher.hangs import report
@@ -129,31 +130,30 @@ def unrecorded(node: str) -> Failure:
 
 
 def conclude(
-    attached: Attached, states: Mapping[str, ContainerState], missing: Mapping[str, Failure], stopped_by: str | None
+    attached: Attached,
+    states: Mapping[str, ContainerState],
+    missing: Mapping[str, Failure],
+    stopped_by: str | None,
+    warn: Callable[[str], object] = print,
 ) -> Outcome:
     """Return the outcome of a run. The files of its nodes must have been collected.
 
     states: how the containers ended, by node name. missing: failures of nodes with incomplete information.
-    stopped_by: who stopped the run from elsewhere; then no exit of a container counts as a failure.
+    stopped_by: who stopped the run from elsewhere; then no exit of a container counts as a failure. warn: called with
+    each error of what only explains the outcome.
     """
-    record = attached.record
+    record, metrics = attached.record, attached.record.paths.metrics
     fix = "once it is reachable again, clean up: launcher down"
     silent = {n: Failure(n, None, None, "is unreachable", fix, str(e)) for n, e in attached.unreachable.items()}
     lost = silent | dict(missing)
     ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
-    gathered = run_all_settled([partial(_gather, attached, node, states[node.name]) for node in ended])
+    gathered = run_all_settled([partial(_gather, attached, node, states[node.name], warn) for node in ended])
     evidence: dict[str, Evidence] = {}
     for node, found in zip(ended, gathered, strict=True):
         if isinstance(found, LauncherError):
             lost[node.name] = uncollected(node.name, found)
         else:
             evidence[node.name] = found
-    failure = first_failure(list(evidence.values()), _of_run(record))
-    unknown = [name for name in evidence if states[name].exit_code is None]
-    if failure is None and unknown:
-        failure = unrecorded(unknown[0])
-    if lost and (failure is None or failure.exit_code == 0 or is_victim(evidence[failure.node])):
-        failure = next(iter(lost.values()))
     state = state_of(
         states.values(),
         len(attached.nodes) + len(attached.unreachable),
@@ -162,16 +162,14 @@ def conclude(
         incomplete=bool(lost),
         stopped=stopped_by is not None,
     )
-    if state in (RunState.DONE, RunState.STOPPED):  # possibly without lost nodes
-        failure = None
-    elif failure is not None and failure.node in evidence:
-        failure = _name_full_disk(_name_collectives(failure, attached, list(evidence.values())), attached)
-        if hint := missing_here(failure.words, record, evidence[failure.node].node.rank):
-            failure = replace(failure, cure=hint)
-        reboot = restarted(attached, states)
-        if reboot and (reboot.node == failure.node or is_victim(evidence[failure.node])):
-            failure = reboot
-    failure, resume = (None, None) if failure is None else continued(failure, attached)
+    failure: Failure | None = None
+    resume: str | None = None
+    if state not in (RunState.DONE, RunState.STOPPED):  # possibly without lost nodes
+        why = partial(_failure, attached, states, evidence, lost, warn)
+        failure = extra("why the run failed could not be read", why, _plainly(evidence), warn)
+    if failure is not None:
+        continues, alone = partial(continued, failure, attached), (failure, resume)
+        failure, resume = extra("the last checkpoint is not known", continues, alone, warn)
     return Outcome(
         run=record.run,
         state=state,
@@ -181,11 +179,44 @@ def conclude(
             for node in record.nodes()
             if node in attached.nodes or node.name in lost
         ),
-        last=last_epoch(record.paths.metrics),
+        last=extra("the metrics are left out of the result", lambda: plain(last_epoch(metrics)), {}, warn),
         stopped_by=stopped_by,
-        gradients=gradients.line(record),
+        gradients=extra("how the gradients travelled is not known", partial(gradients.line, record), "", warn),
         resume=resume,
     )
+
+
+def _failure(
+    attached: Attached,
+    states: Mapping[str, ContainerState],
+    evidence: Mapping[str, Evidence],
+    lost: Mapping[str, Failure],
+    warn: Callable[[str], object],
+) -> Failure | None:
+    """Return why a run failed: the first failure, with what is known beyond the evidence of its node."""
+    record = attached.record
+    failure = first_failure(list(evidence.values()), _of_run(record))
+    unknown = [name for name in evidence if states[name].exit_code is None]
+    if failure is None and unknown:
+        failure = unrecorded(unknown[0])
+    if lost and (failure is None or failure.exit_code == 0 or is_victim(evidence[failure.node])):
+        failure = next(iter(lost.values()))
+    if failure is None or failure.node not in evidence:
+        return failure
+    collectives = partial(_name_collectives, failure, attached, list(evidence.values()))
+    failure = extra("what the ranks waited for is not known", collectives, failure, warn)
+    failure = extra("whether a disk is full is not known", partial(_name_full_disk, failure, attached), failure, warn)
+    missed = partial(missing_here, failure.words, record, evidence[failure.node].node.rank)
+    if hint := extra("whether a file was left out of the code is not known", missed, "", warn):
+        failure = replace(failure, cure=hint)
+    reboot = extra("whether a machine has restarted is not known", partial(restarted, attached, states), None, warn)
+    return reboot if reboot and (reboot.node == failure.node or is_victim(evidence[failure.node])) else failure
+
+
+def _plainly(evidence: Mapping[str, Evidence]) -> Failure | None:
+    """Return the first node that failed, without a reason."""
+    failed = [(name, own.state.exit_code) for name, own in evidence.items() if own.state.exit_code not in (0, None)]
+    return next((Failure(name, None, code, f"exited with code {code}", "", "") for name, code in failed), None)
 
 
 def _of_run(record: Record) -> dict[str, str]:
@@ -235,13 +266,14 @@ def _name_full_disk(failure: Failure, attached: Attached) -> Failure:
     return failure
 
 
-def _gather(attached: Attached, node: NodeOfRun, state: ContainerState) -> Evidence:
+def _gather(attached: Attached, node: NodeOfRun, state: ContainerState, warn: Callable[[str], object]) -> Evidence:
     """Gather the evidence of a node; use the engine's log if the entry script failed before it could write one."""
     root, fallback = attached.record.paths.root, b""
     log = Path(NodePaths(str(root), node.name).log)
     if state.exit_code != 0 and not (log.is_file() and log.stat().st_size):
         fallback = attached.engines[node.name].logs(node.container)
-    return gather(root, node, state, fallback)
+    read, nothing = partial(gather, root, node, state, fallback), Evidence(node, state, "", None, {})
+    return extra(f"the logs of {node.name} could not be read", read, nothing, warn)
 
 
 def _node_result(

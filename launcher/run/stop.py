@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit, NotConfirmed
+from launcher.extras import extra, in_words
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.labels import RunLabels
@@ -96,6 +97,8 @@ def _announce(engine: Engine, run: RunLabels) -> str:
         engine.files.append(NodePaths(run.output, run.node).attempts, stop_line(caller()), below=run.output)
     except LauncherError as error:
         return error.what
+    except Exception as error:  # noqa: BLE001 - said
+        return in_words(error)
     return ""
 
 
@@ -142,7 +145,7 @@ def _remove(engine: Engine, ended: Ended, code: SentCode | None) -> Removed:
 def _remove_code(engine: Engine, state: ContainerState, code: SentCode) -> None:
     """Remove the unchanged code from the node's working directory. If that is not possible, it stays there."""
     run = labels.read(state.labels)
-    with suppress(LauncherError):
+    with suppress(Exception):
         for found in workdirs(engine.files, run.output, [run.node], code):
             remove_sent(engine.files, run.output, found)
 
@@ -161,7 +164,8 @@ def take_down(
     ended = run_all_settled([partial(_end, engine, attached.listed[engine], GRACE, warn) for engine in engines])
     unread: set[Engine] = set()
     if attached.owner is not Owner.OTHER:  # do not read another user's files
-        unread = _collect(engines, ended, record, warn)
+        collecting = partial(_collect, engines, ended, record, warn)
+        unread = extra("not downloaded", collecting, {*engines}, warn)
     removing = [
         partial(_remove, engine, outcome, None if engine in unread else code)
         for engine, outcome in zip(engines, ended, strict=True)

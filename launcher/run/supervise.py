@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import partial
 
 from launcher.errors import LauncherError
+from launcher.extras import extra
 from launcher.node.parallel import in_background, run_all_settled
 from launcher.records import board
 from launcher.records.store import NodeOfRun, Record
@@ -42,6 +43,7 @@ class Supervision:
         self._messages = iter(self._following)
         nodes = tuple(node.name for node in attached.nodes)
         self._known = Supervised(nodes, len(attached.unreachable), attached.may_lose)  # replaced as a whole
+        self._problems: list[str] = []  # of what does not change the outcome
         self._left = False  # closed before the run ended
         self._all_ended = threading.Event()
         self._stopping: Callable[[], None] | None = None
@@ -61,22 +63,31 @@ class Supervision:
         if self._stopping is not None:
             self._stopping()
 
+    @property
+    def all_ended(self) -> bool:
+        """Whether every container has ended; their files may still be collected."""
+        return self._known.all_ended
+
     def close(self) -> None:
         """Stop following; the run continues."""
         self._left = True
         self._following.close()
 
-    def conclude(self) -> tuple[Outcome, str]:
-        """After the last message: record the outcome in result.json; return it and the error of recording, or ""."""
+    def conclude(self) -> tuple[Outcome, str, Sequence[str]]:
+        """After the last message: record the outcome in result.json.
+
+        Return it, the error of recording it, or "", and errors that do not change it.
+        """
         self.close()
-        known, record = self._known, self._attached.record
+        known, record, problems = self._known, self._attached.record, self._problems
         missing = {name: uncollected(name, error) for name, error in self._following.not_collected.items()}
         missing |= {name: lost_node(message) for name, message in known.missing.items()}
-        outcome = conclude(self._attached, known.ended, missing, known.stopped_by)
-        _show_in_tensorboard(record, outcome.gradients)
-        problem = record.finish(outcome.to_dict())
+        outcome = conclude(self._attached, known.ended, missing, known.stopped_by, problems.append)
+        problem = extra("result.json was not written", lambda: record.finish(outcome.to_dict()), "", problems.append)
         record.event("ended", state=outcome.state.value, failure=outcome.failure)
-        return outcome, problem
+        say = partial(_show_in_tensorboard, record, outcome.gradients)
+        extra("TensorBoard does not show how the gradients travelled", say, None, problems.append)
+        return outcome, problem, problems
 
     def _take(self, message: Message) -> None:
         """Update the state of the run; stop the other nodes if it has failed or finished."""
@@ -100,8 +111,14 @@ class Supervision:
         if not left:
             return
         root, nodes = attached.record.paths.root, attached.nodes
-        ended = [gather(root, node, known.ended[node.name]) for node in nodes if node.name in known.ended]
-        signal = first_signal(ended, up_to_date=self._following.up_to_date)
+        ended = [node for node in nodes if node.name in known.ended]
+
+        def first() -> str:
+            return first_signal(
+                [gather(root, node, known.ended[node.name]) for node in ended], up_to_date=self._following.up_to_date
+            )
+
+        signal = extra("the logs of the nodes that ended could not be read", first, "", self._problems.append)
         run_all_settled([partial(self._stop_peer, node, signal) for node in left])
 
     def _stop_peer(self, node: NodeOfRun, signal: str) -> None:
@@ -118,15 +135,15 @@ class Supervision:
 
 
 def _show_in_tensorboard(record: Record, how: str) -> None:
-    """how: the gradients travel; "": unknown."""
+    """how: the gradients travel; "": unknown. Raises OSError."""
     if how:
-        with suppress(OSError):  # a full disk here must not stop a run
-            board.say(record.paths.tensorboard, "Network/gradients", how)
+        board.say(record.paths.tensorboard, "Network/gradients", how)
 
 
 def _record(record: Record, message: Message) -> None:
     if isinstance(message, messages.Gradients):
-        _show_in_tensorboard(record, message.how)
+        with suppress(Exception):  # tried again at the end, and said then
+            _show_in_tensorboard(record, message.how)
     if isinstance(message, messages.NodeEnded):
         state = message.state
         record.event("node ended", node=message.node, exit_code=state.exit_code, oom_killed=state.oom_killed)

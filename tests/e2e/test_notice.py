@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from tests.e2e.cli import Cli
+from tests.hook import GARBAGE, hook
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -94,6 +96,45 @@ def test_a_failed_notification_is_reported_and_changes_nothing(
     assert "no notification was sent: notify.command false: exit code 1" in done.stderr
     assert "no notification was sent: notify.webhook: HTTP status 500" in done.stderr
     assert posted[0] not in done.stderr
+
+
+def test_an_answer_that_is_not_http_changes_neither_outcome_nor_clean_up(noticed_cli: Cli) -> None:
+    with hook(GARBAGE) as served:
+        write_settings(noticed_cli, webhook=served.address)
+        done = noticed_cli("up", job(noticed_cli, "true"))
+        failed = noticed_cli("up", job(noticed_cli, "exit 3"), code=1)
+        assert not Path(noticed_cli.env["HOME"], ".launcher", noticed_cli.runs()[-1].name, ".node").exists()
+        swept = noticed_cli("up", job(noticed_cli, "true", sweep=[{"a": 1}, {"a": 2}]))
+    for ended, count in ((done, 1), (failed, 1), (swept, 2)):
+        assert ended.stderr.count("warning: no notification was sent: notify.webhook: its answer") == count
+        assert "unexpected" not in ended.stderr
+    assert "local exited with code 3" in failed.stderr
+
+
+def test_ctrl_c_while_a_webhook_is_slow_tells_how_the_run_ended(noticed_cli: Cli) -> None:
+    with hook(b"H", drips=True) as served:
+        write_settings(noticed_cli, webhook=served.address)
+        up = noticed_cli.start("up", job(noticed_cli, "exit 3"))
+        assert served.asked.wait(60)
+        up.send_signal(signal.SIGINT)
+        _, err = up.communicate(timeout=60)
+    assert up.returncode == 1, err
+    assert "still running" not in err
+    assert "local exited with code 3" in err
+    assert noticed_cli.result()["state"] == "failed"
+    assert not [*Path(noticed_cli.env["HOME"], ".launcher").glob("*/.node")]  # cleaned up before it was announced
+
+
+def test_ctrl_c_in_a_sweep_does_not_call_a_variant_running_that_is_being_announced(noticed_cli: Cli) -> None:
+    with hook(b"H", drips=True) as served:
+        write_settings(noticed_cli, webhook=served.address)
+        pool = {"nodes": {"pool": ["local"], "each": 1}, "sweep": [{"a": 1}]}
+        up = noticed_cli.start("up", noticed_cli.job("ends", runtime="process", run={"command": ["true"]}, **pool))
+        assert served.asked.wait(60)
+        up.send_signal(signal.SIGINT)
+        _, err = up.communicate(timeout=60)
+    assert "still running" not in err
+    assert noticed_cli.result()["state"] == "done"
 
 
 def test_invalid_or_writable_settings_are_refused_before_anything_starts(noticed_cli: Cli) -> None:

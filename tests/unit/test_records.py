@@ -214,6 +214,18 @@ def test_a_file_in_two_folders_is_kept_from_the_first(tmp_path: Path) -> None:
     assert (here / "logs/a").read_bytes() == b"first"
 
 
+def test_curves_that_cannot_be_joined_are_one_problem_of_collected_files(tmp_path: Path) -> None:
+    """The files have come: a run whose curves are not joined has ended as it has."""
+    here = tmp_path / "here"
+    (here / "metrics.jsonl").mkdir(parents=True)
+    first = output(tmp_path / "1", **{"generations__0001-0__metrics.jsonl": b'{"step": 1}\n'})
+    results = collect([first, output(tmp_path / "2", logs__a=b"2")], here)
+    assert [result.moved for result in results if isinstance(result, Collected)] == [12, 1]
+    problems = [str(problem) for result in results if isinstance(result, Collected) for problem in result.problems]
+    assert len(problems) == 1
+    assert "the curves in" in problems[0]
+
+
 def test_an_unreadable_folder_does_not_block_the_others(tmp_path: Path) -> None:
     class Away(Files):
         def scan(self, folder: str, *_: object, **__: object) -> Sequence[FileEntry]:

@@ -46,10 +46,9 @@ def run_sweep(job: Job, *, resume: str | None, most: int | None, ssh_config: Pat
 def _leave_or_stop(sweep: Sweep, screen: SweepScreen) -> int:
     """After the first Ctrl-C: detach from running variants; stop them on a second one."""
     try:
-        running = [
-            variant for variant in sweep.variants() if variant.state in (SweepState.STARTING, SweepState.RUNNING)
-        ]
-        waiting = [variant.name for variant in sweep.variants() if variant.state is SweepState.WAITING]
+        variants = sweep.settled()
+        running = [variant for variant in variants if variant.state in (SweepState.STARTING, SweepState.RUNNING)]
+        waiting = [variant.name for variant in variants if variant.state is SweepState.WAITING]
         if running:
             screen.log(f"still running: {', '.join(f'{v.name} on {_nodes(v)}' for v in running)}")
         if waiting:

@@ -135,6 +135,13 @@ class Sweep:
         with self._changed:
             return [work.shown for work in self._work]
 
+    def settled(self) -> list[Variant]:
+        """The same; a variant whose run has ended is not running, even if its end is still being announced."""
+        for work in self._work:
+            if work.shown.state is SweepState.RUNNING and work.run is not None and (outcome := work.run.outcome):
+                self._conclude(work, outcome)
+        return self.variants()
+
     def run(self, show: Callable[[Sequence[Variant]], None]) -> int:
         """Run the variants without a result and return the worst exit code.
 
