@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,12 +13,13 @@ from train.config import Config, parse
 from train.distributed.world import World, start
 
 Figures = dict[str, Any]
+Rows = Iterator[tuple[str, Figures]]  # by name
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The number of steps and images on a GPU; dry: the same with a small model on tiny images."""
+    """The size of the model, its images and its batches on a GPU; dry: a small model on some tiny images."""
 
     dry: bool
 
@@ -25,9 +27,10 @@ class Scale:
         return start(config or Config(data="", device="cuda"))
 
     def options(self, text: str) -> Config:
-        """ResNet-50 at its usual size, or a small model, at the same batch."""
-        model = self.pick("--arch resnet50 --image-size 224", "--arch smallcnn --image-size 8 --val-resize 8")
-        return parse(f"--batch-size 256 --device cuda {model} {text}".split())
+        """ResNet-50 at its usual size, or a small model."""
+        real = "--arch resnet50 --image-size 224 --batch-size 256"
+        model = self.pick(real, "--arch smallcnn --image-size 8 --val-resize 8 --batch-size 32")
+        return parse(f"--device cuda {model} {text}".split())
 
     def pick(self, real: T, dry: T) -> T:
         return dry if self.dry else real

@@ -6,7 +6,7 @@ import copy
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from bench.gpu_scale import Figures, Scale, group, relative
 from train.config import Config
@@ -20,33 +20,42 @@ from train.models import make_model
 from train.precision import choose_precision
 from train.step import Plan, Step
 
-LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # largest error of synchronised batch norm
+MORE, EXACT = 2, 1e-6  # the error of synchronised batch norm relative to that of torch's batch norm; always allowed
 SIDE = 16
 
 
 def syncbn(scale: Scale) -> Figures:
-    """Our synchronised batch norm, its all-reduces over NCCL, equals torch's batch norm in both layouts."""
+    """Our synchronised batch norm, its all-reduces over NCCL, errs no more than torch's batch norm in both layouts.
+
+    Both are compared with batch norm in fp64. What fp32 loses depends on the GPU's kernels and grows with the mean.
+    """
     device = group(scale).device
-    errors = {}
+    found, ok = dict[str, str](), True
     for kind, offset in ((torch.float32, 0), (torch.float32, 100), (torch.bfloat16, 0), (torch.float16, 0)):
+        ours, theirs = 0.0, 0.0
         for layout in (torch.contiguous_format, torch.channels_last):
             torch.manual_seed(0)
             x, incoming = (torch.randn(64, 32, 14, 14, device=device) for _ in range(2))
             x, incoming = (value.to(kind).contiguous(memory_format=layout) for value in (x + offset, incoming))
-            ours, oracle = SyncBatchNorm(32).to(device), nn.BatchNorm2d(32).to(device).double()
-            mine, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
-            out, expected = ours(mine), oracle(theirs)
-            out.backward(incoming)
-            expected.backward(incoming.double())
-            pairs = [(out, expected), (mine.grad, theirs.grad), (ours.weight.grad, oracle.weight.grad)]
-            worst = max(relative(a, b) for a, b in [*pairs, (ours.running_var, oracle.running_var)])
-            errors[kind] = max(worst, errors.get(kind, 0.0))
-            assert out.is_contiguous(memory_format=layout), "the layout changed"
+            exact = normalised(nn.BatchNorm2d(32).to(device).double(), x.double(), incoming.double())
+            mine = normalised(SyncBatchNorm(32).to(device), x, incoming)
+            assert mine[0].is_contiguous(memory_format=layout), "the layout changed"
+            ours = max(ours, *map(relative, mine, exact))
+            theirs = max(theirs, *map(relative, normalised(nn.BatchNorm2d(32).to(device), x, incoming), exact))
+        ok = ok and ours < max(MORE * theirs, EXACT)
+        found[f"{str(kind).removeprefix('torch.')}, mean {offset}"] = f"{ours:.1e} (torch's {theirs:.1e})"
     empty = SyncBatchNorm(32).to(device)(torch.empty(0, 32, 14, 14, device=device, requires_grad=True))
     empty.sum().backward()
     dist.destroy_process_group()
-    ok = all(error < LIMITS[kind] for kind, error in errors.items())
-    return {"ok": ok, **{f"{str(kind).removeprefix('torch.')} error": f"{errors[kind]:.1e}" for kind in errors}}
+    return {"ok": ok, **found}
+
+
+def normalised(layer: nn.Module, x: Tensor, incoming: Tensor) -> tuple[Tensor, ...]:
+    """Return output, gradients of input and weight, and the running variance."""
+    x = x.clone().requires_grad_()
+    out = layer(x)
+    out.backward(incoming)
+    return out, x.grad, layer.weight.grad, layer.running_var
 
 
 def ddp(scale: Scale) -> Figures:
@@ -105,7 +114,7 @@ def fsdp(scale: Scale) -> Figures:
     return {"ok": error < 1e-2 and layout == "channels_last", "error": f"{error:.1e}", "layout": layout}
 
 
-def fp16(scale: Scale) -> Figures:
+def loss_scale(scale: Scale) -> Figures:
     """A step that overflows is skipped and halves the loss scale; the next step is applied."""
     config = Config(data="", image_size=SIDE, amp="fp16", device="cuda")
     world = scale.world(config)

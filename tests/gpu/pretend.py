@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
+from torchvision.io import decode_jpeg
 
 GARBAGE = 255  # content of memory before its copy is done
 NAME = "NVIDIA A100-SXM4-80GB"
@@ -97,6 +98,18 @@ class Stream:
             self._work.get()()
 
 
+class Graph:
+    """Like torch.cuda.CUDAGraph; what is captured is computed at once, and a replay does nothing."""
+
+    def replay(self) -> None:
+        pass
+
+
+def _decode_jpeg(data: Any, mode: Any, device: Any = "cpu") -> Any:
+    """Like torchvision's, which decodes a list on a GPU only."""
+    return [decode_jpeg(each, mode) for each in data] if isinstance(data, list) else decode_jpeg(data, mode)
+
+
 class _OnTheCpu(TorchFunctionMode):
     """Redirects calls with a CUDA device or pinned memory to the CPU."""
 
@@ -149,11 +162,14 @@ def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) 
         "get_device_name": lambda device=None: NAME,
         "get_device_properties": lambda device=None: properties,
         "max_memory_allocated": lambda device=None: 1,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "CUDAGraph": Graph,
+        "graph": lambda captured: nullcontext(),
         "synchronize": lambda device=None: [stream.record_event().wait() for stream in streams],
         "Stream": lambda device=None: streams.append(Stream(lag)) or streams[-1],
         "Event": Event,
         "stream": current,
-        "current_stream": lambda device=None: None,
+        "current_stream": lambda device=None: streams[-1],
         "_sleep": sleep,
     }
     with ExitStack() as stack:
@@ -189,6 +205,8 @@ def _patches() -> dict[str, Any]:
     join, mesh, compiled = dist.init_process_group, dist.device_mesh.init_device_mesh, torch.compile
     return {
         "torch.autocast": Autocast,
+        "torch.cuda.nccl.version": lambda: (2, 27, 0),
+        "torchvision.io.decode_jpeg": _decode_jpeg,
         "torch.compile": partial(compiled, backend="eager"),  # the CPU's backend needs a C++ compiler and half a minute
         "torch.distributed.init_process_group": lambda backend, device_id=None, **named: join("gloo", **named),
         "train.distributed.ddp.DistributedDataParallel": OnCpu,

@@ -5,16 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.gpu import LIMITS, run
+from bench.gpu import SECTIONS, Worker
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-    pytest.mark.timeout(max(LIMITS.values()) + 60),
+    pytest.mark.timeout(max(section.limit for section in SECTIONS.values()) + 60),
 ]
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", SECTIONS)
 def test_the_trainer_on_a_gpu(name: str) -> None:
-    found = run(name)
-    assert found["ok"] in (True, None), found
+    worker = Worker()
+    try:
+        for row, figures in worker.run(name, SECTIONS[name].limit):
+            assert figures["ok"] in (True, None), (row, figures)
+    finally:
+        worker.close()
