@@ -57,6 +57,7 @@ def test_every_documented_nvidia_release_maps_to_its_official_pair(row):
         ("2.6.0a0+ecf3bae40a.nv25.01", "0.21.0"),
         ("2.14.0a0+b2c75dd062.nv26.9.68203377", "0.29.0"),
         ("2.14.1+cu130", "0.29.1"),
+        ("2.15.0+cu132", "0.29.2"),
         ("2.14.7", "0.29.0"),  # a patch release newer than the table: its minor version's first
         ("1.14.0a0+410ce96", "0.15.0"),
         ("1.1.0commit 0885dd28", "0.3.0"),
