@@ -89,6 +89,10 @@ class InUse(NodeUnfit):
     """A GPU or a port that the job needs is in use, mostly by another run: waiting may help."""
 
 
+class PortInUse(InUse):
+    """The rendezvous port is in use: a run may use another one."""
+
+
 class EngineUnavailable(NodeError):
     """No container engine responds on the node."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.api.jobs import JobLike, chosen_config, load
 from launcher.api.run import Run
-from launcher.errors import InUse, LauncherError, NodesFailed, StoppedByUser, UsageError
+from launcher.errors import InUse, LauncherError, NodesFailed, PortInUse, StoppedByUser, UsageError
 from launcher.image.lock import lock_path
 from launcher.job.arguments import merged
 from launcher.job.dump import dump_job
@@ -26,6 +26,7 @@ from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
+from launcher.planning import ports
 from launcher.records.groups import GROUPED
 from launcher.records.options import notes
 from launcher.records.paths import RUNS, RunPaths
@@ -34,7 +35,7 @@ from launcher.records.store import Record, find
 from launcher.records.trainer import TRAINER, check_options
 from launcher.run.cluster import kind_of
 from launcher.run.earlier import files_of
-from launcher.run.gpus import Waiting, counts, wait_for_gpus
+from launcher.run.gpus import Waiting, counts, job_facts, wait_for_gpus
 from launcher.run.locate import connected_run
 from launcher.run.prepare import make_plan, prepare
 from launcher.run.start import start
@@ -117,10 +118,21 @@ def start_on(
 ) -> Run:
     """The same on connected nodes, which the caller closes if an error is raised."""
     waiting = Waiting(options.log, wait=options.wait)
-    plan = destination.plan(job, fleet, inputs, waiting, options)
-    record = Record.of(plan, list(inputs.secrets.values()), options.here / RUNS)
-    _start(job, plan, record, fleet, inputs, group, options, waiting)
+    planned = destination.plan(job, fleet, inputs, waiting, options)
+    record = Record.of(planned.plan, list(inputs.secrets.values()), options.here / RUNS)
+    plan = _start(job, planned, record, fleet, inputs, group, options, waiting)
     return Run(record, options.ssh_config, options.log, connected_run(record, fleet), plan)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan. again: makes it with newer facts, after another run has taken its port; None if the job gives the port.
+
+    again raises NodesFailed if no port is free.
+    """
+
+    plan: Plan
+    again: Callable[[], Plan] | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,7 @@ class Destination:
 
     hosts: Sequence[tuple[str, str]]
     runtime: str | None
-    plan: Callable[[Job, Fleet, Inputs, Waiting, StartOptions], Plan]
+    plan: Callable[[Job, Fleet, Inputs, Waiting, StartOptions], Planned]
     bare: bool = False
     may_ask: bool = False
     starts_together: bool = False
@@ -148,15 +160,22 @@ def own_machines(job: Job) -> Destination:
     return Destination(job.hosts(), job.runtime, _plan_on_machines)
 
 
-def _plan_on_machines(job: Job, fleet: Fleet, inputs: Inputs, waiting: Waiting, options: StartOptions) -> Plan:
+def _plan_on_machines(job: Job, fleet: Fleet, inputs: Inputs, waiting: Waiting, options: StartOptions) -> Planned:
     """Gather facts, prepare image, data and addresses, and plan."""
     facts, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
     code = inputs.packed(options.log)
     lock = options.here / lock_path(job.file) if job.file else None
     prepared = prepare(job, fleet, facts, options.log, options.progress, lock, here=options.here)
     if counts(job) and time.monotonic() - checked_at > STALE:
-        prepared = prepared.at(wait_for_gpus(job, fleet, waiting))
-    return make_plan(job, prepared, code.digest, options.run)
+        facts = wait_for_gpus(job, fleet, waiting)
+        prepared = prepared.at(facts).on_port(ports.choose(job, facts))
+    plan = make_plan(job, prepared, code.digest, options.run)
+
+    def again() -> Plan:
+        now = job_facts(job, fleet)
+        return make_plan(job, prepared.at(now).on_port(ports.choose(job, now)), code.digest, plan.run)
+
+    return Planned(plan, again if len(job.ports) > 1 else None)
 
 
 def on_cluster(name: str) -> Destination:
@@ -164,9 +183,9 @@ def on_cluster(name: str) -> Destination:
     cluster, host = read_settings(os.environ).cluster(name), cluster_host(name)
     kind = kind_of(cluster)
 
-    def plan(job: Job, fleet: Fleet, inputs: Inputs, _: Waiting, options: StartOptions) -> Plan:
+    def plan(job: Job, fleet: Fleet, inputs: Inputs, _: Waiting, options: StartOptions) -> Planned:
         code, run = inputs.packed(options.log), options.run or new_run_id(job.name)
-        return kind.plan(job, cluster, fleet.engines[0], code.digest, run, options.together)
+        return Planned(kind.plan(job, cluster, fleet.engines[0], code.digest, run, options.together))
 
     bare = cluster.container == "none"
     return Destination([(host, host)], None, plan, bare, may_ask=True, starts_together=kind.starts_together)
@@ -259,17 +278,42 @@ def _is_unchanged(job: Job, file: Path) -> bool:
         return False
 
 
+def _until_started(planned: Planned, begin: Callable[[Plan], None], record: Record, waiting: Waiting) -> Plan:
+    """Start the run, with another port if another run has taken its own, and again after a wait if it may wait."""
+    plan = planned.plan
+    while True:
+        try:
+            begin(plan)
+        except NodesFailed as error:
+            if planned.again is None or not all(isinstance(each, PortInUse) for each in error.errors):
+                waiting.after(error)
+                continue
+            waiting.log(f"{error.errors[0].what}: another port is used")
+        else:
+            return plan
+        try:
+            plan = planned.again()
+        except NodesFailed as error:
+            waiting.after(error)
+        else:
+            record.write_plan(plan)
+
+
 def _start(
     job: Job,
-    plan: Plan,
+    planned: Planned,
     record: Record,
     fleet: Fleet,
     inputs: Inputs,
     group: Membership | None,
     options: StartOptions,
     waiting: Waiting,
-) -> None:
-    """Record the run and start it, once its GPUs are free if it may wait. On failure, the reason is recorded."""
+) -> Plan:
+    """Record the run and start it, once its GPUs are free if it may wait. Return the plan that was started.
+
+    On failure, the reason is recorded.
+    """
+    plan = planned.plan
     for warning in plan.warnings:
         options.log(f"warning: {warning}")
     code = inputs.code().archive
@@ -282,11 +326,12 @@ def _start(
                 old = Record(RunPaths(options.here / RUNS / options.resume))
                 earlier = partial(files_of, old, plan, fleet, code, options.ssh_config, options.log)
                 fill = held.enter_context(earlier(required=required))
-            while True:
-                try:
-                    return start(plan, fleet, code, inputs.secrets, record.event, fill)
-                except NodesFailed as error:
-                    waiting.after(error)
+            return _until_started(
+                planned,
+                partial(start, fleet=fleet, code=code, secrets=inputs.secrets, event=record.event, fill=fill),
+                record,
+                waiting,
+            )
     except LauncherError as error:
         if options.tries_again and isinstance(error, NodesFailed) and all(isinstance(e, InUse) for e in error.errors):
             record.remove()

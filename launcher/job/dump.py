@@ -14,7 +14,9 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def dump_job(job: Job) -> str:
     """Return the job as YAML with all effective settings. Secrets appear as names and files, never as values."""
-    return yaml.dump(job.model_dump(exclude_none=True), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    unset = {"port"} - job.model_fields_set  # it would be given, and not be chosen any more
+    keys = job.model_dump(exclude_none=True, exclude=unset)
+    return yaml.dump(keys, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def json_schema() -> dict[str, Any]:

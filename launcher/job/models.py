@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -33,6 +33,7 @@ from launcher.job.scalars import ANY, Args, Gpus, whole
 from launcher.model.runtime import TRAITS, Traits
 
 MOST_VARIANTS = 10_000
+PORTS = range(29500, 29564)  # of which a run uses a free one, unless the job gives its port
 ELASTIC = {"restarts": 10, "lost_after": "15s"}  # defaults with min_nodes
 
 
@@ -164,8 +165,9 @@ class Job(Part):
         examples=["30s"],
     )
     port: fields.Port = Field(
-        default=29500,
-        description="Rendezvous port on the first node; with `min_nodes` on every node.",
+        default=PORTS[0],
+        description="Rendezvous port on the first node; with `min_nodes` on every node. If it is not given and "
+        f"{PORTS[0]} is in use, the next free one up to {PORTS[-1]}: several jobs can run on the same machines.",
         examples=[29600],
     )
     timeout: fields.Duration | None = Field(
@@ -221,6 +223,11 @@ class Job(Part):
     @property
     def traits(self) -> Traits:
         return TRAITS[self.runtime]
+
+    @property
+    def ports(self) -> Sequence[int]:
+        """Ports that the rendezvous may use, in this order."""
+        return (self.port,) if "port" in self.model_fields_set else PORTS
 
     @property
     def machines(self) -> tuple[NodeEntry, ...]:

@@ -111,7 +111,8 @@ def apply_pool(root: Node) -> Node:
 
 def on_nodes(job: Job, nodes: Sequence[NodeEntry], port: int | None = None) -> Job:
     """Return the job of a pool on some of its machines, with that rendezvous port (default: the job's)."""
-    return job.model_copy(update={"nodes": tuple(nodes), "each": None, "lost_after": None, "port": port or job.port})
+    given = {} if port is None else {"port": port}
+    return job.model_copy(update={"nodes": tuple(nodes), "each": None, "lost_after": None, **given})
 
 
 def of_one_run(job: Job) -> Job:

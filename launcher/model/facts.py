@@ -91,6 +91,7 @@ class GpuClaim:
 class PortClaim:
     """A rendezvous port that is reserved for a run. hosts: of all nodes of that run, as its caller named them."""
 
+    port: int
     run: str
     owner: str  # user@host
     hosts: tuple[str, ...]
@@ -155,8 +156,8 @@ class NodeFacts:
     listening: tuple[int, ...] = ()  # TCP ports with a listener
     gpus: tuple[Gpu, ...] = ()
     nvidia: NvidiaFacts = NvidiaFacts()
-    claims: tuple[GpuClaim, ...] = ()  # filled on request (run.claims.claimed_gpus)
-    port_claim: PortClaim | None = None  # of the job's port, if something listens on it; filled on request
+    claims: tuple[GpuClaim, ...] = ()  # filled on request (run.gpus.with_claims)
+    port_claims: tuple[PortClaim, ...] = ()  # filled on request
     infiniband: bool = False  # /dev/infiniband exists
     rdma: tuple[Port, ...] = ()  # InfiniBand and RoCE ports
     gpudirect: bool = False  # nvidia_peermem is loaded, or the driver is the open one, which has DMA-BUF

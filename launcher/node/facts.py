@@ -21,6 +21,7 @@ from launcher.node.machine import Machine
 DOCKER_ROOT = "/var/lib/docker"  # the script prints its free space
 # of /proc/net/tcp and tcp6; 0A: TCP_LISTEN of include/net/tcp_states.h
 _LISTENS = re.compile(r"^\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A\b", re.ASCII | re.MULTILINE)
+_TCP = 'grep -h " 0A " /proc/net/tcp /proc/net/tcp6 || cat /proc/net/tcp /proc/net/tcp6'
 _ROUTE = re.compile(
     r"(?P<interface>\S+)\s+(?P<destination>[0-9A-F]{8})\s+\S+\s+(?P<flags>[0-9A-F]{4})\s+\d+\s+\d+\s+(?P<metric>\d{1,10})"
     r"\s+(?P<mask>[0-9A-F]{8})\b",
@@ -102,7 +103,7 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
         clock_offset=float(clock[0]) - now if clock else 0.0,
         interfaces=_interfaces("\n".join(lines("addresses")), routes, _links(lines("links"))),
         routes=routes,
-        listening=tuple(sorted({int(port, 16) for port in _LISTENS.findall("\n".join(lines("tcp")))} - {0})),
+        listening=_listening("\n".join(lines("tcp"))),
         gpus=nvidia.gpus(sections, total, available),
         nvidia=nvidia.facts(sections),
         infiniband="yes" in lines("infiniband"),
@@ -112,6 +113,16 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
     )
     complete = "end" in sections and node.uid >= 0
     return MachineFacts(node, _disk(lines("docker_disk"), 3), complete)
+
+
+def listening(machine: Machine) -> tuple[int, ...]:
+    """Return the TCP ports with a listener; none if that cannot be read. Raises NodeUnreachable, NodeUnfit."""
+    printed = machine.script(_TCP).out.decode("utf-8", errors="replace")
+    return _listening("\n".join(line.strip() for line in printed.splitlines()))
+
+
+def _listening(tcp: str) -> tuple[int, ...]:
+    return tuple(sorted({int(port, 16) for port in _LISTENS.findall(tcp)} - {0}))
 
 
 def free_space(df: bytes) -> int:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from launcher.errors import InUse, LauncherError, NodesFailed, NodeUnfit, PlanInvalid
+from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
 from launcher.job.models import Job
 from launcher.model.container import CODE, WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
-from launcher.planning import checks, command, containers, gpu_checks, gpus, rdma
+from launcher.planning import checks, command, containers, gpu_checks, gpus, ports, rdma
 from launcher.planning.rendezvous import is_tunnel
 
 _LIMITS = {"memlock": "locked memory", "stack": "the stack"}
@@ -34,6 +34,9 @@ class Prepared:
         ]
         return replace(self, facts=kept)
 
+    def on_port(self, port: int) -> Prepared:
+        return replace(self, rendezvous=replace(self.rendezvous, port=port))
+
 
 def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, created: int) -> Plan:
     """Return the containers of a run, by node rank.
@@ -42,14 +45,11 @@ def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, cr
     a requirement.
     """
     facts, image, rendezvous = prepared.facts, prepared.image, prepared.rendezvous
-    _check(job, facts)
+    _check(job, facts, rendezvous.port)
     uuids = choose_gpus(job, facts)
     network = rdma.choose(facts, image.torch) if len({node.host for node in facts}) > 1 and any(uuids) else ()
     context = command.Context(job, run, image, rendezvous, code, owner, created, network)
-    counts = [command.workers(job, len(mine)) for mine in uuids]
-    if job.min_nodes and len(set(counts)) > 1:
-        listed = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
-        raise PlanInvalid("min_nodes", f"all nodes must have the same number of workers, but they have: {listed}")
+    counts = worker_counts(job, uuids)
     ranks = [range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
     nodes = tuple(
         NodePlan(
@@ -99,15 +99,15 @@ def _shared_memory(memory: int, limit: int) -> str:
     )
 
 
-def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
-    """Raise errors that are known before anything is created."""
+def _check(job: Job, facts: Sequence[NodeFacts], port: int) -> None:
+    """Raise errors that are known before anything is created. port: of the rendezvous."""
     if job.run.script is not None and command.script_in_code(job).startswith(".."):
         raise PlanInvalid(
             f"run.script {job.run.script}",
             f"is outside the code folder {job.code}, and containers see only that folder",
             "move it there, or set `code` to a folder that contains it",
         )
-    for error in ports_in_use(job, facts):
+    for error in ports.in_use(job, facts, port):
         raise error
     refuse_unfit(job, facts)
 
@@ -122,10 +122,13 @@ def refuse_unfit(job: Job, facts: Sequence[NodeFacts]) -> None:
         raise NodesFailed([NodeUnfit(f"node {check.node}", check.what, check.fix) for check in unfit], of=len(facts))
 
 
-def ports_in_use(job: Job, facts: Sequence[NodeFacts]) -> list[InUse]:
-    """Return an error for each node that may be the master and on whose rendezvous port something listens."""
-    found = [checks.master_port(job, node) for node in (facts if job.min_nodes else facts[:1])]
-    return [InUse(f"node {each.node}", each.what, each.fix) for each in found if each.level is checks.Level.FAIL]
+def worker_counts(job: Job, uuids: Sequence[tuple[str, ...]]) -> list[int]:
+    """Return the number of workers of each node, from its GPUs. Raises PlanInvalid."""
+    counts = [command.workers(job, len(mine)) for mine in uuids]
+    if job.min_nodes and len(set(counts)) > 1:
+        listed = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
+        raise PlanInvalid("min_nodes", f"all nodes must have the same number of workers, but they have: {listed}")
+    return counts
 
 
 def choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:

@@ -65,17 +65,6 @@ def of_node(node: NodeFacts, job: Job | None = None) -> list[Check]:
     return found
 
 
-def master_port(job: Job, master: NodeFacts) -> Check:
-    if job.port not in master.listening:
-        return Check(master.name, "port", Level.OK, f"{job.port} is free for the rendezvous")
-    what, held = f"rendezvous port {job.port} is in use", master.port_claim
-    if held is None:
-        fix = f"stop the program that uses it, wait for its end: --wait, or {another_port(job.port)}"
-        return Check(master.name, "port", Level.FAIL, f"{what}, and no run that is visible here claims it", fix)
-    fix = wait_or_stop(held.run, held.hosts, another_port(job.port))
-    return Check(master.name, "port", Level.FAIL, f"{what} by run {held.run} of {held.owner}", fix)
-
-
 def another_port(port: int) -> str:
     return f"choose another port: --set port={port + 1 if port < 65535 else port - 1}"
 

@@ -102,7 +102,7 @@ def choose(
     raise NodeUnfit(
         f"node {master.name}",
         "cannot be reached from " + "; ".join(lost),
-        "open the rendezvous port and the ephemeral ports between the nodes, or set the right address: "
+        f"open TCP {port} and the ephemeral ports between the nodes, or set the right address: "
         "nodes: [{host: ..., address: ...}]",
     )
 

@@ -96,7 +96,10 @@ class Record:
         self._make_folders()
         write_atomic(self.paths.job, job_yaml.encode())
         write_atomic(self.paths.code, code)
-        write_atomic(self.paths.plan, plan.to_json().encode())  # last: a folder without a plan is no run
+        self.write_plan(plan)  # last: a folder without a plan is no run
+
+    def write_plan(self, plan: Plan) -> None:
+        write_atomic(self.paths.plan, plan.to_json().encode())
 
     @classmethod
     def rebuild(

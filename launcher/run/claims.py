@@ -6,16 +6,18 @@ lock, whose run has ended or has no container.
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import suppress
 
-from launcher.errors import InUse, NodeUnfit
+from launcher.errors import InUse, NodeUnfit, PortInUse
 from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.model.facts import GpuClaim, PortClaim
 from launcher.model.labels import RunLabels
 from launcher.model.plan import NodePlan, Plan
 from launcher.node.engine import Engine
+from launcher.node.facts import listening
 from launcher.planning.checks import another_port, wait_or_stop
 
 ABANDONED = 600.0  # seconds after which a container that was created but never started counts as abandoned
@@ -26,49 +28,45 @@ def claim_all(engine: Engine, plan: Plan) -> None:
 
     The port needs a lock because nothing listens on it before the run starts. Locks taken before an error are removed
     with the run's containers. `launcher shell` takes none, so that it works next to a run. Raises InUse if another run
-    holds a lock.
+    holds a lock, PortInUse if it is that of the port or if a program listens there.
     """
     planned, port = plan.on(engine.node), plan.rendezvous.port
     if planned.container.labels[labels.PURPOSE] == "shell":
         return
     for uuid in sorted(planned.container.gpus):  # in a fixed order, so that two runs cannot block each other
-        _claim(engine, planned, _name(uuid), f"GPU {uuid} is in use", "choose other GPUs: gpus")
+        _claim(engine, planned, _name(uuid), InUse, f"GPU {uuid} is in use", "choose other GPUs: gpus")
     if plan.min_nodes and plan.traits.one_machine:
         port += planned.rank  # each node uses its own port
     listens = len(plan.nodes) > 1 or "--master_port" in planned.container.argv  # torchrun does so on a single node too
     if plan.min_nodes or (planned.rank == 0 and listens):
-        _claim(engine, planned, _port(port), f"rendezvous port {port} is locked", another_port(port))
+        what = f"rendezvous port {port} is"
+        _claim(engine, planned, f"port-{port}", PortInUse, f"{what} locked", another_port(port))
+        if plan.rendezvous.address and port in listening(engine.machine):  # a cluster's nodes are not known yet
+            fix = f"stop the program that uses it, or {another_port(port)}"
+            raise PortInUse(f"node {engine.node}", f"{what} in use, and no run that is visible here claims it", fix)
 
 
-def claimed_gpus(engine: Engine) -> tuple[GpuClaim, ...]:
-    """Return the GPUs of this node that runs have locked. Raises NodeUnreachable and other LauncherErrors."""
-    found, alive = [], dict[str, bool]()
+def claimed(engine: Engine) -> tuple[tuple[GpuClaim, ...], tuple[PortClaim, ...]]:
+    """Return the GPUs and the ports of this node that runs have locked.
+
+    Locks with invalid labels are left out: `up` reports them when it needs that GPU or port. Raises NodeUnreachable and
+    other LauncherErrors.
+    """
+    gpus, ports, alive = list[GpuClaim](), list[PortClaim](), dict[str, bool]()
     for state in engine.list({labels.PURPOSE: "claim"}):
-        with suppress(ValueError):  # invalid labels: `up` reports them when it needs that GPU
+        with suppress(ValueError):
             run = labels.read(state.labels)
-            for uuid in run.gpus:
-                if state.name != f"launcher-{_name(uuid)}":  # the lock of another GPU, or of a port
-                    continue
-                if run.run not in alive:
-                    alive[run.run] = _alive(engine, run)
-                if alive[run.run]:
-                    found.append(GpuClaim(uuid, run.run, run.owner, max(0.0, time.time() - run.created)))
-    return tuple(found)
-
-
-def claimed_port(engine: Engine, port: int) -> PortClaim | None:
-    """Return the run that has locked this port of the node. Raises NodeUnreachable and other LauncherErrors."""
-    for state in engine.list({labels.PURPOSE: "claim"}):
-        if state.name == f"launcher-{_port(port)}":
-            with suppress(ValueError):  # invalid labels: `up` reports them when it locks the port
-                run = labels.read(state.labels)
-                if _alive(engine, run):
-                    return PortClaim(run.run, run.owner, run.hosts)
-    return None
-
-
-def _port(port: int) -> str:
-    return f"port-{port}"
+            if run.run not in alive:
+                alive[run.run] = _alive(engine, run)
+            if not alive[run.run]:
+                continue
+            if port := re.fullmatch(r"launcher-port-([0-9]{1,5})", state.name):
+                ports.append(PortClaim(int(port[1]), run.run, run.owner, run.hosts))
+            age = max(0.0, time.time() - run.created)
+            gpus += [
+                GpuClaim(uuid, run.run, run.owner, age) for uuid in run.gpus if state.name == f"launcher-{_name(uuid)}"
+            ]
+    return tuple(gpus), tuple(ports)
 
 
 def _name(uuid: str) -> str:
@@ -76,21 +74,21 @@ def _name(uuid: str) -> str:
     return f"gpu-{uuid.replace('/', '-')}"
 
 
-def _claim(engine: Engine, planned: NodePlan, name: str, what: str, other: str) -> None:
-    """Take a lock. Raises InUse, with the text `what` and the alternative `other`; NodeUnfit."""
+def _claim(engine: Engine, planned: NodePlan, name: str, error: type[InUse], what: str, other: str) -> None:
+    """Take a lock. Raises `error`, with the text `what` and the alternative `other`; NodeUnfit."""
     spec = planned.container
     marks = {**spec.labels, labels.PURPOSE: "claim"}
     while (holder := engine.claim(f"launcher-{name}", spec.image, marks)) is not None:
         try:
             held = labels.read(holder.labels)
-        except ValueError as error:
-            what = f"container {holder.name} is named like a lock but lacks its labels ({error})"
-            raise NodeUnfit(f"node {planned.node}", what, f"docker rm -f {holder.name}") from error
+        except ValueError as wrong:
+            what = f"container {holder.name} is named like a lock but lacks its labels ({wrong})"
+            raise NodeUnfit(f"node {planned.node}", what, f"docker rm -f {holder.name}") from wrong
         if held.run == spec.labels[labels.RUN]:
             return
         if _alive(engine, held):
             fix = wait_or_stop(held.run, held.hosts, other)
-            raise InUse(f"node {planned.node}", f"{what} by run {held.run} of {held.owner}", fix)
+            raise error(f"node {planned.node}", f"{what} by run {held.run} of {held.owner}", fix)
         engine.remove(holder.id)  # by ID, so that a new lock of another run is never removed
 
 

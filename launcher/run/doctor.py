@@ -28,7 +28,7 @@ from launcher.node import output_folder
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled
-from launcher.planning import checks, gpu_checks, gpus, rdma
+from launcher.planning import checks, gpu_checks, gpus, ports, rdma
 from launcher.planning.checks import Check, Level
 from launcher.planning.rendezvous import choose, is_tunnel
 from launcher.run.gpus import with_claims
@@ -85,8 +85,7 @@ def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFa
     for name, error in fleet.failed.items():
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")
         yield Check(name, kind, Level.FAIL, error.what, error.next_step)
-    port = 0 if job is None else job.port
-    seen = run_all_settled([partial(with_claims, engine, port) for engine in fleet.engines])
+    seen = run_all_settled([partial(with_claims, engine, port=job is not None) for engine in fleet.engines])
     most = run_all_settled([engine.machine.most_sessions for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
     need_gpus: list[NodeFacts] = []
@@ -125,7 +124,7 @@ def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFa
         yield from gpu_checks.alike(need_gpus, job=job is not None and job.each is None)
         yield from rdma.between(need_gpus)
     if job is not None and facts and not fleet.failed and len(facts) == len(job.machines):
-        yield checks.master_port(job, facts[0])
+        yield ports.check(job, facts)
         if not job.traits.one_machine and len(facts) > 1:
             yield from _between(job, fleet, facts)
         yield from _same_data(job, fleet)
@@ -194,13 +193,14 @@ def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
 def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Check]:
     """Test connections between the nodes, at the addresses and interfaces that a run would use."""
     addresses = [entry.address for entry in job.machines]
+    port = next((port for port in job.ports if not ports.in_use(job, facts, port)), job.port)
     try:
-        probes = probe_master(fleet, facts, job.port, addresses[0])
+        probes = probe_master(fleet, facts, port, addresses[0])
     except LauncherError as error:
         yield Check("all", "network", Level.FAIL, str(error))
         return
     try:
-        meeting = choose(facts, probes, job.port, addresses)
+        meeting = choose(facts, probes, port, addresses)
     except NodeUnfit as error:
         # A probe that reached another machine (docker0 has the same address on every node) proves nothing.
         yield from map(_connection, [probe for probe in probes if probe.reach is not Reach.OTHER] or probes)

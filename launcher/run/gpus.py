@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from launcher.errors import InUse, LauncherError, NodesFailed
 from launcher.job.models import Job
@@ -14,28 +13,33 @@ from launcher.model.facts import NodeFacts
 from launcher.model.progress import Log, Step
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.planning.build import choose_gpus, ports_in_use
-from launcher.run.claims import claimed_gpus, claimed_port
+from launcher.planning import ports
+from launcher.planning.build import choose_gpus, worker_counts
+from launcher.run.claims import claimed
 
 PAUSE = 3.0  # seconds between two attempts
 
 
-def with_claims(engine: Engine, port: int = 0, *, gpus: bool = True) -> NodeFacts:
-    """Return the node's facts with the GPUs that runs have locked, and the run that uses the port.
+def with_claims(engine: Engine, *, gpus: bool = True, port: bool = False) -> NodeFacts:
+    """Return the node's facts with the GPUs and the ports that runs have locked.
 
-    Raises NodeUnreachable, NodeUnfit, ...
+    gpus, port: what the caller needs. Raises NodeUnreachable, NodeUnfit, ...
     """
     node = engine.facts()
-    return replace(
-        node,
-        claims=claimed_gpus(engine) if gpus and node.gpus else (),
-        port_claim=claimed_port(engine, port) if port in node.listening else None,
-    )
+    if not port and not (gpus and node.gpus):
+        return node
+    of_gpus, of_ports = claimed(engine)
+    return replace(node, claims=of_gpus if gpus else (), port_claims=of_ports)
 
 
-def job_facts(job: Job, fleet: Fleet) -> list[NodeFacts]:
-    """Return the facts of the job's nodes that its plan needs. Raises NodesFailed."""
-    return fleet.each(partial(with_claims, port=job.port, gpus=counts(job)))
+def job_facts(job: Job, fleet: Fleet, *, gpus: bool | None = None) -> list[NodeFacts]:
+    """Return the facts of the job's nodes that its plan needs. gpus: with locked GPUs; None: if the job needs it.
+
+    Raises NodesFailed.
+    """
+    needs = counts(job) if gpus is None else gpus
+    masters = fleet.engines if job.min_nodes else fleet.engines[:1]
+    return fleet.each(lambda engine: with_claims(engine, gpus=needs, port=engine in masters))
 
 
 def counts(job: Job) -> bool:
@@ -51,7 +55,8 @@ def uses_gpus(job: Job) -> bool:
 def wait_for_gpus(job: Job, fleet: Fleet, waiting: Waiting) -> list[NodeFacts]:
     """Return the facts of the job's nodes when they have enough GPUs for it and its port is free; wait if allowed.
 
-    Raises NodesFailed with every node whose GPUs cannot be used, are too few or in use, or whose port is in use.
+    Raises NodesFailed with every node whose GPUs cannot be used, are too few or in use, or whose port is in use, and
+    PlanInvalid.
     """
     while True:
         facts = job_facts(job, fleet)
@@ -68,14 +73,19 @@ def wait_for_gpus(job: Job, fleet: Fleet, waiting: Waiting) -> list[NodeFacts]:
 
 
 def _choose(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
-    """Return the UUIDs of each node's GPUs, by rank. Raises NodesFailed, also if a rendezvous port is in use."""
-    errors: list[LauncherError] = [*ports_in_use(job, facts)]
+    """Return the UUIDs of each node's GPUs, by rank. Raises NodesFailed, also if no rendezvous port is free."""
+    errors: list[LauncherError] = []
+    try:
+        ports.choose(job, facts)
+    except NodesFailed as error:
+        errors.append(error)
     try:
         chosen = choose_gpus(job, facts)
     except NodesFailed as error:
         raise NodesFailed([*errors, error], of=len(facts)) from error
     if errors:
         raise NodesFailed(errors, of=len(facts))
+    worker_counts(job, chosen)  # before anything is copied
     return chosen
 
 
@@ -95,7 +105,8 @@ def assume_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Sequence[NodeFact
                 node,
                 claims=(),
                 gpus=tuple(replace(gpu, used_mib=0, processes=()) for gpu in node.gpus),
-                listening=tuple(port for port in node.listening if port != job.port),
+                listening=(),
+                port_claims=(),
             )
             for node in facts
         ]

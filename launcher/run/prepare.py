@@ -22,12 +22,12 @@ from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
-from launcher.planning import gpus
+from launcher.planning import gpus, ports
 from launcher.planning.build import Prepared, build, refuse_unfit
 from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
-from launcher.run.gpus import assume_idle, uses_gpus, with_claims
+from launcher.run.gpus import assume_idle, job_facts, uses_gpus
 from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
 
@@ -65,7 +65,7 @@ def prepare(
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     """Return the plan of a run that starts once the GPUs are idle, without building, copying or pulling images."""
-    seen, busy = assume_idle(job, fleet.each(partial(with_claims, port=job.port)))
+    seen, busy = assume_idle(job, job_facts(job, fleet, gpus=True))
     image, facts, notes = inspect_image(job, fleet, seen)
     facts = [replace(node, data=assumed_data(job, node.home)) for node in facts]
     notes += tuple(
@@ -85,12 +85,13 @@ def make_plan(job: Job, prepared: Prepared, code: str, run: RunId | None = None)
 
 
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
-    """Return the rendezvous address, after testing that all nodes can reach it."""
+    """Return the rendezvous address, after testing that all nodes can reach it, and a port that is free now."""
+    port = ports.choose(job, facts)
     if job.traits.one_machine:
-        return on_one_machine(len(job.machines), job.port)
+        return on_one_machine(len(job.machines), port)
     addresses = [entry.address for entry in job.machines]
-    probes = probe_master(fleet, facts, job.port, addresses[0])
-    return choose(facts, probes, job.port, addresses)
+    probes = probe_master(fleet, facts, port, addresses[0])
+    return choose(facts, probes, port, addresses)
 
 
 def inspect_image(

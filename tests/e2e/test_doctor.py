@@ -83,7 +83,7 @@ def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
     mounts = {"/srv/here": "/here:ro", "/srv/data": "/data:ro", "/srv/closed": "/closed"}
     try:
         with faults.small_shm(bed, two):
-            seen = examined(bed_cli, job(bed_cli, mounts=mounts), code=3)
+            seen = examined(bed_cli, job(bed_cli, mounts=mounts, port=29500), code=3)
     finally:
         bed.docker(one, "rm", "-f", "squatter")
         for node in (one, two):

@@ -115,7 +115,8 @@ def test_the_masters_port_is_taken(scene: Scene) -> None:
     listens = "for i in $(seq 300); do grep -qE ':733C [0-9A-F:]+ 0A' /proc/net/tcp && exit; sleep 0.1; done; exit 1"
     scene.bed.sh(scene.nodes[0], listens, timeout=90)  # 733C is 29500
     scene.cli.program("steps.py")
-    keys = bed_job(run={"script": "steps.py", "args": ["3", "5", "0.1"]}, nodes=[node.alias for node in scene.nodes])
+    nodes = [node.alias for node in scene.nodes]
+    keys = bed_job(run={"script": "steps.py", "args": ["3", "5", "0.1"]}, nodes=nodes, port=29500)
     started = time.monotonic()
     try:
         refused = scene.cli("up", scene.cli.job("taken", **keys), code=3)

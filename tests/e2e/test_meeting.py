@@ -1,4 +1,4 @@
-"""Two runs on the same nodes never join: the rendezvous port is locked on the master before anything starts."""
+"""Two runs on the same nodes never join: each has locked a port on the master before anything starts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ from tests.e2e.cli import Cli, bed_job
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 
-def test_of_two_runs_that_start_together_one_is_refused(bed_cli: Cli, bed: Bed) -> None:
-    job = bed_cli.job("twins", **bed_job(run={"command": ["sh", "-c", "sleep 2; echo over"]}))
+def test_two_runs_that_start_together_have_different_ports(bed_cli: Cli, bed: Bed) -> None:
+    job = bed_cli.job("twins", **bed_job(run={"command": ["sh", "-c", "sleep 2; echo $MASTER_PORT"]}))
+    both = [bed_cli.start("up", job) for _ in range(2)]
+    ended = [(*process.communicate(timeout=200), process.returncode) for process in both]
+    assert [code for _, _, code in ended] == [0, 0], ended
+    assert sorted(out for out, _, _ in ended) == ["29500\n", "29501\n"]
+    bed_cli("down", "--all")
+    assert bed.wait_clean() == []
+
+
+def test_of_two_runs_with_the_same_port_one_is_refused(bed_cli: Cli, bed: Bed) -> None:
+    job = bed_cli.job("twins", **bed_job(run={"command": ["sh", "-c", "sleep 2; echo over"]}, port=29500))
     both = [bed_cli.start("up", job) for _ in range(2)]
     ended = [(*process.communicate(timeout=200), process.returncode) for process in both]
     assert sorted(code for _, _, code in ended) == [0, 3], ended

@@ -76,10 +76,11 @@ def test_a_port_in_use_is_reported_with_a_fix(bed_cli: Cli, bed: Bed) -> None:
         python,
     )
     try:
-        failed = bed_cli("up", bed_cli.job("port", **bed_job(run={"command": ["echo", "works"]})), code=3)
+        failed = bed_cli("up", bed_cli.job("port", **bed_job(run={"command": ["echo", "works"]}, port=29500)), code=3)
         assert "port 29500" in failed.stderr
         assert "--set port=" in failed.stderr
-        other = bed_cli("up", bed_cli.cwd / "port.yaml", "--set", "port=29501")
+        other = bed_cli("up", bed_cli.cwd / "port.yaml", "--set", "port=")
         assert other.stdout == "works\n"
+        assert ":29501" in other.stderr
     finally:
         bed.docker(bed.nodes[0], "rm", "-f", "squatter")

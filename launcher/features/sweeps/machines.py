@@ -12,7 +12,7 @@ from functools import partial
 from launcher.api.machines import machines
 from launcher.api.up import StartOptions
 from launcher.errors import InUse, LauncherError, NodesFailed, NodeUnreachable
-from launcher.features.sweeps.pool import Placement, Pool, no_room, room
+from launcher.features.sweeps.pool import PORTS, Placement, Pool, no_room, room
 from launcher.image.lock import lock_path
 from launcher.job.models import Job
 from launcher.job.overrides import on_nodes
@@ -30,11 +30,11 @@ AWAY = 30.0  # seconds between two checks of a machine that does not respond
 class ExaminedPool:
     """Result of inspecting a pool: the capacity of each machine in variants, and the errors of unreachable machines.
 
-    listening: ports on which programs listen on any of the machines.
+    used: ports that are in use on any of the machines.
     """
 
     room: Mapping[str, int]
-    listening: frozenset[int]
+    used: frozenset[int]
     failed: Mapping[str, LauncherError]
 
 
@@ -44,7 +44,7 @@ def examine(job: Job, options: StartOptions) -> ExaminedPool:
     Raises NodesFailed if no machine is reachable.
     """
     with connect(job.hosts(), job.runtime, options.ssh_config, allow_failures=True) as fleet:
-        outcomes = run_all_settled([partial(with_claims, engine) for engine in fleet.engines])
+        outcomes = run_all_settled([partial(with_claims, engine, port=True) for engine in fleet.engines])
         answers = dict(zip([engine.node for engine in fleet.engines], outcomes, strict=True))
         facts = {node: answer for node, answer in answers.items() if isinstance(answer, NodeFacts)}
         failed = {**fleet.failed}
@@ -61,8 +61,9 @@ def examine(job: Job, options: StartOptions) -> ExaminedPool:
         for entry in job.nodes
     }
     failed |= {entry.name: no_room(job, entry, facts[entry.name]) for entry in job.nodes if not rooms[entry.name]}
-    listening = frozenset(port for node in facts.values() for port in node.listening)
-    return ExaminedPool(rooms, listening, failed)
+    listening = {port for node in facts.values() for port in node.listening}
+    claimed = {claim.port for node in facts.values() for claim in node.port_claims}
+    return ExaminedPool(rooms, frozenset(listening | claimed), failed)
 
 
 class Machines:
@@ -72,7 +73,8 @@ class Machines:
         """changed: called with a machine that responds again. Raises NodesFailed if no machine responds now."""
         examined = examine(job, options)
         self._each = job.each or len(job.nodes)
-        self._pool = Pool(examined.room, self._each, job.port, examined.listening)
+        most = PORTS if len(job.ports) == 1 else max(len(job.ports), sum(examined.room.values()) // self._each)
+        self._pool = Pool(examined.room, self._each, job.port, examined.used, most)
         self._hosts = {entry.name: entry.host for entry in job.nodes}
         self._options = options
         self._changed = changed

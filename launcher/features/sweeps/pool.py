@@ -23,7 +23,7 @@ class Placement:
     port: int
 
 
-PORTS = 1000  # number of ports, starting with the job's port
+PORTS = 1000  # number of ports, starting with that of a job which gives one
 
 
 class Pool:
@@ -33,14 +33,16 @@ class Pool:
     use gets another one next time.
     """
 
-    def __init__(self, room: Mapping[str, int], each: int, port: int, used: Collection[int] = ()) -> None:
-        """room: capacity of each machine in variants. each: machines per variant. port: the first port.
+    def __init__(
+        self, room: Mapping[str, int], each: int, port: int, used: Collection[int] = (), most: int = PORTS
+    ) -> None:
+        """room: capacity of each machine in variants. each: machines per variant. port: the first of `most` ports.
 
-        used: ports on which other programs listen.
+        used: those that others use.
         """
         self._room = dict(room)
         self._each = each
-        self._ports = cycle([each for each in range(port, min(port + PORTS, 65536)) if each not in used])
+        self._ports = cycle([each for each in range(port, min(port + most, 65536)) if each not in used])
         self._taken: list[Placement] = []
 
     def take(self, resting: Collection[str] = ()) -> Placement | None:
