@@ -175,11 +175,11 @@ class Lines:
 class Results:
     """The rows so far, in a file."""
 
-    def __init__(self, path: Path | None, dry: bool, chosen: Sequence[str], left_out: Sequence[str]) -> None:
+    def __init__(self, path: Path | None, dry: bool, planned: Sequence[str]) -> None:
         self._path = path
         self.rows: dict[str, Figures] = {}
-        self.left_out = dict.fromkeys(left_out, "does not fit into --minutes")
-        self._all = {"machine": report.machine(), "dry": dry, "sections": list(chosen), "left out": self.left_out}
+        self.left_out: dict[str, str] = {}
+        self._all = {"machine": report.machine(), "dry": dry, "planned": list(planned), "left out": self.left_out}
         self._all |= {"rows": self.rows}
         self.write()
 
@@ -210,14 +210,14 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true", help="small models on a CPU")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
-    chosen, left_out = plan([name for name in SECTIONS if name in options.only], options.minutes)
+    chosen, rest = plan([name for name in SECTIONS if name in options.only], options.minutes)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    results = Results(options.json, options.dry, chosen, left_out)
-    print(f"planned, {sum(SECTIONS[name].seconds for name in chosen):.0f} s: {' '.join(chosen)}")
-    if left_out:
-        print(f"left out, for want of time: {' '.join(left_out)}", flush=True)
-    code = measure(results, chosen, until, options.dry)
+    results = Results(options.json, options.dry, chosen)
+    print(f"planned, {START + sum(SECTIONS[name].seconds for name in chosen):.0f} s: {' '.join(chosen)}")
+    if rest:
+        print(f"does not fit, comes last if time is left: {' '.join(rest)}", flush=True)
+    code = measure(results, chosen + rest, until, options.dry)
     if results.left_out:
         print(f"\nnot measured: {', '.join(results.left_out)}")
     print(f"\n{row(results.rows)}")
@@ -230,7 +230,7 @@ def _interrupt(number: int, _frame: object) -> None:
 
 
 def plan(wanted: Sequence[str], minutes: float | None) -> tuple[list[str], list[str]]:
-    """Return what fits, and what is left out: first what is extra, then the last ones."""
+    """Return what fits, and what comes after it if time is left: first what is extra, then the last ones."""
     chosen = list(wanted)
     expendable = sorted(wanted, key=lambda name: (not SECTIONS[name].extra, -wanted.index(name)))
     for name in expendable if minutes else ():

@@ -79,7 +79,7 @@ def test_a_section_that_fails_or_hangs_costs_a_process_and_keeps_its_output(
     sections["batch"] = gpu.Section(0.1, 1.0)
     monkeypatch.setattr(gpu, "SECTIONS", sections)
     monkeypatch.setattr(gpu, "WORKER", (sys.executable, "-c", PROGRAM))
-    results = gpu.Results(tmp_path / "rows.json", False, list(sections), [])
+    results = gpu.Results(tmp_path / "rows.json", False, list(sections))
     assert gpu.measure(results, list(sections), float("inf")) == 1
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert rows == results.rows
@@ -119,16 +119,16 @@ def test_killed_it_leaves_all_printed_rows_and_no_process(number: signal.Signals
     assert not sleepers()
 
 
-def test_what_does_not_fit_is_left_out_extra_sections_first() -> None:
+def test_what_does_not_fit_comes_last_beginning_with_what_is_extra() -> None:
     names = list(SECTIONS)
     assert gpu.plan(names, None) == (names, [])
     everything = gpu.START + sum(section.seconds for section in SECTIONS.values())
     assert gpu.plan(names, everything / 60) == (names, [])
-    chosen, left_out = gpu.plan(names, everything / 60 - 0.1)
-    assert left_out == ["short"]
-    chosen, left_out = gpu.plan(names, 1)
+    chosen, rest = gpu.plan(names, everything / 60 - 0.1)
+    assert rest == ["short"]
+    chosen, rest = gpu.plan(names, 1)
     assert chosen == ["machine", "step"]
-    assert chosen + left_out == names
+    assert chosen + rest == names
 
 
 def test_there_are_batches_enough_for_every_step() -> None:
