@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.bed import faults
 from tests.bed.bed import Bed
 from tests.e2e.cli import Cli, bed_job
 
@@ -47,7 +48,6 @@ def test_all_failing_nodes_are_reported_together(bed_cli: Cli, bed: Bed) -> None
 
 
 def test_no_engine_and_no_docker(bed_cli: Cli, bed: Bed) -> None:
-    from tests.bed import faults
 
     bed_cli.program("plain.py")
     job = bed_cli.job("noengine", **bed_job(run={"script": "plain.py"}))
@@ -84,3 +84,12 @@ def test_a_port_in_use_is_reported_with_a_fix(bed_cli: Cli, bed: Bed) -> None:
         assert ":29501" in other.stderr
     finally:
         bed.docker(bed.nodes[0], "rm", "-f", "squatter")
+
+
+def test_a_firewall_is_found_before_anything_is_done_for_the_image(bed_cli: Cli, bed: Bed) -> None:
+    keys = bed_job(run={"command": ["true"]}, image={"ref": "localhost:1/on-no-node:1"})
+    with faults.blocked_port(bed, bed.nodes[0], 29500):
+        failed = bed_cli("up", bed_cli.job("blocked", **keys), code=3)
+    assert "node1: cannot be reached from node2" in failed.stderr
+    assert "open TCP 29500 and the ephemeral ports" in failed.stderr
+    assert "image" not in failed.stderr
