@@ -130,17 +130,18 @@ def files_of(
         yield partial(_copy_all, copies)
 
 
-def checkpoint_of(attached: Attached) -> str:
+def checkpoint_of(attached: Attached, *, workdirs: bool = True) -> str:
     """Return the newest checkpoint that a run left on its reachable nodes, as text; "" if none was found.
 
-    In the working directories, that is a file whose name says so.
+    In the working directories (if workdirs), that is a file whose name says so.
     """
     record = attached.record
     on = {(attached.engines[node.name].host, node.output): attached.engines[node.name] for node in attached.nodes}
     listed = run_all_settled([partial(_list, engine, output) for (_, output), engine in on.items()])
     known = [each for each in listed if isinstance(each, _Listing)]
     saved = {f"{CHECKPOINTS}/{path}": e for each in _checkpoints(known, record) for path, e in each.entries.items()}
-    own = {path: e for each in _workdirs(known, record) for path, e in each.entries.items() if _SAVED.search(path)}
+    holders = _workdirs(known, record) if workdirs else []
+    own = {path: e for each in holders for path, e in each.entries.items() if _SAVED.search(path)}
     found = {path: entry for path, entry in {**own, **saved}.items() if not is_log(entry)}
     return _shown(*_newest(found)) if found else ""
 

@@ -1,10 +1,10 @@
-"""The module or file that a program missed and that exists here, but was left out of the code."""
+"""The module or file that a program missed and that exists here: left out of the code, or not where Python looks."""
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from launcher.model.container import CODE
@@ -12,6 +12,7 @@ from launcher.records.code_files import CREDENTIALS, EMPTY, ENVIRONMENT, NEVER, 
 from launcher.records.store import Record
 
 _MODULE = re.compile(r"No module named ['\"]?([A-Za-z_][\w.]*)")
+_TOP_LEVEL = re.compile(r"^ModuleNotFoundError: No module named '(\w+)'$", re.MULTILINE)
 _NAME = re.compile(r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'")
 _MISSING = re.compile(
     r"no such file|not found|n[o']t (exist|find|open|locate)|unable to (\w+ )?open|not a (file|directory)|missing",
@@ -32,16 +33,43 @@ _FIXES = {
 
 
 def missing_here(words: str, record: Record, rank: int) -> str:
-    """Return the hint of `left_out_hint` for the output of a node's failed program. rank: of the node."""
-    folder, left_out = record.left_out()
-    if not left_out.why:
-        return ""
-    spec = record.container(rank)
+    """Return why a node's failed program missed a module or file that exists here, and a fix; "" if it did not.
+
+    words: its output. rank: of the node.
+    """
+    spec, (folder, left_out) = record.container(rank), record.left_out()
     code = str(spec.get("layout", {}).get("code") or CODE)
     scripts = [posixpath.dirname(word) for word in spec.get("argv", ()) if word.endswith(".py")]
-    paths = str(spec.get("env", {}).get("PYTHONPATH", "")).split(":")
-    roots = (_in_code(path, code) for path in ("", *scripts, *paths, "src"))
-    return left_out_hint(words, left_out, folder, code, [*dict.fromkeys(root for root in roots if root is not None)])
+    paths = [path for path in str(spec.get("env", {}).get("PYTHONPATH", "")).split(":") if path]
+    if left_out.why:
+        roots = (_in_code(path, code) for path in ("", *scripts, *paths, "src"))
+        known = [*dict.fromkeys(root for root in roots if root is not None)]
+        if hint := left_out_hint(words, left_out, folder, code, known):
+            return hint
+    module = _TOP_LEVEL.findall(words)
+    sent = record.sent_code if module else None
+    searched = [_in_code(path, code) for path in (*(scripts or [""]), *paths)]
+    return not_searched_hint(module[-1], sent, searched, ":".join(paths)) if sent else ""
+
+
+def not_searched_hint(module: str, sent: Iterable[str], roots: Collection[str | None], paths: str = "") -> str:
+    """Return how Python finds a module that was sent, but is in none of the folders that it searches; "" if it is not.
+
+    sent: the files of the code. roots: the folders of the code that Python searches. paths: the job's PYTHONPATH.
+    """
+    folders = set()
+    for file in sent:
+        folder, slash, inner = f"/{file}".rpartition(f"/{module}/")
+        if slash and inner.endswith(".py") and "/" not in inner:
+            folders.add(folder.lstrip("/"))
+        elif posixpath.basename(file) == f"{module}.py":
+            folders.add(posixpath.dirname(file))
+    if not folders or any(root in folders for root in roots):
+        return ""
+    found = min(folders, key=lambda folder: (bool(folder), folder.count("/")))
+    path = ":".join(filter(None, (found or ".", paths)))
+    where = f"{found}/" if found else "the code's folder"
+    return f"{module} is in {where}, which Python does not search: env: {{PYTHONPATH: {path}}}"
 
 
 def left_out_hint(words: str, left_out: LeftOut, folder: Path, code: str, roots: Sequence[str] = ("",)) -> str:

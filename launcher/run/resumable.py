@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from launcher.container_scripts.words import raised
 from launcher.errors import LauncherError
 from launcher.model.container import ContainerState
 from launcher.model.host import cluster_name
@@ -54,8 +55,10 @@ def continued(failure: Failure, attached: Attached) -> tuple[Failure, str | None
     command = attached.record.resume_command
     if COMMAND in failure.cure:
         return replace(failure, cure=failure.cure.replace(COMMAND, command)), None
+    names = {each.kind for each in raised(failure.words)}
     try:
-        checkpoint = checkpoint_of(attached)
+        # A program that could not import everything has saved nothing: it downloaded such a file
+        checkpoint = checkpoint_of(attached, workdirs=not names & {"ImportError", "ModuleNotFoundError", "SyntaxError"})
     except LauncherError:
         return failure, None
     return failure, f"{checkpoint}: {command}" if checkpoint else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.records.code_files import LeftOut, code_files
-from launcher.run.left_out import left_out_hint
+from launcher.run.left_out import left_out_hint, not_searched_hint
 
 IGNORED = "pkg/data/\nconf.yaml\n*.so\n/scripts/\nckpt\ndatasets/\nlogs/*\n# generated\nversion.py\ngen/*\n"
 HERE = "/home/ada/.launcher/j-1/workdir/node-0"
@@ -74,3 +74,30 @@ def test_the_reason_is_found_for_what_is_missing_only(folder: Path, said: str, e
     name, _, reason = hint.partition(" exists here but was not sent: ")
     assert name.startswith(entry)
     assert reason.partition(";")[0].endswith(why)
+
+
+@pytest.mark.parametrize(
+    ("sent", "roots", "paths", "hint"),
+    [
+        (
+            ["scripts/train.py", "models/__init__.py"],
+            ["scripts"],
+            "",
+            "models is in the code's folder, {}PYTHONPATH: .}",
+        ),
+        (["scripts/train.py", "models.py"], ["scripts"], "", "models is in the code's folder, {}PYTHONPATH: .}"),
+        (["train.py", "src/models/net.py"], [""], "", "models is in src/, {}PYTHONPATH: src}"),
+        (["s/train.py", "models.py", "old/models.py"], ["s", "lib"], "lib", "models is in {}PYTHONPATH: .:lib}"),
+        (["scripts/train.py", "models/net.txt", "data/models/a/b.py"], ["scripts"], "", ""),
+        (["train.py", "models/net.py"], [""], "", ""),  # Python searches there: something else hides it
+        (["scripts/train.py", "mymodels.py", "mymodels/a.py"], ["scripts"], "", ""),
+    ],
+)
+def test_a_module_that_was_sent_is_found_with_pythonpath(
+    sent: list[str], roots: list[str], paths: str, hint: str
+) -> None:
+    found = not_searched_hint("models", sent, roots, paths)
+    start, _, end = hint.partition("{}")
+    assert found.startswith(start)
+    assert found.endswith(end)
+    assert bool(found) == bool(hint)
