@@ -162,6 +162,7 @@ def failure(node: str, message: Mapping[str, Any]) -> DataFailed:
     fixes = {
         "room": "free some space: launcher data rm, or set data_root in your settings file",
         "changed": "make sure that no program writes to the data, then try again: data already sent is kept",
+        "replaced": "try again when nobody writes it there: the download starts anew",
         "lost": "open the ephemeral TCP ports between the nodes: firewall, security group",
         "package": "install it here with pip, or in the nodes' image: `image: {packages: [NAME]}` in the job",
         "denied": "give the download its credentials: `secrets` of the job, or data push --env NAME; see docs/data.md",

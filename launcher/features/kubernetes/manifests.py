@@ -126,6 +126,12 @@ def _refused(job: Job, *, jobset: bool) -> Refused:
         yield ("cluster",), "contains options for Slurm: remove it"
     if job.restarts and not jobset and job.min_nodes is None:  # min_nodes has restarts, and is refused itself
         yield ("restarts",), "a Job restarts single pods, not the run: use --to jobset"
+    for data in job.data:
+        volumes = "pod: {volumes: [...], containers: [{name: node, volumeMounts: [...]}]}"
+        what = (
+            "pods get no copies of data: put it on a volume that all machines reach, and name that in the settings of"
+        )
+        yield ("data", data.name), f"{what} the cluster: {volumes}"
     if job.docker.ipc not in ("host", "private"):
         yield ("docker", "ipc"), "each pod has its own /dev/shm: expected host or private"
     for name, ip in job.docker.extra_hosts.items():

@@ -385,8 +385,10 @@ def test_a_change_during_the_download_discards_it(store: Store, tmp_path: Path) 
         return None
 
     store.fault = fault
-    with pytest.raises(fetch.FetchError, match="it was changed during the download, which is discarded"):
+    with pytest.raises(fetch.FetchError, match="it was changed during the download, which is discarded") as caught:
         Here(FILE, store, tmp_path).run()
+    told = worker.failure("a", {"end": caught.value.end, "why": str(caught.value)})
+    assert told.next_step == "try again when nobody writes it there: the download starts anew"
     assert not [*tmp_path.glob("copies/*"), *tmp_path.glob("partial/*")]
 
 

@@ -68,7 +68,7 @@ def test_the_export_equals_the_golden_file(name: str) -> None:
     assert text == golden.read_text()
 
 
-def refused(data: dict[str, Any], *, jobset: bool, **keys: Any) -> str:
+def refused(data: dict[str, Any], /, *, jobset: bool, **keys: Any) -> str:
     with pytest.raises(JobInvalid) as caught:
         manifests({**data, **keys}, jobset=jobset)
     return str(caught.value)
@@ -91,6 +91,12 @@ def refused(data: dict[str, Any], *, jobset: bool, **keys: Any) -> str:
             "extra_hosts.a: pods do not support host-gateway",
         ),
         (True, GPU, {"docker": {"extra_hosts": {"A_1": "::1"}}}, "extra_hosts.A_1: host names of pods"),
+        (
+            True,
+            GPU,
+            {"data": {"a": {"from": "h:/a", "at": "/a"}}},
+            "data.a: pods get no copies of data: put it on a vol",
+        ),
         (False, GPU, {}, "restarts: a Job restarts single pods"),
     ],
 )

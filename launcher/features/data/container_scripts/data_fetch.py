@@ -45,7 +45,7 @@ PACKAGES = {"s3": "s3fs", "http": "fsspec and aiohttp", "https": "fsspec and aio
 
 
 class FetchError(Exception):
-    """end: `package`, `unreachable`, `denied`, `changed` or `failed`. The message is shown to the user."""
+    """end: `package`, `unreachable`, `denied`, `replaced` or `failed`. The message is shown to the user."""
 
     def __init__(self, end: str, why: str) -> None:
         super().__init__(why)
@@ -132,7 +132,7 @@ class Download:
         self._found = self._asked(self._list)
         if self._state() != before:
             shutil.rmtree(mine.folder)
-            raise FetchError("changed", "it was changed during the download, which is discarded")
+            raise FetchError("replaced", "it was changed during the download, which is discarded")
         mine.finish(bytes(mine.digests))
         return tree.content(self._entries, mine.digests)
 
