@@ -17,7 +17,8 @@ from contextlib import contextmanager
 
 from train.data import reading
 
-SECONDS = 25.0  # torchrun kills its workers after 30 s, `launcher down` the container after 45 s
+# torchrun kills its workers after 40 s, `launcher down` the container after 45 s; Slurm a job, by default, after 30 s
+SECONDS = 25.0
 EXIT_STOPPED = 143
 
 

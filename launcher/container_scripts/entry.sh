@@ -7,7 +7,8 @@
 #   logs/NODE.clock       `<epoch seconds> <size of the log in bytes>`, at most once a second, while the log grows
 #   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; `halted <rank> <epoch>` for a suspended rank;
 #                         `left <epoch>` if all ranks had exited before the program was stopped; torchrun.py
-#                         adds `failed <rank> <code> <epoch>` (code: negative for a signal), elastic.py adds
+#                         adds `failed <rank> <code> <epoch>` (code: negative for a signal), and `killed <rank> <epoch>` for one
+#                         that did not exit in time when the program was stopped; elastic.py adds
 #                         `generation <number> <size of the log in bytes> <node,node,...> <text>`,
 #                         `ended <number> <nodes that caused it> <text>` and `over <why it is not restarted>`
 #   state/NODE.began      for the first start: `<boot id of the machine> <seconds>` (below)
@@ -22,7 +23,7 @@ our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
 our_began=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.began
 our_patience=15 # seconds from a hang to SIGKILL, including 5 for the ranks' recordings
-our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
+our_grace=45 # seconds from SIGTERM to SIGKILL at the time limit, as for `launcher down`; torchrun's ranks have 40
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
 our_drain=3  # seconds for which orphaned processes may keep the log open
@@ -238,6 +239,10 @@ else
         if [ $our_status -ne 127 ] || [ $our_code -le 128 ]; then our_code=$our_status; fi
         if [ -z "$our_caught" ] || [ $our_code -le 128 ]; then break; fi
     done
+fi
+
+if [ -n "$our_over" ] && [ "$our_code" -eq 137 ]; then
+    echo "launcher: the program did not exit within $our_grace s of SIGTERM and was killed: what it was saving may be incomplete" >&3
 fi
 
 # --- the end: tee has received all output once every process has closed the pipe, or after our_drain seconds

@@ -1,7 +1,8 @@
 """python torchrun.py OPTIONS...: torchrun, with the exit code of the rank that failed first.
 
 torchrun itself always exits with 1, after its own traceback and a copy of the rank's. Instead, a line names each failed
-rank in the log, and `failed RANK CODE EPOCH` (CODE: negative for a signal) in state/NODE.attempts, for launchers.
+rank in the log, and `failed RANK CODE EPOCH` (CODE: negative for a signal) in state/NODE.attempts, for launchers. If it
+is stopped, its ranks have SAVING seconds for a checkpoint; those that it kills are named too, with `killed RANK EPOCH`.
 
 Runs in the image's own Python, 3.7 or newer, with its torch, 1.9 or newer.
 """
@@ -12,21 +13,56 @@ import contextlib
 import os
 import signal
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch.distributed.run
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+SAVING = "40"  # seconds, unless the variable says otherwise; `launcher down` kills the container after 45 s
 
 
 def main() -> None:
     """Call torchrun with the options of this process. Raises SystemExit if a rank failed or a signal stopped it."""
+    _wait_for_ranks(PContext, int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING)))
     try:
         torch.distributed.run.main()
     except ChildFailedError as error:
         sys.exit(_report(error))
     except SignalException as error:
         sys.exit(128 + int(error.sigval))
+
+
+def _wait_for_ranks(context: Any, limit: int) -> None:
+    """If torchrun is stopped by a signal, let it wait `limit` seconds for its ranks, and report those that it kills."""
+    own_close = context.close
+
+    def close(self: Any, *args: Any, **options: Any) -> None:
+        if not isinstance(sys.exc_info()[1], SignalException):  # a rank has failed, or all have ended
+            own_close(self, *args, **options)
+            return
+        handlers = getattr(self, "subprocess_handlers", {})
+        running = {local: each.proc for local, each in handlers.items() if each.proc.poll() is None}
+        own_close(self, *args[:1], timeout=limit)  # the signal
+        killed = [local for local, process in running.items() if process.poll() == -signal.SIGKILL]
+        ranks = [int(self.envs[local]["RANK"]) for local in killed]
+        for rank in ranks:
+            what = f"rank {rank} did not exit within {limit} s after it was asked to stop, and was killed"
+            print(f"launcher: {what}: what it was saving may be incomplete", file=sys.stderr, flush=True)
+        _note(f"killed {rank} {int(time.time())}" for rank in ranks)
+
+    context.close = close
+
+
+def _note(lines: Iterable[str]) -> None:
+    """Append lines for launchers."""
+    with contextlib.suppress(OSError):  # a full disk
+        attempts = Path(os.environ["LAUNCHER_OUTPUT"], "state", f"{os.environ['LAUNCHER_NODE']}.attempts")
+        with attempts.open("a", encoding="ascii") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
 
 def _report(error: ChildFailedError) -> int:
@@ -38,11 +74,8 @@ def _report(error: ChildFailedError) -> int:
         code = error.failures[rank].exitcode
         how = f"exited with code {code}" if code >= 0 else f"was killed by {_name(-code)}"
         print(f"launcher: rank {rank} {how}", file=sys.stderr, flush=True)
-    with contextlib.suppress(OSError):  # a full disk
-        attempts = Path(os.environ["LAUNCHER_OUTPUT"], "state", f"{os.environ['LAUNCHER_NODE']}.attempts")
-        with attempts.open("a", encoding="ascii") as file:
-            for rank in ranks:
-                file.write(f"failed {rank} {error.failures[rank].exitcode} {error.failures[rank].timestamp}\n")
+    failures = [(rank, error.failures[rank]) for rank in ranks]
+    _note(f"failed {rank} {each.exitcode} {each.timestamp}" for rank, each in failures)
     return int(failure.exitcode) if failure.exitcode > 0 else 1
 
 

@@ -15,6 +15,10 @@ from launcher.model.facts import ImageFacts, Launch
 from launcher.model.plan import Rendezvous, RunId
 from launcher.planning.rdma import Setting
 
+# Seconds in which ranks save a checkpoint after SIGTERM, read by torchrun since torch 2.13 (before, its limit is 30 s),
+# and by container_scripts/torchrun.py. `launcher down` and the time limit kill the container after 45 s.
+SAVING = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "40"}
+
 
 @dataclass(frozen=True)
 class Context:

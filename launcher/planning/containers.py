@@ -126,6 +126,7 @@ def _environment(
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # on a bus error or abort, print the stack of every thread
         "TORCHELASTIC_ERROR_FILE": posixpath.join(output, "errors", f"{entry.name}.json"),
+        **command.SAVING,
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": f"={interface}",  # "=": NCCL takes a bare name as a prefix
         "GLOO_SOCKET_IFNAME": interface,

@@ -18,7 +18,9 @@ from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
-_ATTEMPT = re.compile(r"^(start|left|exit \d{1,15}|halted \d{1,15}|failed \d{1,9} -?\d{1,9}) (\d{1,15})$", re.MULTILINE)
+_ATTEMPT = re.compile(
+    r"^(start|left|exit \d{1,15}|(?:halted|killed) \d{1,15}|failed \d{1,9} -?\d{1,9}) (\d{1,15})$", re.MULTILINE
+)
 _STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # the format of locate.caller()
 _START = re.compile(rb"^start ", re.MULTILINE)  # anchored: a node may be called kickstart
 _GENERATION = re.compile(
@@ -42,6 +44,7 @@ class Attempt:
     ended: float | None = None
     code: int | None = None
     halted: frozenset[int] = frozenset()  # ranks that were suspended when the others were stopped
+    killed: frozenset[int] = frozenset()  # ranks that did not exit in time when they were stopped
     failed: tuple[tuple[int, int], ...] = ()  # rank and exit code (negative: signal) of each, the first one first
     left: bool = False  # all its ranks had exited and torchrun was waiting for the other nodes when it was stopped
 
@@ -92,6 +95,8 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
             found[-1] = replace(found[-1], ended=int(timestamp), code=int(number))
         elif found and event == "halted":
             found[-1] = replace(found[-1], halted=found[-1].halted | {int(number)})
+        elif found and event == "killed":
+            found[-1] = replace(found[-1], killed=found[-1].killed | {int(number)})
         elif found and event == "failed":
             rank, _, code = number.partition(" ")
             found[-1] = replace(found[-1], failed=(*found[-1].failed, (int(rank), int(code))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit, NotConfirmed
 from launcher.extras import extra, in_words
+from launcher.local_files import open_regular
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.labels import RunLabels
@@ -23,12 +24,14 @@ from launcher.records.collect import OutputFolder, collect, output_folders
 from launcher.records.paths import NodePaths, as_shown
 from launcher.records.store import Record
 from launcher.records.workdir import SentCode, remove_sent, workdirs
-from launcher.run.attempts import stop_line
+from launcher.run import attempts
 from launcher.run.locate import Attached, Note, Owner, caller, list_runs
-from launcher.run.state import RunState, state_of
+from launcher.run.state import SIGKILL_CODE, RunState, state_of
 
 ANNOUNCED_WITHIN = 3.0  # seconds that a stop waits for attached launchers to be told; a home folder may hang
-GRACE = 45.0  # seconds; the trainer saves a checkpoint on SIGTERM, for which torchrun gives its workers 30 s
+# Seconds in which programs save a checkpoint on SIGTERM. Inner layers are faster: torchrun gives its workers 40 s
+# (planning.command.SAVING), the trainer a step 25 s (train.deadline).
+GRACE = 45.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def _end(
 def _announce(engine: Engine, run: RunLabels) -> str:
     """Tell attached launchers who stops the run. Return the reason if that failed, else ""."""
     try:
-        engine.files.append(NodePaths(run.output, run.node).attempts, stop_line(caller()), below=run.output)
+        engine.files.append(NodePaths(run.output, run.node).attempts, attempts.stop_line(caller()), below=run.output)
     except LauncherError as error:
         return error.what
     except Exception as error:  # noqa: BLE001 - said
@@ -125,6 +128,20 @@ def _collect(
         if isinstance(result, LauncherError):
             unread |= {*readers[key]}
     return unread
+
+
+def _killed(attached: Attached, ended: Mapping[Engine, Ended]) -> Iterator[str]:
+    """Yield the stopped nodes, and ranks of them, that got SIGKILL. Their files have been collected."""
+    root = attached.record.paths.root
+    for node in attached.nodes:
+        containers = ended.get(attached.engines[node.name], ())
+        stopped = [] if isinstance(containers, LauncherError) else [one.state for one in containers if one.stopped]
+        if any(one.exit_code == SIGKILL_CODE and labels.read(one.labels).node == node.name for one in stopped):
+            yield node.name
+        elif stopped:
+            with suppress(OSError), open_regular(NodePaths(str(root), node.name).attempts) as file:
+                killed = [attempt.killed for attempt in attempts.parse(file.read(attempts.LIMIT))]
+                yield from (f"rank {rank} on {node.name}" for rank in sorted(killed[-1] if killed else ()))
 
 
 def _remove(engine: Engine, ended: Ended, code: SentCode | None) -> Removed:
@@ -166,6 +183,8 @@ def take_down(
     if attached.owner is not Owner.OTHER:  # do not read another user's files
         collecting = partial(_collect, engines, ended, record, warn)
         unread = extra("not downloaded", collecting, {*engines}, warn)
+        for who in _killed(attached, dict(zip(engines, ended, strict=True))):
+            warn(f"{who} did not exit in time after SIGTERM and was killed: what it was saving may be incomplete")
     removing = [
         partial(_remove, engine, outcome, None if engine in unread else code)
         for engine, outcome in zip(engines, ended, strict=True)

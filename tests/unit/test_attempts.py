@@ -36,6 +36,10 @@ def test_ranks_that_failed_with_their_exit_codes() -> None:
     assert parse(text) == (Attempt(100, 120, 75, failed=((3, 75), (4, -9))),)
 
 
+def test_ranks_that_did_not_exit_in_time() -> None:
+    assert parse(b"start 100\nkilled 3 140\nkilled 4 140\nexit 143 141\n")[0].killed == {3, 4}
+
+
 def test_who_stopped_the_last_attempt_and_which_ranks_were_suspended() -> None:
     text = f"start 100\n{stop_line('me@there')}\nhalted 3 110\nhalted 4 110\nexit 143 120\n".encode()
     assert stopped_by(text) == "me@there"

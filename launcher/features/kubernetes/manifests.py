@@ -55,7 +55,7 @@ if [ -n "$LAUNCHER_TIMEOUT" ]; then # since the first start of this node, over r
     [ -s "$began" ] || date +%s >"$began" || exit {_FAILED_WRITE}
     left=$((LAUNCHER_TIMEOUT - $(date +%s) + $(cat "$began")))
     [ $left -gt 0 ] || exit {_TIMEOUT}
-    set -- timeout -k 30 $left "$@"
+    set -- timeout -k {_GRACE} $left "$@"
 fi
 child='' terminated=''
 trap 'terminated=yes; [ -z "$child" ] || kill -s TERM "$child" 2>/dev/null' TERM
@@ -332,6 +332,7 @@ def _env(plan: ClusterPlan, run: RunId, master: str) -> list[dict[str, Any]]:
         "TORCHELASTIC_ERROR_FILE": f"$(LAUNCHER_OUTPUT)/errors/node-$({rank}).json",
         "MASTER_ADDR": master,
         "MASTER_PORT": str(plan.job.port),
+        **command.SAVING,
     }
     if plan.nodes > 1:
         variables["LAUNCHER_LATE"] = str(_LATE)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.features.slurm import script
+from launcher.features.slurm.engine import KILL_WAIT
 from launcher.features.slurm.queue import NODES, PLAIN, options_of
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep
@@ -29,6 +30,7 @@ from launcher.planning.containers import labelled, output_dir, workdir
 from launcher.planning.offline import assumed_image
 from launcher.run.cluster import Kind
 from launcher.run.locate import caller
+from launcher.run.stop import GRACE
 
 _PATIENCE = 20  # seconds to wait for a free machine
 _MAKE_PROBE = 'mkdir -p "$1" && head -c 65536 /dev/zero >"$1/login"'  # $1: the folder
@@ -108,6 +110,12 @@ def _check_one(job: Job, cluster: Cluster, engine: Engine, probe: str) -> Iterat
     """probe: a new folder in the cluster's, with which reading and writing are tried."""
     version = engine.machine.script("sinfo --version").out.decode(errors="replace").strip()
     yield Check(engine.node, "slurm", Level.OK, version)
+    wait = engine.machine.script(PLAIN + KILL_WAIT).out.decode(errors="replace").strip()
+    if wait.isdigit() and int(wait) < GRACE:
+        what = (
+            f"{wait} s (KillWait) to save a checkpoint after scancel or a preemption; launcher down gives {GRACE:g} s"
+        )
+        yield Check(engine.node, "time to save", Level.OK, what)
     made = engine.machine.script(_MAKE_PROBE, probe)
     fix = "set workdir of the cluster, in the settings file, to a writable folder with free space"
     yield _check(engine.node, "workdir", made, f"{cluster.workdir} is writable", fix)

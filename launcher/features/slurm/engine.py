@@ -56,7 +56,7 @@ _LOGS, _ATTEMPTS = 4 << 20, 64 << 20  # bytes of the logs and of the attempts of
 _LEAST = 256  # bytes of each log
 _KILL_TIMEOUT = 60.0  # seconds for Slurm to end a job after SIGKILL
 _UNPACK = "tar -xf - --no-same-owner -C /"
-_KILL_WAIT = r"scontrol show config | sed -n 's/^KillWait *= \([0-9]*\).*/\1/p'"
+KILL_WAIT = r"scontrol show config | sed -n 's/^KillWait *= \([0-9]*\).*/\1/p'"
 _TAKEN, _NOT_STORED = 44, 73  # exit codes
 _OVERLAP = (20, 11)  # the first Slurm with srun --overlap
 # $1: the run's folder. stdin: its description, as one line of JSON, and the script: each may be over 128 KiB, the limit
@@ -329,7 +329,7 @@ class SlurmEngine(Engine):
         return self.machine.script(PLAIN + script, *arguments, stdin=stdin.encode())
 
     def _kill_wait(self) -> float:
-        found = self._slurm(_KILL_WAIT).out.strip()
+        found = self._slurm(KILL_WAIT).out.strip()
         return float(found) if found.isdigit() else 30.0
 
     def _state(self, container: str) -> ContainerState:

@@ -327,7 +327,7 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     rank, address, port = '"$LAUNCHER_NODE_RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"'
     known = {} if plan.torchrun else command.bare(address, port, nodes=plan.nodes, rank=rank)
     limits = {"LAUNCHER_TIMEOUT": plan.job.timeout, "LAUNCHER_HANG_TIMEOUT": plan.job.hang_timeout}
-    known |= {name: str(value) for name, value in limits.items() if value is not None}
+    known |= {name: str(value) for name, value in limits.items() if value is not None} | command.SAVING
     known |= {name: shlex.quote(value) for name, value in plan.env.items()}
     inside = [f"export LAUNCHER_OUTPUT={shlex.quote(plan.job.output)}"] if plan.image else []
     if plan.image and cluster.container == "oci":

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 CONTAINER = "LAUNCHER_CONTAINER"  # in the environment of all processes of a node, to find them
 LOG, LOCK, SPEC, STATE, STOP = "output.log", "lock", "spec.json", "state.json", "stop"
 KEEP = 1 << 20  # bytes of the program's output that are kept once output.log has grown to four times this size
-GRACE = 30.0  # seconds from SIGTERM to SIGKILL, unless the engine wrote others
+GRACE = 45.0  # seconds from SIGTERM to SIGKILL, unless the engine wrote others: that of `launcher down`
 _ROOM = 4096  # bytes; a state file is smaller
 _TICK = 1.0  # seconds between checks without an event: size of the log, existence of the folder
 _BACKOFF = 0.1  # seconds before the first restart, doubled each time, as in Docker

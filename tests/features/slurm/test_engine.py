@@ -704,15 +704,17 @@ def test_hints_for_a_cluster_name_only_commands_that_support_clusters(tmp_path: 
 def test_doctor_asks_a_node_for_its_enroot(
     srun: str, name: str, level: Level, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for own, script in {"sinfo": "echo slurm", "sbatch": "cat", "enroot": "echo 3.5.0", "srun": srun}.items():
+    tools = {"sinfo": "echo slurm", "sbatch": "cat", "enroot": "echo 3.5.0", "srun": srun}
+    for own, script in {**tools, "scontrol": "echo 'KillWait                = 30 sec'"}.items():
         program(tmp_path / "bin", own, script)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     here = HPC.model_copy(update={"workdir": str(tmp_path)})
     engine = SlurmEngine("slurm:hpc", here, LocalMachine("slurm:hpc", "me"))
     job = parse_job(yaml.safe_dump({**GPU, "secrets": []}), "job.yaml")
-    *_, last = slurm_cluster.check(job, here, Fleet([engine], {}, None))
-    assert (last.name, last.level) == (name, level)
-    assert expected in last.what
+    checks = [*slurm_cluster.check(job, here, Fleet([engine], {}, None))]
+    assert (checks[-1].name, checks[-1].level) == (name, level)
+    assert expected in checks[-1].what
+    assert [one.what.partition(" ")[0] for one in checks if one.name == "time to save"] == ["30"]
     assert not [*(tmp_path / ".launcher").iterdir()]
 
 
