@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 TRACEBACK = "Traceback (most recent call last):"
 LINES = 20
+MOST_RANKS = 100  # of a log whose tracebacks are read: it is that of one node
 LONGEST = 100  # characters of an error that is compared
 LONGEST_ERROR = 500  # of an error that is shown in one line
+LONGEST_LINE = 2000  # of a line in which a pattern is searched: the time for some grows with its square
 _REFUSED = re.compile(r"launcher: node \S+: ")  # by entry.sh
 # The end of an output with which a program refuses its arguments, as argparse prints it, and entry.sh's own
 _TOLD = re.compile(rf"(?:(?:\S+ -m )?[^\s:]+: error: |{_REFUSED.pattern})\S")
@@ -36,7 +38,8 @@ _CAUSE = "The above exception was the direct cause of the following exception:"
 _ASIDE = re.compile(r"Exception ignored |Exception in thread |--- Logging error ---|Task exception was never|future: <")
 # What started the ranks tells that one failed: their own tracebacks are above
 _STARTER = re.compile(
-    r"\S+\.errors\.ChildFailedError:|\S+\.ProcessExitedException:|/(accelerate|deepspeed)/[^\0]*CalledProcessError: "
+    r"\S\.errors\.ChildFailedError:|\S\.ProcessExitedException:"
+    r"|/(accelerate|deepspeed)/[^\0]{0,2000}CalledProcessError: "
 )
 _FRAME = re.compile(r'^\s+File "([^"]*)", line \d+', re.MULTILINE)
 _ERROR = re.compile(r"([A-Za-z_][\w.<>]*)(?:: (.*))?", re.DOTALL)
@@ -87,6 +90,14 @@ class Raised:
     @property
     def line(self) -> str:
         return f"{self.kind}: {self.message}" if self.message else self.kind
+
+
+def bounded(text: str) -> str:
+    """Return the text of a program with long lines without their middle, before any pattern is searched in it."""
+    half = LONGEST_LINE // 2
+    lines = text.split("\n")
+    cut = (line if len(line) <= LONGEST_LINE else f"{line[:half]} [...] {line[-half:]}" for line in lines)
+    return "\n".join(cut)
 
 
 def last_output(text: str) -> str:
@@ -145,13 +156,13 @@ def last_traceback(text: str) -> str:
     Those of threads, of destructors and of what only started the ranks count only if there is no other. If the text has
     the ends of several ranks, that of one which did not lose a peer is returned.
     """
-    lines = text.splitlines()
+    lines = bounded(text).splitlines()
     starts = [i for i, line in enumerate(lines) if line.endswith(TRACEBACK)]
     starts = [i for i in starts if not (i and _ASIDE.search(lines[i - 1]))] or starts
     while len(starts) > 1 and _STARTER.search(_traceback(lines, starts[-1:], "")):
         starts.pop()
     prefixes = [found.group() if found else "" for found in (_PREFIX.match(lines[i]) for i in starts)]
-    ranks = sorted(set(prefixes)) if prefixes and prefixes[-1] else prefixes[-1:]
+    ranks = sorted(set(prefixes))[:MOST_RANKS] if prefixes and prefixes[-1] else prefixes[-1:]
     ends = [_traceback(lines, [i for i in starts if lines[i].startswith(prefix)], prefix) for prefix in ranks if prefix]
     ends = ends or [_traceback(lines, starts, "") for _ in ranks]
     own = (end for end in ends if len(ends) > 1 and not lost_peer(end))
@@ -208,7 +219,7 @@ def lost_peer(text: str) -> bool:
     """
     first = first_raised(text)
     if first is None:  # a thread of C++ ended it
-        lines = [line for line in text.splitlines()[-LINES:] if not _RETRIED.search(line)]
+        lines = [line for line in bounded(text).splitlines()[-LINES:] if not _RETRIED.search(line)]
         return any(_LOST.search(line) and _SOURCE.search(line) for line in lines)
     return lost(first)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 
+from launcher.container_scripts.words import bounded
 from launcher.faults.cause import Cause
 
 FIX = "free some space there, or inodes (`df -i`); `launcher clean` removes old runs"
@@ -31,7 +32,7 @@ def is_full(problem: str | OSError) -> bool:
     """
     if isinstance(problem, OSError) and problem.errno is not None:
         return problem.errno in _NUMBERS
-    return _WORDS.search(str(problem)) is not None
+    return _WORDS.search(bounded(str(problem))) is not None
 
 
 def _is_quota(problem: str | OSError) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from launcher.container_scripts.words import first_raised, lost, raised
+from launcher.container_scripts.words import bounded, first_raised, lost, raised
 from launcher.faults.cause import Cause
 from launcher.faults.table import CUDA, LAST_RESORT, NCCL, NVML, RULES, Origin
 
@@ -14,6 +14,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 def said(origin: Origin, text: str, known: Mapping[str, str] = _NOTHING) -> Cause | None:
     """Return the cause of an error that a program reported which the launcher ran: nvidia-smi, the container engine."""
+    text = bounded(text)
     found = (rule.cause(text, "", known) for rule in RULES if origin in rule.origins)
     return next((cause for cause in found if cause), None)
 
@@ -26,6 +27,7 @@ def of_output(message: str, log: str, known: Mapping[str, str]) -> Cause | None:
     `port` of the rendezvous, the `place` of the libraries (IMAGE or NODE) and the `output` folder as the program sees
     it, as far as they are known.
     """
+    message, log = bounded(message), bounded(log)
     first = first_raised(message)
     errors = [error for error in raised(message) if error == first or not lost(error)]  # that would be a consequence
     end = [] if errors else message.splitlines()

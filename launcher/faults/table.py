@@ -66,7 +66,7 @@ CUDA = Origin(
     kind=r"torch\.(cuda\.)?OutOfMemoryError|torch\.AcceleratorError",
     file=r"/torch/(backends/)?cu(da|dnn)/",
     words=_CUDA,
-    line=rf"(what\(\): +|:\[E\d.*|terminated with exception: |Fatal Python error: .*)({_CUDA})",
+    line=rf"(what\(\): +|:\[E\d.{{0,300}}|terminated with exception: |Fatal Python error: .{{0,300}})({_CUDA})",
     anywhere=True,
 )
 NVML = Origin(
@@ -161,8 +161,8 @@ _DEVICE = re.compile(r"with CUDA capability sm_(\d+)")
 _TOO_OLD_GPU = "no longer supports this GPU because it is too old"
 _WITHOUT_GIT = "let the program do without it, or pass what it needs: --set env.COMMIT=$(git rev-parse HEAD)"
 # Commands of git that fail without a repository, and need nothing else; as a list or a line
-_READS_GIT = r"'(?:\['git', |git )[^\]]*?\b(?:rev-parse|rev-list|describe|log|show|status|diff|branch|ls-files)\b"
-MISSING_LIBRARY = r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file"
+_READS_GIT = r"'(?:\['git', |git )[^\]]{0,300}?\b(?:rev-parse|rev-list|describe|log|show|status|diff|branch|ls-files)\b"
+MISSING_LIBRARY = r"(?P<library>lib[\w.+-]{1,100}): cannot open shared object file"
 # Debian's and Ubuntu's packages of libraries that Python packages need and pip does not install
 _DEBIAN = {
     "libGL.so": "libgl1",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from launcher.container_scripts.words import bounded
 from launcher.faults.cause import Cause
 
 TCP, LINKS = "TCP", {"IB": "InfiniBand", "RoCE": "RoCE"}
@@ -25,7 +26,7 @@ _PROVIDER = re.compile(
 )
 # A device, or ports that NCCL joins to one: [2]mlx5_2:1/RoCE, [0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}. Its number is
 # its place in the line: NCCL 2.20 to 2.23 print that of the port.
-_DEVICE = re.compile(r"\[\d{1,4}\](?:=\{([^}\n]*)\}|([\w.-]{1,64}:[\d:]{1,20}/\w{2,16}))", _LINES)
+_DEVICE = re.compile(r"\[\d{1,4}\](?:=\{([^}\n]{0,300})\}|([\w.-]{1,64}:[\d:]{1,20}/\w{2,16}))", _LINES)
 _PORT = re.compile(r"([\w.-]{1,64}):[\d:]{1,20}/(IB|RoCE)", _LINES)
 _INTERFACE = re.compile(r"\[(\d{1,4})\]([\w.@-]{1,32}):", _LINES)
 _MERGED = re.compile(r"NET/IB ?: Made virtual device \[(\d{1,4})\] name=([\w.+-]{1,400})", _LINES)
@@ -84,6 +85,7 @@ class Wires:
 
 def parse(text: str) -> NcclLog:
     """Parse the logs of a node's processes, the newest last. Text that is torn, unknown or not of NCCL is accepted."""
+    text = bounded(text)
     # The last communicator counts: NCCL may have fallen back to another network.
     networks = _NETWORK.findall(text) or [name for name, _, _ in _CONNECTION.findall(text)]
     network = networks[-1] if networks else ""

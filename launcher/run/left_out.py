@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from launcher.container_scripts.words import bounded
 from launcher.model.container import CODE
 from launcher.records.code_files import CREDENTIALS, EMPTY, ENVIRONMENT, NEVER, LeftOut
 from launcher.records.store import Record
@@ -20,7 +21,7 @@ _MISSING = re.compile(
 )
 _FILE = re.compile(r"No such file or directory|FileNotFoundError|NotADirectoryError|not a directory", re.IGNORECASE)
 _PARENT = re.compile(r"Parent directory (\S+) does not exist")  # torch.save
-_QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"|`([^`]+)`|\u2018([^\u2019]+)\u2019")
+_QUOTED = re.compile(r"'([^']{1,500})'|\"([^\"]{1,500})\"|`([^`]{1,500})`|\u2018([^\u2019]{1,500})\u2019")
 _WORD = re.compile(r"[^\s'\"`\u2018\u2019,;:()\[\]{}<>=]+")
 _SUFFIXES = (".py", ".so", ".pyd", ".pyc")
 
@@ -77,7 +78,7 @@ def left_out_hint(words: str, left_out: LeftOut, folder: Path, code: str, roots:
 
     folder: of the code here. code: its path for the program. roots: folders below it that Python imports from.
     """
-    for line in reversed(words.splitlines()):
+    for line in reversed(bounded(words).splitlines()):
         for path in (*_paths(line, code), *_modules(line, left_out, folder, roots)):
             if entry := left_out.entry(path):
                 why = left_out.why[entry]
