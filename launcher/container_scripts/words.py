@@ -27,7 +27,7 @@ _AFTER_USAGE = re.compile(
 _FRAME_OF_TYPER = re.compile(r"^[\u256d\u2570].*$|^\u2502|\u2502$", re.MULTILINE)
 # and from those that print how to get help after it: fire, absl
 _BEFORE_HELP = re.compile(
-    r"^(?:ERROR: (.*)\nUsage: (?:.*\n)+ +\S.* --help|FATAL Flags parsing error:\s*(.*)\nPass --helpshort .*)\Z",
+    r"^(?:ERROR: (.*)\nUsage: (?:.*\n){1,100} +\S.* --help|FATAL Flags parsing error:\s*(.*)\nPass --helpshort .*)\Z",
     re.MULTILINE,
 )
 
@@ -107,7 +107,7 @@ def last_output(text: str) -> str:
 
 def reason(text: str) -> str:
     """Return the end if it is an error as parsers of arguments or entry.sh print it, else the last traceback."""
-    end = text.rstrip()[-(1 << 16) :]
+    end = bounded(text.rstrip()[-(1 << 16) :])
     last = end.rpartition("\n")[2]
     if _TOLD.match(last):
         return last
