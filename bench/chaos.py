@@ -109,7 +109,7 @@ def with_launcher(_bed: Bed, nodes: Sequence[Node], caller: Caller) -> Iterator[
     try:
         yield f"/home/trainer/.launcher/{run.name}/chaos"
     finally:
-        caller.launcher("down", "--purge")
+        caller.launcher("down", "--purge", "--unfetched")
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from launcher.records.groups import latest_of, membership, runs_of
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, job_of, read_json_lines, records
 from launcher.records.store import find as on_record
-from launcher.records.workdir import Written
+from launcher.records.written import Written
 from launcher.run import exec_shell, messages
 from launcher.run.fetch import Fetched, written
 from launcher.run.fetch import fetch as fetch_files
@@ -212,15 +212,16 @@ class Run:
     def fetch(self, to: str | PathLike[str] | None = None, *, checkpoints: bool = False) -> Fetched:
         """Download TensorBoard logs, metrics, error files and rank logs.
 
-        checkpoints: also download them, and what the program wrote to its working directories (workdir/NODE/).
-        to: destination folder; default: the folder of the run. Only new data is transferred.
+        checkpoints: also download them, and what else the program wrote to its output folder and its working
+        directories (workdir/NODE/). to: destination folder; default: the folder of the run. Only new data is
+        transferred.
         """
         return fetch_files(self._now(), Path(to) if to else self.folder, checkpoints=checkpoints)
 
     def written(self) -> Written | None:
-        """Return what the program wrote to its working directories; `str()` of it is a sentence.
+        """Return what the program wrote to its output folders, with its working directories; `str()` is a sentence.
 
-        None: nothing that `fetch(checkpoints=True)` would still bring, or unknown. `unlisted` of it has the reason if
+        None: nothing that `fetch(checkpoints=True)` would still bring. `unlisted` of it has the reason if
         that could not be found out, whatever it is.
         """
         lost = [node.node for node in self.outcome.nodes if node.lost] if self.outcome else []
@@ -246,10 +247,13 @@ class Run:
         forwards = [parse_forward(text) for text in ports]
         return exec_shell.execute(self._now(), argv, node, rank, forwards, self._log)
 
-    def down(self, *, purge: bool = False, any_owner: bool = False, own_only: bool = False) -> list[Removed]:
+    def down(
+        self, *, purge: bool = False, unfetched: bool = True, any_owner: bool = False, own_only: bool = False
+    ) -> list[Removed]:
         """Stop the run and remove its containers: SIGTERM, 45 s for a checkpoint, SIGKILL; logs are fetched first.
 
-        purge: also delete the output folders on the nodes. any_owner: also stop the run of another user. own_only: do
+        purge: also delete the output folders on the nodes; unfetched=False: without those that have files which are not
+        in runs/ (`kept` of what is returned). any_owner: also stop the run of another user. own_only: do
         not stop a run that another caller with the same account has started. The call may be repeated. Raises
         UsageError for a run that it may not stop, NotConfirmed if a node did not confirm.
         """
@@ -260,7 +264,7 @@ class Run:
         if attached.owner is Owner.ACCOUNT and own_only and not any_owner:
             what = f"was started by another caller with the same account: {attached.started_by}"
             raise UsageError(self.id, what, f"to stop it, name the run: launcher down {self.id}")
-        removed, errors = take_down(attached, lambda text: self._log(f"warning: {text}"), purge=purge)
+        removed, errors = take_down(attached, self._warn, purge=purge, unfetched=unfetched)
         if errors:
             raise not_confirmed(removed, errors)
         return removed
@@ -291,9 +295,12 @@ class Run:
     def _not_yet(self, timeout: float | None) -> TimeoutError:
         return TimeoutError(f"{self.id} has not ended after {timeout:g} s; it is still running")
 
+    def _warn(self, text: str) -> None:
+        self._log(f"warning: {text}")
+
     def _warnings(self, message: Message) -> None:
         if isinstance(message, (messages.NotCollected, messages.Warned)):
-            self._log(f"warning: {message.reason}")
+            self._warn(message.reason)
 
     def _supervise(self, show: Show, logs: Selection, until: float | None) -> Outcome | None:
         """Return None after `until` (time.monotonic())."""

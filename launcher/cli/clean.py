@@ -14,7 +14,7 @@ from launcher.api.leftovers import leftovers
 from launcher.cli import options, terminal
 from launcher.errors import NodesFailed, NotConfirmed
 from launcher.model.facts import ImageInfo
-from launcher.model.sizes import size_text
+from launcher.model.sizes import counted, size_text
 from launcher.run.leftovers import Leftovers, OldOutput
 
 
@@ -118,13 +118,7 @@ def _lines(found: Leftovers) -> list[str]:
 
 
 def _output(output: OldOutput) -> str:
-    line = f"{output.path}  {_files(output.files)}, {size_text(output.size)}"
+    line = f"{output.path}  {counted(output.files, 'file')}, {size_text(output.size)}"
     if output.unfetched:
-        largest = max(output.unfetched, key=lambda file: file.size)
-        size = size_text(sum(file.size for file in output.unfetched))
-        line += f"; NOT FETCHED: {_files(len(output.unfetched))}, {size}, such as {largest.path}"
+        line += f"; {output.not_fetched}"
     return line if output.ours else f"{line}; not started here"
-
-
-def _files(count: int) -> str:
-    return f"{count} file{'s' * (count != 1)}"

@@ -30,7 +30,7 @@ from launcher.run.outcome import Outcome
 from launcher.run.state import RunState
 
 if TYPE_CHECKING:
-    from launcher.records.workdir import Written
+    from launcher.records.written import Written
 
 DETACH = "It may still be running there; press Ctrl-C to detach."
 HOLD = 10.0  # seconds for which a traceback is held back

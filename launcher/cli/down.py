@@ -27,6 +27,9 @@ def down(
     run: options.Run = None,
     all_: Annotated[bool, typer.Option("--all", help="Stop all runs that were started in this folder.")] = False,
     purge: Annotated[bool, typer.Option("--purge", help="Also delete the output folders on the nodes.")] = False,
+    unfetched: Annotated[
+        bool, typer.Option("--unfetched", help="With --purge: also those with files that were not fetched.")
+    ] = False,
     any_owner: Annotated[bool, typer.Option("--any-owner", help="Also stop the run of another user.")] = False,
     nodes: options.Nodes = None,
     on: options.On = None,
@@ -41,6 +44,9 @@ def down(
     did not confirm or was left out of --nodes: run the same command again to
     finish. RUN may also be the ID of a sweep of this folder.
 
+    --purge keeps and names output folders with files that are not in runs/,
+    without --unfetched: launcher fetch RUN --checkpoints.
+
     Example: launcher down imagenet
     """
     report = Reporter()
@@ -53,7 +59,8 @@ def down(
         try:
             with options.find(name, nodes, on, ssh_config, log) as found:
                 left[:1] = [f"{found.id} on {', '.join(found.nodes)}"]
-                removed, failed = _end(found, purge=purge, any_owner=any_owner, own_only=all_ or name is None)
+                how = {"purge": purge, "unfetched": unfetched, "any_owner": any_owner}
+                removed, failed = _end(found, **how, own_only=all_ or name is None)
                 written = found.written() if not purge and not failed else None
         except LauncherError as error:
             if not several:
@@ -74,7 +81,7 @@ def down(
         if not json:
             if written is not None:
                 report.log(found.mask(str(written)))
-            _print(report.err, found.id, removed, confirmed=not failed)
+            _print(report.err, found, removed, confirmed=not failed)
     if missing and missing == len(names) and not all_:
         raise options.nothing_of_sweep(run, nodes, on)
     if json:
@@ -125,16 +132,26 @@ def _removed(removed: Removed) -> dict[str, object]:
     containers = [
         {"name": c.state.name, "exit_code": c.state.exit_code, "stopped": c.stopped} for c in removed.containers
     ]
-    return {"node": removed.node, "containers": containers, "swept": list(removed.swept)}
+    kept = [
+        {"path": folder.path, "unfetched": [{"path": f.path, "bytes": f.size} for f in folder.unfetched]}
+        for folder in removed.kept
+    ]
+    return {"node": removed.node, "containers": containers, "swept": list(removed.swept), "kept": kept}
 
 
-def _print(console: Console, run: str, removed: Sequence[Removed], *, confirmed: bool) -> None:
+def _print(console: Console, run: launcher.Run, removed: Sequence[Removed], *, confirmed: bool) -> None:
     for node in removed:
         shown = [_ended(c) for c in node.containers if c.state.labels.get(labels.PURPOSE) != "claim"]
         swept = f", also removed {', '.join(node.swept)}" if node.swept else ""
         console.print(f"{escape(node.node)}: {escape(', '.join(shown) or 'nothing to remove')}{escape(swept)}")
+    kept = [f"{node.node}: {folder}" for node in removed for folder in node.kept]
+    for line in kept:
+        console.print(escape(run.mask(line)))
+    if kept:
+        fix = f"to download these files: launcher fetch {run.id} --checkpoints; to delete them: "
+        console.print(f"{fix}launcher down {run.id} --purge --unfetched")
     if confirmed:
-        console.print(f"[bold]down[/] {run}")
+        console.print(f"[bold]down[/] {run.id}")
 
 
 def _ended(container: EndedContainer) -> str:

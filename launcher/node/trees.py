@@ -21,17 +21,11 @@ from launcher.node.parallel import Future, in_background
 _TIMEOUT = 3600.0  # seconds; checkpoints may be large, and a disk slow
 _QUEUED = 16  # pieces of at most 64 KiB that wait for a slow node; reading pauses while its queue is full
 
-# $1: a folder; then names of folders in it, which need not exist. Links are listed, not followed.
+# $1: a folder, which need not exist. Links are listed, not followed.
 _LIST = """
 [ -e "$1" ] || exit 0
 cd -- "$1" || exit
-shift
-code=0
-for name do
-  [ -d "$name" ] || continue
-  find "$name" -type f -printf 'f %s %T@ %p\\0\\0' -o -type l -printf 'l %s %T@ %p\\0%l\\0' || code=1
-done
-exit $code
+find . -type f -printf 'f %s %T@ %P\\0\\0' -o -type l -printf 'l %s %T@ %P\\0%l\\0'
 """
 _LISTED = re.compile(rb"([fl]) (\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) ([^\0]+)\0([^\0]*)\0")
 # $1: a folder, which need not exist
@@ -40,20 +34,21 @@ folder=$1
 while [ -n "$folder" ] && [ ! -e "$folder" ]; do folder=${folder%/*}; done
 df -Pk -- "${folder:-/}"
 """
-# $1: an output folder, $2: the source in it, $3: the target, $4: a unique name. stdin: paths, one a line. Nodes that
-# share the target may copy the same file at the same time: each renames its own copy.
+# $1: an output folder, $2: the source in it with a slash, "" for itself, $3: the target, $4: a unique name. stdin:
+# paths, one a line. Nodes that share the target may copy the same file at the same time: each renames its own copy.
 _COPY = f"""{BELOW}
 umask 022
 part=$3/.$4.part
 at "$1"
 copy() {{
-  if [ -L "$root/$1" ]; then (enter find "${{1%/*}}" && cp -Pp -- "./${{1##*/}}" "$part")
+  if [ -L "$root/$1" ]; then
+    name=${{1##*/}} && folder=${{1%"$name"}} && (enter find "${{folder%/}}" && cp -Pp -- "./$name" "$part")
   else below "$1" cp -p /proc/self/fd/0 "$part"
   fi
 }}
 while IFS= read -r path; do
   target=$3/$path
-  mkdir -p -- "${{target%/*}}" && copy "$2/$path" && mv -fT -- "$part" "$target" || {{ rm -f -- "$part"; exit 1; }}
+  mkdir -p -- "${{target%/*}}" && copy "$2$path" && mv -fT -- "$part" "$target" || {{ rm -f -- "$part"; exit 1; }}
 done
 """
 # $1: the target, $2: a unique name. stdin, for each file: a line `f|l <bytes> <epoch seconds>`, a line with its path,
@@ -100,14 +95,14 @@ class Place:
     folder: str
 
 
-def entries(files: Files, root: str, names: Sequence[str]) -> Sequence[Entry]:
-    """Return the files and links below folders of `root`, which need not exist. Raises NodeUnfit, NodeUnreachable."""
+def entries(files: Files, root: str) -> Sequence[Entry]:
+    """Return the files and links below `root`, which need not exist. Raises NodeUnfit, NodeUnreachable."""
 
     def only_removed(done: Done) -> bool:  # by a program that still runs
         lines = done.err.splitlines()
         return bool(lines) and all(line.endswith(b"No such file or directory") for line in lines)
 
-    done = files.run(_LIST, root, *names, doing=f"list {root}", timeout=_TIMEOUT, accept=only_removed)
+    done = files.run(_LIST, root, doing=f"list {root}", timeout=_TIMEOUT, accept=only_removed)
     found = []
     for kind, size, mtime, path, link in _LISTED.findall(done.out):
         target = link.decode("utf-8", "surrogateescape") if kind == b"l" else ""
@@ -123,11 +118,12 @@ def room(files: Files, folder: str) -> int:
 def copy(files: Files, source: str, target: str, paths: Sequence[str], *, below: str) -> None:
     """Copy files from one folder of a node to another, with their times.
 
-    below: the output folder that contains the source. Raises NodeUnfit, NodeUnreachable.
+    below: the output folder that contains the source, or is it. Raises NodeUnfit, NodeUnreachable.
     """
     stdin = "".join(f"{path}\n" for path in paths).encode()
     doing = f"copy files of {source} to {target}"
-    arguments = (below, relative(source, below), target, secrets.token_hex(8))
+    inner = "" if source == below else f"{relative(source, below)}/"
+    arguments = (below, inner, target, secrets.token_hex(8))
     files.run(_COPY, *arguments, doing=doing, stdin=stdin, timeout=_TIMEOUT)
 
 

@@ -12,9 +12,9 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -29,13 +29,16 @@ from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.parallel import run_all_settled
 from launcher.records.masking import Masker
-from launcher.records.paths import as_shown
+from launcher.records.paths import ASIDE, RECORD_FILES, as_shown
 from launcher.records.store import NodeOfRun
-from launcher.records.wanted import EVENTS, Want, want
-from launcher.records.workdir import SentCode, is_sent
+from launcher.records.wanted import CHECKPOINTS, EVENTS, Want, aside, is_ours, is_programs, want
+from launcher.records.workdir import SentCode, in_workdir, is_sent
 from launcher.records.writer import NO_MASK, append, replace
 
+_SAME_TIME = 0.0001  # seconds; more than a copy's time differs from the file's, less than those of two writers do
 _IGNORED_NAMED = 5  # links, FIFOs and such; a program may make thousands
+# in place of what is in a folder that is a link: some path of each kind that is collected
+_INSIDE = ("", "/node.log", "/node.json", "/node.attempts", "/file", "/node/file")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # writing any other file fails too
 
 
@@ -98,33 +101,36 @@ def collect(
     checkpoints: bool = False,
     trackers: bool = False,
     code: SentCode | None = None,
+    nodes: Sequence[str] = (),
+    replicas: bool = False,
 ) -> list[Collected | LauncherError]:
     """Copy new data from all folders in parallel; return an error for a folder from which nothing could be copied.
 
-    checkpoints: also copy them, and what the program wrote to its working directory. trackers: also copy what
-    experiment trackers wrote. code: the files that were sent to the working directory, not copied unless changed.
-    If several folders have a file of the same name, that of the first folder is copied. A growing file that is smaller
-    on the node than here is not changed here.
+    checkpoints: also copy all that the program wrote. trackers: also copy what experiment trackers wrote. code: the
+    files that were sent to the working directory, not copied unless changed; None: unknown. nodes: all of the run, by
+    rank; default: those of the folders. replicas: the nodes keep copies of one checkpoint, of which the newest counts.
+    If several folders have a file of the same name, that of the first folder has this name here; with `checkpoints`,
+    the others are put aside (records.wanted). A growing file that is smaller on the node than here is not changed here.
     """
     limits = read_settings(os.environ).limits
     until = math.inf if checkpoints else time.monotonic() + limits.collect  # the user waits for checkpoints
+    nodes = nodes or [node for folder in folders for node in folder.nodes]
     try:
         most = shutil.disk_usage(local).free if checkpoints else limits.file
-        choose = partial(want, checkpoints=checkpoints, trackers=trackers)
         few = ("", "") if checkpoints or trackers else (WORKDIR, EVENTS)
-        planned = partial(_plan, local=local, most=most, choose=choose, few=few, whole=checkpoints, code=code or {})
-        plans = run_all_settled([partial(planned, folder) for folder in folders])
-        taken: set[Path] = set()
+        listed = run_all_settled([partial(_list, folder, few) for folder in folders])
+        answers = zip(folders, listed, strict=True)
+        answered = {n for folder, found in answers if isinstance(found, _Found) for n in folder.nodes}
+        plan = _Plan(local, most, nodes, answered, code, checkpoints, trackers, replicas)
         copies: list[Callable[[], Collected]] = []
-        for folder, plan in zip(folders, plans, strict=True):
-            fetches, problems = ([], []) if isinstance(plan, LauncherError) else plan
-            mine = [fetch for fetch in fetches if fetch.target not in taken]
-            taken |= {fetch.target for fetch in mine}
-            copies.append(partial(_copy, folder, mine, problems, mask, until))
+        for folder, found in zip(folders, listed, strict=True):
+            chosen = ([], []) if isinstance(found, LauncherError) else plan.choose(folder, found)
+            copies.append(partial(_copy, folder, *chosen, mask, until))
         copied = run_all_settled(copies)
     except OSError as error:
         return [_no_room(local, error) for _ in folders]
-    results = [plan if isinstance(plan, LauncherError) else done for plan, done in zip(plans, copied, strict=True)]
+    pairs = zip(listed, copied, strict=True)
+    results = [found if isinstance(found, LauncherError) else done for found, done in pairs]
     problems = _join_curves(local)
     for index, result in enumerate(results):
         if isinstance(result, Collected):  # said once
@@ -146,60 +152,137 @@ def _join_curves(local: Path) -> list[LauncherError]:
     return []
 
 
-def _plan(
-    folder: OutputFolder,
-    *,
-    local: Path,
-    most: int,
-    choose: Callable[[str], Want | None],
-    few: tuple[str, str],
-    whole: bool,
-    code: SentCode,
-) -> tuple[list[_Fetch], list[LauncherError]]:
-    """Return the files to copy, and errors for the others.
+@dataclass(frozen=True)
+class _Found:
+    """What a folder has. ignored: links, FIFOs and such. problems: of folders in it that cannot be read."""
 
-    most: bytes; larger files are left on the node. choose: says how to copy a file. few: as for `Files.scan`. whole:
-    `most` is the room on this machine, not a limit of the user.
-    """
-    fetches: list[_Fetch] = []
+    files: Sequence[FileEntry]
+    ignored: Sequence[FileEntry]
+    problems: Sequence[LauncherError]
+
+
+def _list(folder: OutputFolder, few: tuple[str, str]) -> _Found:
+    """few: as for `Files.scan`."""
     problems: list[LauncherError] = []
     ignored: list[FileEntry] = []
-    for entry in folder.files.scan(folder.path, problems.append, few=few, ignored=ignored.append):
-        wanted = choose(entry.path)
-        if wanted is None or not _is_own(entry, folder, code):
-            continue
-        target = local / wanted.local
-        try:
-            here = target.stat()
-            size, when = here.st_size, int(here.st_mtime)
-        except OSError:  # also if the name is too long here: writing reports that
-            size, when = -1, 0
-        if entry.size <= max(0, size) if wanted.grows else (entry.size, int(entry.mtime)) == (size, when):
-            continue
-        if entry.size > most:
-            what = f"{folder.path}/{entry.path} was not copied: it has {entry.size:,} bytes, more than {most:,}"
-            fix = "raise limits.file in your settings file" if not whole else "free disk space on this machine"
-            problems.append(NodeUnfit(folder.node, what, fix))
-        else:
-            fetches.append(_Fetch(entry, target, max(0, size) if wanted.grows else 0, wanted))
-    missed = [entry for entry in ignored if _is_missed(entry, whole) and _is_own(entry, folder, code)]
-    problems += [NodeUnfit(folder.node, f"{entry.path} {entry.ignored}: ignored") for entry in missed[:_IGNORED_NAMED]]
-    if (more := len(missed) - _IGNORED_NAMED) > 0:
-        problems.append(NodeUnfit(folder.node, f"{more} more links and special files in {folder.path} ignored"))
-    return fetches, problems
+    files = folder.files.scan(folder.path, problems.append, few=few, ignored=ignored.append)
+    return _Found(files, ignored, problems)
 
 
-def _is_missed(entry: FileEntry, checkpoints: bool) -> bool:
-    """Return whether it would be copied if it were a regular file, or contain such files if it were a folder."""
-    return any(want(entry.path + inside, checkpoints=checkpoints) for inside in ("", "/file", "/node/file"))
+@dataclass(frozen=True)
+class _Plan:
+    """Decides which files of several folders are copied, and to which path; the arguments of `collect`, and:
+
+    most: bytes; larger files are left on the node. With `checkpoints`, it is the room on this machine, not a limit of
+    the user. answered: nodes whose files are listed.
+    """
+
+    local: Path
+    most: int
+    nodes: Sequence[str]
+    answered: Collection[str]
+    code: SentCode | None
+    checkpoints: bool
+    trackers: bool
+    replicas: bool
+    _taken: dict[Path, FileEntry] = field(default_factory=dict)
+    _folders: set[Path] = field(default_factory=set)
+
+    def choose(self, folder: OutputFolder, found: _Found) -> tuple[list[_Fetch], list[LauncherError]]:
+        """Return the files to copy from the next folder, and errors for the others."""
+        fetches, problems, ignored = [], [*found.problems], []
+        for entry in found.files:
+            if not self._is_own(entry, folder):
+                continue
+            wanted = want(entry.path, checkpoints=self.checkpoints, trackers=self.trackers)
+            if wanted is None and self.checkpoints and is_programs(entry.path):
+                ignored.append(f"{entry.path!r} has a name that cannot be used here: ignored")
+            fetch = wanted and self._fetch(entry, wanted, folder)
+            if fetch and entry.size > self.most:
+                problems.append(self._too_large(entry, folder))
+            elif fetch:
+                fetches.append(fetch)
+        missed = [entry for entry in found.ignored if self._is_missed(entry) and self._is_own(entry, folder)]
+        ignored += [f"{entry.path} {entry.ignored}: ignored" for entry in missed]
+        problems += [NodeUnfit(folder.node, what) for what in ignored[:_IGNORED_NAMED]]
+        if (more := len(ignored) - _IGNORED_NAMED) > 0:
+            problems.append(NodeUnfit(folder.node, f"{more} more links and special files in {folder.path} ignored"))
+        return fetches, problems
+
+    def _too_large(self, entry: FileEntry, folder: OutputFolder) -> NodeUnfit:
+        what = f"{folder.path}/{entry.path} was not copied: it has {entry.size:,} bytes, more than {self.most:,}"
+        fix = "free disk space on this machine" if self.checkpoints else "raise limits.file in your settings file"
+        return NodeUnfit(folder.node, what, fix)
+
+    def _fetch(self, entry: FileEntry, wanted: Want, folder: OutputFolder) -> _Fetch | None:
+        """Return how to copy a file; None if it is here, or if another node's file stands for it."""
+        target = self.local / wanted.local
+        first, (size, when) = self._taken.get(target, entry), _here(target)
+        if first is not entry and first.size == entry.size and abs(first.mtime - entry.mtime) < _SAME_TIME:
+            return None
+        newest = max(when, first.mtime if first is not entry else 0.0)
+        if self.replicas and entry.path.startswith(f"{CHECKPOINTS}/") and newest >= entry.mtime:
+            return None
+        if first is entry and self._fits(target):
+            self._taken[target] = entry
+            self._folders.update(target.parents)
+            if wanted.grows and (entry.size >= size or not self.checkpoints):
+                return _Fetch(entry, target, max(0, size), wanted) if entry.size > max(0, size) else None
+            if not wanted.grows and _same(size, when, entry):
+                return None
+            if not wanted.grows and (size < 0 or not self._may_be_of_another(folder)):
+                return _Fetch(entry, target, 0, wanted)
+        if not self.checkpoints or is_ours(entry.path):
+            return None
+        beside = self.local / aside(entry.path, folder.node)
+        if _same(*_here(beside), entry):
+            return None
+        return _Fetch(entry, beside, 0, Want(aside(entry.path, folder.node), grows=False, text=wanted.text))
+
+    def _fits(self, target: Path) -> bool:
+        """Whether a file can be at this path: neither of the record, nor where another one is a folder or in one."""
+        above = [parent for parent in target.parents if parent.is_relative_to(self.local)]
+        if target.relative_to(self.local).parts[0] in (*RECORD_FILES, ASIDE):
+            return False
+        return (
+            target not in self._folders
+            and not target.is_dir()
+            and not any(parent in self._taken or parent.is_file() for parent in above)
+        )
+
+    def _may_be_of_another(self, folder: OutputFolder) -> bool:
+        """Whether a file that is here may be of a node that comes before, and is not listed now."""
+        before = itertools.takewhile(lambda node: node != folder.node, self.nodes)
+        return any(node not in self.answered for node in before)
+
+    def _is_missed(self, entry: FileEntry) -> bool:
+        """Whether it would be copied if it were a regular file, or contain such files if it were a folder."""
+        return any(want(entry.path + inside, checkpoints=self.checkpoints) for inside in _INSIDE)
+
+    def _is_own(self, entry: FileEntry, folder: OutputFolder) -> bool:
+        """Return False for another node's working directory, whose own copy counts, and for unchanged code."""
+        node, inside = in_workdir(entry.path, self.nodes)
+        kind = "l" if entry.ignored else "f"
+        sent = node and is_sent(self.code, inside, entry.size, entry.mtime, kind)
+        return not sent and (not node or node in folder.nodes)
 
 
-def _is_own(entry: FileEntry, folder: OutputFolder, code: SentCode) -> bool:
-    """Return False for another node's working directory, whose own copy counts, and for unchanged files of the code."""
-    top, _, rest = entry.path.partition("/")
-    node, _, path = rest.partition("/")
-    kind = "l" if entry.ignored else "f"
-    return top != WORKDIR or (node in folder.nodes and not is_sent(code, path, entry.size, entry.mtime, kind))
+def _here(path: Path) -> tuple[int, float]:
+    """Return the size and the time of a local file; -1 if there is none."""
+    try:
+        found = path.stat()
+    except OSError:  # also if the name is too long here: writing reports that
+        return -1, 0.0
+    return found.st_size, found.st_mtime
+
+
+def _same(size: int, when: float, entry: FileEntry) -> bool:
+    return size == entry.size and same_time(when, entry.mtime)
+
+
+def same_time(here: float, there: float) -> bool:
+    """Whether a copy has the time of a file: to a microsecond, or to a second if the disk here has only these."""
+    return abs(here - there) < _SAME_TIME or (here.is_integer() and int(here) == int(there))
 
 
 def _copy(

@@ -11,6 +11,8 @@ from launcher.model.container import WORKDIR
 from launcher.model.plan import RunId
 
 RUNS = Path("runs")
+ASIDE = "output"  # in runs/<run id>/: files of the output folder of a node that cannot be at their own path
+RECORD_FILES = ("job.yaml", "plan.json", "code.tar.gz", "left_out.json", "events.jsonl", "result.json")
 NCCL = r"\.nccl\.[0-9]{1,10}"  # in logs/: NCCL's log of a process, after the node's name
 
 

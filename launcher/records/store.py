@@ -32,6 +32,7 @@ from launcher.records.paths import RUNS, RunPaths, as_shown, not_a_folder, requi
 from launcher.records.workdir import SentCode, sent_files
 
 _LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
+FETCHED = "fetched"  # event: `fetch` copied files to another folder
 _STARTS = ("started", "undone")  # events; with `up --wait`, several
 # The values of result.json and of a container in plan.json that are used; anybody may have written these files
 _RESULT = {
@@ -266,6 +267,11 @@ class Record:
         file = next((file for file in named if isinstance(file, str) and file), str(as_shown(self.paths.job)))
         on = next((name for node in self.nodes() if (name := cluster_name(node.host)) is not None), None)
         return shlex.join(["launcher", "up", file, *(["--on", on] if on else []), "--resume", self.run])
+
+    def fetched_to(self) -> list[Path]:
+        """The folders to which `fetch` copied files of it, other than its own."""
+        named = (line.get("folder") for line in self.events(FETCHED))
+        return [Path(folder) for folder in dict.fromkeys(named) if isinstance(folder, str) and folder.startswith("/")]
 
     @property
     def taken_down(self) -> bool:

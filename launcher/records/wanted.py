@@ -1,4 +1,4 @@
-"""Which files of a run's output folder are collected, to which path, and how they change."""
+"""What is whose in a run's output folder, which files are collected, to which path, and how they change."""
 
 from __future__ import annotations
 
@@ -8,12 +8,51 @@ from pathlib import PurePosixPath
 
 from launcher.elastic import generations
 from launcher.model.container import WORKDIR
-from launcher.records.paths import NCCL
+from launcher.node.output_folder import MARKER
+from launcher.records.paths import ASIDE, NCCL
 
 EVENTS = "*.tfevents.*"  # names of TensorBoard's files
 RECORDINGS = "flight_recorder"  # folder of the recordings of ranks that hang (launcher.hangs)
+CHECKPOINTS = "checkpoints"  # the trainer saves here and resumes from here automatically
 # folders and files of experiment trackers, which work offline
 TRACKERS = ("wandb", "mlflow.db", "mlruns", ".trackio")
+SAVED = re.compile(r"checkpoint|ckpt|\.(pt|pth|pth\.tar|safetensors|npz|pkl)$", re.IGNORECASE)  # names of checkpoints
+
+# What the launcher itself writes to an output folder, beside the code. Everything else there is the program's.
+_STATE = re.escape(MARKER) + (
+    r"|\.flight_recorder\.tar|\.node/.*|logs/[^/]+\.clock"
+    r"|state/([^/]+\.(attempts|began|master)|slurm\.end|node\.sh|bundle/.*)"
+)
+_OUTPUT = rf"(logs/[^/]+|generations/\d+-\d+/rank-\d+)\.log|logs/[^/]+{NCCL}|errors/[^/]+\.json|{RECORDINGS}/.*"
+_OURS = re.compile(f"{_STATE}|{_OUTPUT}", re.DOTALL)
+_OF_NO_USE = re.compile(_STATE, re.DOTALL)  # once the run has ended
+# What a program writes at the places that the launcher gives it, so that it is collected while the run goes on.
+_AT_ITS_PLACE = re.compile(r"metrics\.jsonl|(generations/\d+-\d+/)?(metrics\.jsonl|tensorboard/.*)", re.DOTALL)
+
+
+def is_ours(path: str) -> bool:
+    """Whether the launcher writes the file of an output folder."""
+    return _OURS.fullmatch(path) is not None
+
+
+def is_of_no_use(path: str) -> bool:
+    """Whether it is one of ours that nobody misses once the run has ended."""
+    return _OF_NO_USE.fullmatch(path) is not None
+
+
+def is_programs(path: str) -> bool:
+    """Whether a file of an output folder is the program's, without its metrics and curves at the places for these.
+
+    In a working directory: if it is not of the code (records.workdir).
+    """
+    place = _AT_ITS_PLACE.fullmatch(path)
+    return not is_ours(path) and (place is None or _is_saved_there(path))
+
+
+def _is_saved_there(path: str) -> bool:
+    """Whether a file below tensorboard/ is a checkpoint, which loggers put beside their curves."""
+    _, found, rest = path.partition("tensorboard/")
+    return bool(found) and ".tfevents." not in rest and SAVED.search(rest) is not None
 
 
 @dataclass(frozen=True)
@@ -32,36 +71,32 @@ class Want:
 def want(path: str, *, checkpoints: bool = False, trackers: bool = False) -> Want | None:
     """Return how to collect the file at `path`, relative to the output folder; None: do not collect it.
 
-    trackers: also what experiment trackers wrote, to the output folder or to the working directory. The path comes from
-    a node and is not trusted: paths outside the local folder are ignored.
+    checkpoints: also all that the program wrote. trackers: also what experiment trackers wrote, to the output folder or
+    to the working directory. The path comes from a node and is not trusted: paths outside the local folder are ignored.
     """
-    parts = PurePosixPath(path).parts
-    if not parts or ".." in parts or parts[0] == "/" or "\\" in path or not path.isprintable():
+    if not is_safe(path):
         return None
-    if parts[0] == WORKDIR:
-        if len(parts) < 3:
-            return None
-        if ".tfevents." in parts[-1]:
-            return Want(f"tensorboard/{path}", grows=True)
-        return Want(path, grows=False) if checkpoints or (trackers and parts[2] in TRACKERS) else None
-    if trackers and parts[0] in TRACKERS:
-        return Want(path, grows=False)
-    if parts[0] == "logs" and re.search(
-        f"{NCCL}$", parts[-1]
-    ):  # written anew by a process with the same PID after a restart
-        return Want(path, grows=False, text=True)
-    if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state")):
-        return Want(path, grows=True, text=True)
-    if len(parts) > 2 and parts[0] == generations.GENERATIONS:
-        text = len(parts) == 3 and generations.TEXT.fullmatch(parts[2]) is not None
-        known = generations.FOLDER.fullmatch(parts[1]) and (text or ".tfevents." in parts[-1])
-        return Want(path, grows=True, text=text) if known else None
-    if len(parts) > 1 and parts[0] == "errors":
-        return Want(path, grows=False, text=True)
-    if len(parts) > 1 and parts[0] == "tensorboard":
-        return Want(path, grows=True)
+    parts = PurePosixPath(path).parts
+    inner = parts[2:] if parts[0] == WORKDIR else parts
     if ".tfevents." in parts[-1]:
-        return Want(f"tensorboard/{path}", grows=True)
-    if len(parts) > 1 and (parts[0] == RECORDINGS or (checkpoints and parts[0] == "checkpoints")):
-        return Want(path, grows=False)
-    return None
+        at_its_place = parts[0] in ("tensorboard", generations.GENERATIONS)
+        return Want(path if at_its_place else f"tensorboard/{path}", grows=True)
+    if is_ours(path):
+        grows = parts[0] in ("logs", "state", generations.GENERATIONS) and not re.search(f"{NCCL}$", parts[-1])
+        collected = parts[0] in ("logs", "state", "errors", RECORDINGS, generations.GENERATIONS)
+        return Want(path, grows, text=parts[0] != RECORDINGS) if collected else None
+    if is_programs(path):
+        return Want(path, grows=False) if checkpoints or (trackers and inner[:1] and inner[0] in TRACKERS) else None
+    metrics = parts[-1] == "metrics.jsonl" and "tensorboard" not in parts
+    return Want(path, grows=metrics, text=metrics)
+
+
+def is_safe(path: str) -> bool:
+    """Whether a path that comes from a node may be one below a local folder."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and ".." not in parts and parts[0] != "/" and "\\" not in path and path.isprintable()
+
+
+def aside(path: str, node: str) -> str:
+    """Return where a program's file is put, below the local folder, if it cannot have its own path there."""
+    return f"{ASIDE}/{node}/{path}"

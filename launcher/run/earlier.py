@@ -1,4 +1,4 @@
-"""The files from which a new run resumes: an earlier run's checkpoints/ and what its program wrote beside the code.
+"""The files from which a new run resumes: what an earlier run's program wrote to its output folder and beside its code.
 
 They are on its nodes, or were fetched to this machine. `launcher.run.inherit` decides which node gets what. A file that
 another machine has is read once, through this one, and written to all nodes that lack it at the same time. No file of
@@ -8,14 +8,14 @@ the code that is sent now is overwritten.
 from __future__ import annotations
 
 import posixpath
-import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from launcher.elastic.generations import GENERATIONS
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.local_files import open_regular
 from launcher.model.container import WORKDIR
@@ -28,15 +28,14 @@ from launcher.node.files import Files, Span
 from launcher.node.machine import PIECE, LocalMachine
 from launcher.node.parallel import on_each, run_all, run_all_settled
 from launcher.node.trees import Entry, Place
-from launcher.records.paths import RUNS
+from launcher.records.paths import ASIDE, RECORD_FILES, RUNS
 from launcher.records.store import NodeOfRun, Record
-from launcher.records.wanted import want
-from launcher.records.workdir import SentCode, is_sent, sent_files
+from launcher.records.wanted import CHECKPOINTS, SAVED, is_programs, is_safe
+from launcher.records.workdir import SentCode, in_workdir, is_sent, sent_files
 from launcher.run.inherit import Heir, Holder, Share, is_log, shares
 from launcher.run.locate import Attached
 
-_SAVED = re.compile(r"checkpoint|ckpt|\.(pt|pth|pth\.tar|safetensors|npz|pkl)$", re.IGNORECASE)
-CHECKPOINTS = "checkpoints"  # in the output folder; the trainer saves here and resumes from here automatically
+OUTPUT = "output"  # the areas in which files are inherited: the output folder without WORKDIR, and this
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,6 @@ class _Copy:
     engine: Engine
     heir: Heir
     share: Share
-
-    def path(self, path: str) -> str:
-        """Return a path for a message: in the output folder, or in the working directory."""
-        return f"{CHECKPOINTS}/{path}" if self.area == CHECKPOINTS else path
 
     def at(self, holder: Holder) -> Sequence[Entry]:
         """Return the files that it gets from there."""
@@ -112,7 +107,7 @@ def files_of(
         listed += [each for each in found if isinstance(each, _Listing)]
         failed = [e.node for e, each in zip(others.engines, found, strict=True) if isinstance(each, LauncherError)]
         silent = ", ".join(sorted([*failed, *others.failed]))
-        holders = {CHECKPOINTS: _checkpoints(listed, old), WORKDIR: _workdirs(listed, old)}
+        holders = {OUTPUT: _outputs(listed, old), WORKDIR: _workdirs(listed, old)}
         held_back = _hold_back(holders[WORKDIR], sent_files(code))
         copies = [copy for area in holders for copy in _copies(holders[area], area, plan, fleet)]
         if not any(copy.share.newest for copy in copies):
@@ -133,34 +128,35 @@ def files_of(
 def checkpoint_of(attached: Attached, *, workdirs: bool = True) -> str:
     """Return the newest checkpoint that a run left on its reachable nodes, as text; "" if none was found.
 
-    In the working directories (if workdirs), that is a file whose name says so.
+    Outside of checkpoints/ in the output folder, and in the working directories (if workdirs), that is a file whose
+    name says so.
     """
     record = attached.record
     on = {(attached.engines[node.name].host, node.output): attached.engines[node.name] for node in attached.nodes}
     listed = run_all_settled([partial(_list, engine, output) for (_, output), engine in on.items()])
     known = [each for each in listed if isinstance(each, _Listing)]
-    saved = {f"{CHECKPOINTS}/{path}": e for each in _checkpoints(known, record) for path, e in each.entries.items()}
-    holders = _workdirs(known, record) if workdirs else []
-    own = {path: e for each in holders for path, e in each.entries.items() if _SAVED.search(path)}
-    found = {path: entry for path, entry in {**own, **saved}.items() if not is_log(entry)}
+    holders = [*(_workdirs(known, record) if workdirs else []), *_outputs(known, record)]
+    saved = {path: e for each in holders for path, e in each.entries.items() if SAVED.search(path)}
+    found = {path: entry for path, entry in saved.items() if not is_log(entry)}
     return _shown(*_newest(found)) if found else ""
 
 
 def _list(engine: Engine, output: str) -> _Listing:
-    return _Listing(engine, output, trees.entries(engine.files, output, (CHECKPOINTS, WORKDIR)))
+    return _Listing(engine, output, trees.entries(engine.files, output))
 
 
-def _checkpoints(listed: Sequence[_Listing], old: Record) -> list[Holder]:
-    """Return who has checkpoints: the nodes, by machine, and this machine for nodes that have none."""
+def _outputs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
+    """Return who has files of the output folder: the nodes, by machine, and this machine for nodes that have none."""
     found = []
     for each in listed:
         at = [node for node in old.nodes() if node.host == each.engine.host]
-        if entries := whole(CHECKPOINTS, each.entries):
-            name = next((node.name for node in at), each.engine.node)
-            folder = posixpath.join(each.output, CHECKPOINTS)
-            found.append(Holder(name, each.engine.host, _ranks(at), each.engine.files, each.output, folder, entries))
+        if entries := whole(entry for entry in each.entries if _is_output(entry.path, _nodes(each, old))):
+            name, engine = next((node.name for node in at), each.engine.node), each.engine
+            found.append(Holder(name, engine.host, _ranks(at), engine.files, each.output, each.output, entries))
     missing = [node for node in old.nodes() if node.host not in {holder.host for holder in found}]
-    return [*found, _fetched(old, CHECKPOINTS, _ranks(missing))]
+    root = old.paths.root
+    beside = [_fetched(old, root / ASIDE / node.name, _ranks([node])) for node in missing]
+    return [*found, *beside, _fetched(old, root, _ranks(missing))]
 
 
 def _workdirs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
@@ -170,29 +166,41 @@ def _workdirs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
     for each in listed:
         by_node: dict[str, list[Entry]] = {}
         for entry in each.entries:
-            area, _, path = entry.path.partition("/")
-            name, _, inside = path.partition("/")
-            if area == WORKDIR and inside and not _is_code(entry, inside, code):
-                by_node.setdefault(name, []).append(entry)
+            name, inside = in_workdir(entry.path, _nodes(each, old))
+            if name and not _is_code(entry, inside, code):
+                by_node.setdefault(name, []).append(replace(entry, path=inside))
         for name, written in by_node.items():
-            if entries := whole(f"{WORKDIR}/{name}", written):
+            if entries := whole(written):
                 folder = posixpath.join(each.output, WORKDIR, name)
                 mine, engine = ranks.get(name, frozenset()), each.engine
                 found.append(Holder(name, engine.host, mine, engine.files, each.output, folder, entries))
     present = {holder.name for holder in found}
-    fetched = [_fetched(old, f"{WORKDIR}/{name}", () if name in present else ranks[name]) for name in ranks]
-    return [*found, *fetched]
+    root = old.paths.root / WORKDIR
+    return [*found, *(_fetched(old, root / name, () if name in present else ranks[name]) for name in ranks)]
+
+
+def _nodes(listed: _Listing, old: Record) -> Collection[str]:
+    """Return the nodes that have a working directory in a folder: without the run's record, each folder is one."""
+    there = {entry.path.split("/")[1] for entry in listed.entries if entry.path.startswith(f"{WORKDIR}/")}
+    return {node.name for node in old.nodes()} or there
+
+
+def _is_output(path: str, nodes: Collection[str]) -> bool:
+    """Whether a file of the output folder is the program's, outside of its working directories.
+
+    Not hidden ones in checkpoints/, nor what belongs to a generation, whose number means another one in the new run.
+    """
+    not_meant = path.startswith((f"{CHECKPOINTS}/.", f"{GENERATIONS}/"))
+    return is_programs(path) and not not_meant and not in_workdir(path, nodes)[0]
 
 
 def _is_code(entry: Entry, path: str, code: SentCode | None) -> bool:
-    """Whether a file is of the earlier run's code, unchanged (without its record: by its time), or a cache of Python.
+    """Whether a file is of the earlier run's code, unchanged, or a cache of Python. path: in the working directory.
 
-    path: in the working directory. Python uses a cache of another version of a file if the time and the size are the
-    same, and all files of the code have the same time.
+    Python uses a cache of another version of a file if the time and the size are the same, and all files of the code
+    have the same time.
     """
-    if "__pycache__/" in path or (code is None and entry.mtime == 0):
-        return True
-    return is_sent(code or {}, path, entry.size, entry.mtime, "l" if entry.link else "f")
+    return "__pycache__/" in path or is_sent(code, path, entry.size, entry.mtime, "l" if entry.link else "f")
 
 
 def _hold_back(holders: Sequence[Holder], code: SentCode) -> Sequence[str]:
@@ -211,19 +219,17 @@ def _ranks(nodes: Iterable[NodeOfRun]) -> frozenset[int]:
     return frozenset(rank for node in nodes for rank in node.ranks)
 
 
-def whole(area: str, entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Return the complete files of an area by their path in it; the names come from a node.
+def whole(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return the complete files of a program in a folder by their paths, which come from a node.
 
-    Left out are partial files, hidden ones in checkpoints/, unsafe names, and links that lead out of the area.
+    Left out are partial files, caches of Python, unsafe names, and links that lead out of the folder.
     """
-    inside = [replace(e, path=e.path.removeprefix(f"{area}/")) for e in entries if e.path.startswith(f"{area}/")]
-    shown = [entry for entry in inside if entry.path[:1] != "." or area != CHECKPOINTS]
-    return {entry.path: entry for entry in shown if _is_whole(entry.path) and _stays_inside(entry)}
+    return {entry.path: entry for entry in entries if _is_whole(entry.path) and _stays_inside(entry)}
 
 
 def _is_whole(path: str) -> bool:
     partial_file = any(part.endswith((".tmp", ".part")) for part in PurePosixPath(path).parts)
-    return want(f"{CHECKPOINTS}/{path}", checkpoints=True) is not None and not partial_file
+    return is_safe(path) and not partial_file and "__pycache__/" not in path
 
 
 def _stays_inside(entry: Entry) -> bool:
@@ -234,13 +240,16 @@ def _stays_inside(entry: Entry) -> bool:
     return safe and up <= entry.path.count("/")
 
 
-def _fetched(record: Record, area: str, ranks: Iterable[int]) -> Holder:
-    folder = record.paths.root / area
+def _fetched(record: Record, folder: Path, ranks: Iterable[int]) -> Holder:
+    """folder: of files that `fetch` brought. In the record's own folder only the program's count."""
+    root = record.paths.root
     found = [(path, path.lstat()) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    entries = [Entry(f"{area}/{path.relative_to(folder).as_posix()}", s.st_size, s.st_mtime) for path, s in found]
-    here, output = _Fetched(LocalMachine("this machine", "")), str(record.paths.root)
-    whole_ones = whole(area, entries)
-    return Holder("this machine", LOCAL, frozenset(ranks), here, output, str(folder), whole_ones, fetched=True)
+    entries = [Entry(path.relative_to(folder).as_posix(), s.st_size, s.st_mtime) for path, s in found]
+    if folder == root:
+        apart = (*RECORD_FILES, ASIDE, WORKDIR)
+        entries = [e for e in entries if PurePosixPath(e.path).parts[0] not in apart and _is_output(e.path, ())]
+    here = _Fetched(LocalMachine("this machine", ""))
+    return Holder("this machine", LOCAL, frozenset(ranks), here, str(root), str(folder), whole(entries), fetched=True)
 
 
 def _copies(holders: Sequence[Holder], area: str, plan: Plan, fleet: Fleet) -> list[_Copy]:
@@ -251,7 +260,7 @@ def _copies(holders: Sequence[Holder], area: str, plan: Plan, fleet: Fleet) -> l
         mine = [planned] if planned.node == engine.node else plan.nodes  # a cluster's engine manages all nodes
         ranks = frozenset(rank for node in mine for rank in range(node.first_rank, node.first_rank + node.processes))
         spec = planned.container
-        at = {CHECKPOINTS: posixpath.join(spec.output_dir, CHECKPOINTS), WORKDIR: spec.workdir}[area]
+        at = {OUTPUT: spec.output_dir, WORKDIR: spec.workdir}[area]
         name = posixpath.basename(spec.workdir)  # of the node
         on = next((key for key in heirs if key[1:] == (engine.host, at)), (name, engine.host, at))
         heirs.setdefault(on, []).append((engine, ranks))
@@ -269,8 +278,8 @@ def _copies(holders: Sequence[Holder], area: str, plan: Plan, fleet: Fleet) -> l
 def _nothing(run: RunId, searched: Sequence[str], silent: str) -> NodeUnfit:
     return NodeUnfit(
         f"run {run}",
-        f"has no {CHECKPOINTS}/ to resume from on {', '.join(searched)}, nor files that its program wrote beside its "
-        f"code; {RUNS / run}/ has none either" + (f"; no answer from {silent}" if silent else ""),
+        f"has no files to resume from on {', '.join(searched)}: its program wrote none to its output folder nor beside "
+        f"its code; {RUNS / run}/ has none either" + (f"; no answer from {silent}" if silent else ""),
         f"do not purge a run that you want to resume, or keep a copy in {RUNS}/{run}/: launcher fetch --checkpoints",
     )
 
@@ -298,11 +307,11 @@ def _describe(run: RunId, copies: Sequence[_Copy]) -> str:
     for copy in copies:
         for path, (holder, entry) in copy.share.files.items():
             whose = "its own" if copy.share.is_own(path) else f"{holder.name}'s"
-            groups.setdefault(whose, {})[copy.path(path)] = entry
+            groups.setdefault(whose, {})[path] = entry
     if not any(copy.share.newest for copy in copies):
         return f"does not resume: no file of {run} is for it"
     found = [_group(whose, files) for whose, files in sorted(groups.items(), key=lambda item: item[0] == "its own")]
-    left = [copy.path(path) for copy in copies for path in copy.share.replaced]
+    left = [path for copy in copies for path in copy.share.replaced]
     return f"resumes from {' and '.join(found)}" + (f"; not from its own {_named(left)}" if left else "")
 
 

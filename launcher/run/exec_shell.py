@@ -26,6 +26,7 @@ from launcher.node.engine import Engine
 from launcher.node.terminal import is_terminal
 from launcher.records.snapshot import Snapshot
 from launcher.records.store import NodeOfRun
+from launcher.records.wanted import is_ours
 from launcher.records.workdir import sent_files
 from launcher.run.locate import Attached
 from launcher.run.prepare import make_plan, prepare
@@ -33,7 +34,6 @@ from launcher.run.printed import node_of_rank
 from launcher.run.start import start
 from launcher.run.stop import stop
 
-_OWN = ("logs/", "state/", "errors/", ".node/", output_folder.MARKER)  # in an output folder: not files of the user
 # Main process of a shell's container. It exits when the caller dies: on a node, a guard stops the container; a plain
 # process on the same machine checks the caller's PID, $1 (0: no check).
 _IDLE = 'trap "exit 0" TERM; while [ "$1" = 0 ] || kill -0 "$1" 2>/dev/null; do sleep 1; done'
@@ -147,7 +147,7 @@ def temporary_run(
 
 
 def _remove_output(engine: Engine, output: str, run: RunId, log: Log) -> None:
-    kept = [file for file in engine.files.scan(output) if not file.path.startswith(_OWN)]
+    kept = [file for file in engine.files.scan(output) if not is_ours(file.path)]
     if kept:
         log(f"{counted(len(kept), 'file')} kept in {output} on {engine.node}")
     else:

@@ -3,75 +3,47 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from launcher.errors import LauncherError, NodeUnfit, NoRoomHere
 from launcher.model.container import WORKDIR
-from launcher.node import output_folder
 from launcher.node.files import FileEntry
 from launcher.node.parallel import run_all_settled
-from launcher.records.collect import Collected, collect, output_folders
+from launcher.records.collect import Collected, OutputFolder, collect, output_folders
 from launcher.records.paths import as_shown
-from launcher.records.store import Record
-from launcher.records.wanted import want
-from launcher.records.workdir import Written, is_sent, summary, workdirs
+from launcher.records.store import FETCHED, Record
+from launcher.records.written import Written, is_another_nodes, is_here, is_written, summary
 from launcher.run.attempts import collected, newest
 from launcher.run.locate import Attached
 
-_OWN = ("state", ".node", output_folder.MARKER)  # in an output folder: no results
-
 
 def written(attached: Attached, without: Collection[str] = ()) -> Written | None:
-    """Return what the program wrote to the working directories of the reachable nodes, except those in `without`.
+    """Return what the program wrote to the output folders of the reachable nodes, except those in `without`.
 
-    None: all of it is in the run's folder here, or it cannot be told from the code, whose record is missing.
+    None: all of it is in the run's folder here.
     """
-    code = attached.record.sent_code
-    if code is None:
-        return None
+    record = attached.record
+    nodes = [node.name for node in record.nodes()]
     folders = output_folders(attached.engines, [node for node in attached.nodes if node.name not in without])
-    ask = partial(workdirs, code=code, timeout=None)
-    listed = run_all_settled([partial(ask, one.files, one.path, one.nodes) for one in folders])
-    found = [workdir for each in listed if not isinstance(each, LauncherError) for workdir in each]
-    root = attached.record.paths.root
-    here = all(_is_here(root, f"{WORKDIR}/{each.node}/{file.path}", file) for each in found for file in each.written)
+    listed = run_all_settled([partial(files_of_program, folder, record) for folder in folders])
+    found = [file for each in listed if not isinstance(each, LauncherError) for file in each]
     unlisted = next((f"{each.where}: {each.what}" for each in listed if isinstance(each, NodeUnfit)), "")
-    return replace(summary(found), unlisted=unlisted) if unlisted or not here else None
+    if not unlisted and all(is_here(file, record) for file in found):
+        return None
+    return replace(summary(found, nodes), unlisted=unlisted)
 
 
-def unfetched(files: Iterable[FileEntry], record: Record | None) -> list[FileEntry]:
-    """Return the files of a run's output folder (paths relative to it) that are only there, as far as is known.
-
-    Empty files, the sent code and the launcher's own files do not count. record: if this folder has started the run;
-    else it is only known which files every launcher collects at the end of a run.
-    """
-    code = (None if record is None else record.sent_code) or {}
-    left = []
-    for file in files:
-        top, _, rest = file.path.partition("/")
-        own = top in _OWN or (top == "logs" and rest.endswith(".clock"))
-        sent = top == WORKDIR and is_sent(code, rest.partition("/")[2], file.size, file.mtime)
-        if own or sent or not file.size:
-            continue
-        wanted = want(file.path, checkpoints=record is not None, trackers=record is not None)
-        if wanted is None or (record is not None and not _is_here(record.paths.root, file.path, file)):
-            left.append(file)
-    return left
-
-
-def _is_here(root: Path, path: str, file: FileEntry) -> bool:
-    """Return whether a file was collected completely, or cannot be. path: from the output folder."""
-    wanted = want(path, checkpoints=True, trackers=True)
-    if wanted is None:
-        return True
-    try:
-        found = (root / wanted.local).stat()
-    except OSError:
-        return False
-    return found.st_size == file.size and (wanted.grows or int(found.st_mtime) == int(file.mtime))
+def files_of_program(folder: OutputFolder, record: Record) -> list[FileEntry]:
+    """Return what the program wrote to an output folder. Raises NodeUnfit, NodeUnreachable."""
+    nodes = [node.name for node in record.nodes()]
+    return [
+        file
+        for file in folder.files.scan(folder.path)
+        if not is_another_nodes(file.path, folder.nodes, nodes) and is_written(file, nodes, record.sent_code)
+    ]
 
 
 # what a tracker wrote -> the command that shows it or sends it on, in which {} is the folder that has it
@@ -113,21 +85,24 @@ class Fetched:
 def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fetched:
     """Copy TensorBoard logs, metrics, error files, rank logs and what trackers wrote from the reachable nodes.
 
-    checkpoints: also copy them, and what the program wrote to its working directories.
+    checkpoints: also copy them, and what else the program wrote to its output folder and its working directory.
     """
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    record, nodes = attached.record, [node.name for node in attached.record.nodes()]
     folders = output_folders(attached.engines, attached.nodes)
-    if checkpoints and attached.record.min_nodes:  # prefer checkpoints of the nodes in the last generation
-        collect(folders, target, mask=attached.record.mask, code=attached.record.sent_code)
+    copy = partial(collect, local=target, mask=record.mask, code=record.sent_code, nodes=nodes)
+    if checkpoints and record.min_nodes:  # prefer checkpoints of the nodes in the last generation
+        copy(folders)
         world = newest(collected(target, attached.nodes))
         folders.sort(key=lambda folder: world is None or folder.node not in world.members)
-    code = attached.record.sent_code
-    results = collect(folders, target, mask=attached.record.mask, checkpoints=checkpoints, trackers=True, code=code)
+    results = copy(folders, checkpoints=checkpoints, trackers=True, replicas=record.min_nodes > 0)
+    if target != record.paths.root:
+        record.event(FETCHED, folder=str(target.absolute()))
     done = [result for result in results if isinstance(result, Collected)]
     failed = [result for result in results if isinstance(result, LauncherError)]
     problems = [problem for one in done for problem in one.problems]
     failed += [problem for problem in problems if isinstance(problem, NoRoomHere)]
     left = [str(problem) for problem in problems if not isinstance(problem, NoRoomHere)]
-    if unmasked := attached.record.unmasked:
+    if unmasked := record.unmasked:
         left.insert(0, unmasked)
     return Fetched(target, sum(one.moved for one in done), tuple(left), (*failed, *attached.unreachable.values()))

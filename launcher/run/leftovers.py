@@ -22,7 +22,7 @@ from launcher.node.engine import Engine
 from launcher.node.files import FileEntry
 from launcher.node.parallel import run_all_settled
 from launcher.records.store import Record
-from launcher.run.fetch import unfetched
+from launcher.records.written import not_fetched, unfetched
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class OldOutput:
     size: int
     ours: bool
     unfetched: Sequence[FileEntry]
+
+    @property
+    def not_fetched(self) -> str:
+        return not_fetched(self.unfetched)
 
 
 @dataclass(frozen=True)

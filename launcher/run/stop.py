@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +19,14 @@ from launcher.model.plan import RunId
 from launcher.node import output_folder
 from launcher.node.connect import connect
 from launcher.node.engine import Engine
+from launcher.node.files import FileEntry
 from launcher.node.parallel import in_background, run_all_settled, run_both
 from launcher.records.collect import OutputFolder, collect, output_folders
 from launcher.records.paths import NodePaths, as_shown
 from launcher.records.store import Record
-from launcher.records.workdir import SentCode, remove_sent, workdirs
+from launcher.records.workdir import SentCode, list_sent, remove_sent
+from launcher.records.written import not_fetched
+from launcher.records.written import unfetched as only_there
 from launcher.run import attempts
 from launcher.run.locate import Attached, Note, Owner, caller, list_runs
 from launcher.run.state import SIGKILL_CODE, RunState, state_of
@@ -41,12 +44,28 @@ class EndedContainer:
 
 
 @dataclass(frozen=True)
+class KeptFolder:
+    """An output folder that `down --purge` did not delete, as it has files that were not fetched.
+
+    why: it could not be listed; "" if it was.
+    """
+
+    path: str
+    unfetched: Sequence[FileEntry]
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path} is kept: {not_fetched(self.unfetched) if self.unfetched else self.why}"
+
+
+@dataclass(frozen=True)
 class Removed:
-    """The containers and shared memory files that a node confirmed as removed."""
+    """The containers and shared memory files that a node confirmed as removed, and what is kept there."""
 
     node: str
     containers: tuple[EndedContainer, ...]
     swept: tuple[str, ...]
+    kept: tuple[KeptFolder, ...] = ()
 
 
 def stop(
@@ -163,20 +182,21 @@ def _remove_code(engine: Engine, state: ContainerState, code: SentCode) -> None:
     """Remove the unchanged code from the node's working directory. If that is not possible, it stays there."""
     run = labels.read(state.labels)
     with suppress(Exception):
-        for found in workdirs(engine.files, run.output, [run.node], code):
-            remove_sent(engine.files, run.output, found)
+        remove_sent(engine.files, run.output, run.node, list_sent(engine.files, run.output, run.node, code))
 
 
 def take_down(
-    attached: Attached, warn: Callable[[str], None], *, purge: bool
+    attached: Attached, warn: Callable[[str], None], *, purge: bool, unfetched: bool
 ) -> tuple[list[Removed], list[LauncherError]]:
     """Stop the run and remove it from the nodes that have just listed it; return what was removed, and the errors.
 
-    purge: also remove output folders. Logs and curves are collected first; warn: called for each file that could not
-    be collected, which stays in the output folder. Records the outcome if no launcher did.
+    purge: also remove output folders; unfetched: also those that have files which are only there. Logs and curves are
+    collected first; warn: called for each file that could not be collected, which stays in the output folder. Records
+    the outcome if no launcher did.
     """
-    record, errors = attached.record, [*attached.unreachable.values(), *_not_asked(attached, purge=purge)]
-    code = None if purge else record.sent_code
+    options = " --purge" * purge + " --unfetched" * (purge and unfetched)
+    record, errors = attached.record, [*attached.unreachable.values(), *_not_asked(attached, options)]
+    code = None if purge and unfetched else record.sent_code
     engines = [*attached.listed]
     ended = run_all_settled([partial(_end, engine, attached.listed[engine], GRACE, warn) for engine in engines])
     unread: set[Engine] = set()
@@ -196,14 +216,34 @@ def take_down(
         left = {engine for engine, outcome in zip(engines, outcomes, strict=True) if isinstance(outcome, LauncherError)}
         nodes = [node for node in attached.nodes if attached.engines[node.name] not in left]
         folders = output_folders(attached.engines, nodes)
-        purged = [partial(output_folder.remove, folder.files, folder.path, record.run) for folder in folders]
-        errors += [problem for problem in run_all_settled(purged) if isinstance(problem, LauncherError)]
+        every = unfetched or attached.owner is Owner.OTHER  # of another user: the error says that it is not removed
+        purged = run_all_settled([partial(_purge, folder, record, unfetched=every) for folder in folders])
+        errors += [problem for problem in purged if isinstance(problem, LauncherError)]
+        kept = {
+            attached.engines[folder.node].node: each
+            for folder, each in zip(folders, purged, strict=True)
+            if isinstance(each, KeptFolder)
+        }
+        removed = [replace(one, kept=(kept[one.node],)) if one.node in kept else one for one in removed]
     elif code is None and any(one.containers for one in removed):
         why = f"{as_shown(record.paths.code)} is missing, which tells the code from what the program wrote"
         warn(f"the working directories were kept as they are: {why}")
     if problem := _conclude(record, removed, errors, attached.states.values()):
         warn(problem)
     return removed, errors
+
+
+def _purge(folder: OutputFolder, record: Record, *, unfetched: bool) -> KeptFolder | None:
+    """Delete an output folder; if it is kept, say so. Raises NodeUnfit, NodeUnreachable."""
+    if not unfetched:
+        try:
+            left = only_there(folder.files.scan(folder.path), record)
+        except NodeUnfit as error:
+            return KeptFolder(folder.path, (), error.what)
+        if left:
+            return KeptFolder(folder.path, left)
+    output_folder.remove(folder.files, folder.path, record.run)
+    return None
 
 
 def _conclude(
@@ -273,13 +313,13 @@ def _hosts(record: Record) -> list[str]:
     return [*(node.host for node in record.nodes()), *record.other_hosts()]
 
 
-def _not_asked(attached: Attached, *, purge: bool) -> list[LauncherError]:
-    """Return an error for the nodes of the run that the user did not name, if any."""
+def _not_asked(attached: Attached, options: str) -> list[LauncherError]:
+    """Return an error for the nodes of the run that the user did not name, if any. options: of the command."""
     run, missing, every = attached.record.run, attached.not_asked, attached.hosts
     if not missing:
         return []
     what = f"{len(missing)} of its {len(every)} nodes {'was' if len(missing) == 1 else 'were'} not contacted: "
-    options = " --purge" * purge + " --any-owner" * (attached.owner is Owner.OTHER)
+    options += " --any-owner" * (attached.owner is Owner.OTHER)
     command = f"launcher down {run} --nodes {shlex.quote(labels.SPLIT.join(dict.fromkeys(every)))}{options}"
     return [NotConfirmed(run, what + ", ".join(missing), f"to stop it on all nodes, run: {command}")]
 

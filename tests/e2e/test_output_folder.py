@@ -35,7 +35,8 @@ def test_an_output_folder_that_its_program_has_locked_is_purged(bed_cli: Cli, be
         listed = bed_cli("clean", code=3)
         assert "nothing to remove" in listed.stdout
         assert "Permission denied" in listed.stderr
-    bed_cli("down", "--purge")
+        assert f"/.launcher/{run} is kept: could not list " in bed_cli("down", "--purge").stderr
+    bed_cli("down", "--purge", "--unfetched")
     bed.sh(bed.nodes[0], f"! test -e /home/trainer/.launcher/{run}")
 
 

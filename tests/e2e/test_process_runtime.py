@@ -239,7 +239,7 @@ def test_a_run_resumes_from_fetched_checkpoints(home_cli: Cli) -> None:
     assert (homes / home_cli.runs()[-1].name / "checkpoints" / "last").read_text() == "more more\n"
     shutil.rmtree(home_cli.runs()[0] / "checkpoints")
     refused = home_cli("up", job, "--resume", first, code=3)
-    assert "has no checkpoints/ to resume from on local" in refused.stderr
+    assert "has no files to resume from on local" in refused.stderr
     home_cli("down", "--all")
     assert left(home_cli) == []
 

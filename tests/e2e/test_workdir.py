@@ -49,7 +49,7 @@ def test_on_plain_processes_nothing_is_lost(home_cli: Cli, code: int) -> None:
     home_cli("up", home_cli.job("later", runtime="process", nodes=["local"], run={"command": ["true"]}))
     (run / "workdir/local-0/config.yaml").unlink()
     assert f"launcher fetch {run.name} --checkpoints brings them" in home_cli("down", run.name).stderr
-    assert "wrote" not in home_cli("down", "--purge", "--all").stderr
+    assert "wrote" not in home_cli("down", "--purge", "--unfetched", "--all").stderr
     assert list(Path(home_cli.env["HOME"], ".launcher").iterdir()) == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -42,8 +41,7 @@ def source(tmp_path: Path) -> Path:
 
 def listed(files: Files, folder: Path) -> list[Entry]:
     """What is in a folder, in an order that does not depend on the file system."""
-    found = trees.entries(files, str(folder.parent), [folder.name])
-    return sorted((replace(e, path=e.path.removeprefix(f"{folder.name}/")) for e in found), key=lambda e: e.path)
+    return sorted(trees.entries(files, str(folder)), key=lambda entry: entry.path)
 
 
 def same_tree(one: Path, other: Path) -> bool:

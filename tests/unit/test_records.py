@@ -193,25 +193,27 @@ def moved(results: Sequence[Collected | LauncherError]) -> list[int]:
 def test_only_new_bytes_are_sent(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
-    folder = output(there, tensorboard__events=b"abc", logs__n_log=b"1\n", checkpoints__last=b"x")
+    events = "tensorboard/events.out.tfevents.1"
+    folder = output(there, **{events: b"abc", "logs/n.log": b"1\n", "checkpoints/last": b"x"})
     assert moved(collect([folder], here)) == [5]
-    output(there, tensorboard__events=b"abcdef")
+    output(there, **{events: b"abcdef"})
     assert moved(collect([folder], here)) == [3]
-    assert (here / "tensorboard/events").read_bytes() == b"abcdef"
+    assert (here / events).read_bytes() == b"abcdef"
     assert moved(collect([folder], here)) == [0]
     assert not (here / "checkpoints").exists()
     assert moved(collect([folder], here, checkpoints=True)) == [1]
-    output(there, tensorboard__events=b"new", checkpoints__last=b"")
+    output(there, **{events: b"new", "checkpoints/last": b""})
     assert moved(collect([folder], here)) == [0]
-    assert (here / "tensorboard/events").read_bytes() == b"abcdef", "what is shorter on the node stays as it is here"
+    assert (here / events).read_bytes() == b"abcdef", "what is shorter on the node stays as it is here"
 
 
 def test_a_file_in_two_folders_is_kept_from_the_first(tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
-    one, two = output(tmp_path / "1", logs__a=b"first"), output(tmp_path / "2", logs__a=b"other!", logs__b=b"2")
+    one = output(tmp_path / "1", **{"logs/a.log": b"first"})
+    two = output(tmp_path / "2", **{"logs/a.log": b"other!", "logs/b.log": b"2"})
     assert moved(collect([one, two], here)) == [5, 1]
-    assert (here / "logs/a").read_bytes() == b"first"
+    assert (here / "logs/a.log").read_bytes() == b"first"
 
 
 def test_curves_that_cannot_be_joined_are_one_problem_of_collected_files(tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_an_unreadable_folder_does_not_block_the_others(tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     away = OutputFolder(Away(LocalMachine("b", "me")), "/nowhere", ("b",))
-    results = collect([away, output(tmp_path / "1", logs__a=b"1")], here)
+    results = collect([away, output(tmp_path / "1", **{"logs/a.log": b"1"})], here)
     assert isinstance(results[0], NodeUnreachable)
     assert results[1] == Collected(1)
 
@@ -275,8 +277,8 @@ def test_an_interrupted_file_keeps_what_it_had_and_one_that_grows_what_came(tmp_
                 raise NodeUnreachable("a", "is away")
 
     for name, old, new, kept, missing in (
-        ("logs/a", b"1234", b"12345678", b"123456", 2),
-        ("errors/a", b"old", b"new text.", b"old", 9),
+        ("logs/a.log", b"1234", b"12345678", b"123456", 2),
+        ("errors/a.json", b"old", b"new text.", b"old", 9),
     ):
         here, there = tmp_path / "here" / name[:4], tmp_path / "there" / name[:4]
         output(here, **{name: old})
@@ -333,7 +335,7 @@ def test_limits_of_the_settings_file_bound_what_is_collected(tmp_path: Path, mon
     assert isinstance(result, Collected)
     assert result.moved == 0
     assert "was not copied: it has 6,291,457 bytes" in str(result.problems[0])
-    output(tmp_path / "1", logs__a=b"later")
+    output(tmp_path / "1", **{"logs/a.log": b"later"})
     slow = OutputFolder(Drips(LocalMachine("a", "me")), folder.path, ("a",))
     (late,) = collect([slow], here)
     assert isinstance(late, NodeUnreachable)
@@ -344,7 +346,7 @@ def test_concurrent_collectors_duplicate_nothing_and_tear_nothing(tmp_path: Path
     """A log grows, and an error file is replaced by a text of different length."""
     here, log = tmp_path / "here", tmp_path / "there" / "logs" / "n.log"
     here.mkdir()
-    folder = output(tmp_path / "there", logs__x=b"", errors__n=b"0" * 9)
+    folder = output(tmp_path / "there", **{"logs/x.log": b"", "errors/n.json": b"0" * 9})
     torn: list[bytes] = []
 
     def grow_and_collect(number: int) -> None:
@@ -353,9 +355,9 @@ def test_concurrent_collectors_duplicate_nothing_and_tear_nothing(tmp_path: Path
                 file.write(b"y")
             part = tmp_path / f"part-{number}"
             part.write_bytes(b"%d" % number * (9 + 4 * turn + number))
-            part.replace(tmp_path / "there" / "errors" / "n")
+            part.replace(tmp_path / "there" / "errors" / "n.json")
             collect([folder], here)
-            text = (here / "errors/n").read_bytes()
+            text = (here / "errors/n.json").read_bytes()
             torn.extend([text] * (len(set(text)) != 1))
 
     threads = [threading.Thread(target=grow_and_collect, args=(number,)) for number in range(4)]
@@ -365,7 +367,7 @@ def test_concurrent_collectors_duplicate_nothing_and_tear_nothing(tmp_path: Path
         thread.join()
     collect([folder], here)
     assert (here / "logs/n.log").read_bytes() == log.read_bytes()
-    assert (here / "errors/n").read_bytes() == (tmp_path / "there/errors/n").read_bytes()
+    assert (here / "errors/n.json").read_bytes() == (tmp_path / "there/errors/n.json").read_bytes()
     assert torn == []
     assert list(here.rglob("*.part")) == []
 

@@ -283,10 +283,10 @@ def test_every_attack_in_the_docs_has_an_existing_test() -> None:
 @pytest.mark.parametrize("path", ["../../.ssh/authorized_keys", "a/../../b", "\x1b]0;x\x07"])
 def test_a_checkpoint_that_a_node_names_is_not_carried_out_of_its_folder(path: str) -> None:
     kept = [Entry("checkpoints/last.pt", 1, 1.0), Entry("checkpoints/last.sharded/run.pt", 1, 1.0)]
-    assert [*whole("checkpoints", [*kept, Entry(f"checkpoints/{path}", 1, 2.0)])] == ["last.pt", "last.sharded/run.pt"]
+    assert [*whole([*kept, Entry(f"checkpoints/{path}", 1, 2.0)])] == [entry.path for entry in kept]
 
 
-@pytest.mark.parametrize("target", ["/etc/passwd", "../..", "../../last.pt", "a/../../b", "../a/..", "\n"])
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../..", "../../../last.pt", "a/../../b", "../a/..", "\n"])
 def test_a_link_that_a_node_names_does_not_lead_out_of_its_folder(target: str) -> None:
     links = [Entry("checkpoints/step/last", 1, 1.0, target), Entry("checkpoints/step/own", 1, 1.0, "../step/5.pt")]
-    assert [*whole("checkpoints", links)] == ["step/own"]
+    assert [*whole(links)] == ["checkpoints/step/own"]

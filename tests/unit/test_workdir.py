@@ -14,7 +14,8 @@ from launcher.node import output_folder
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.records.snapshot import snapshot
-from launcher.records.workdir import Written, is_sent, remove_sent, sent_files, summary, workdirs
+from launcher.records.workdir import is_sent, list_sent, remove_sent, sent_files
+from launcher.records.written import is_written
 
 HERE = Files(LocalMachine("here", "me"))
 RUN = "job-20260101-000000-aaaa"
@@ -37,12 +38,11 @@ class Node:
         output_folder.unpack(HERE, str(self.workdir), archive, [("/etc", "data/set"), ("/etc/passwd", "conf/users")])
 
     def written(self) -> list[str]:
-        (found,) = workdirs(HERE, str(self.output), ["a"], self.sent)
-        return sorted(file.path for file in found.written)
+        found = [file for file in HERE.scan(str(self.output)) if is_written(file, ["a"], self.sent)]
+        return sorted(file.path.removeprefix("workdir/a/") for file in found)
 
     def down(self) -> list[str]:
-        (found,) = workdirs(HERE, str(self.output), ["a"], self.sent)
-        remove_sent(HERE, str(self.output), found)
+        remove_sent(HERE, str(self.output), "a", list_sent(HERE, str(self.output), "a", self.sent))
         return sorted(str(path.relative_to(self.output)) for path in self.output.rglob("*"))
 
 
@@ -77,14 +77,14 @@ def test_what_the_program_wrote_or_changed_stays(node: Node) -> None:
 @pytest.mark.parametrize("replaced", ["workdir", "workdir/a", "workdir/a/pkg", "workdir/a/pkg/deep"])
 def test_nothing_is_removed_through_a_link(node: Node, tmp_path: Path, replaced: str) -> None:
     """The program replaces a folder by a link, between the listing and the removal as well as before."""
-    (listed,) = workdirs(HERE, str(node.output), ["a"], node.sent)
+    listed = list_sent(HERE, str(node.output), "a", node.sent)
     victim = tmp_path / "victim"
     shutil.copytree(node.output / replaced, victim, symlinks=True)
     (victim / "empty").mkdir()
     before = sorted(victim.rglob("*"))
     shutil.move(node.output / replaced, tmp_path / "moved")
     (node.output / replaced).symlink_to(victim)
-    remove_sent(HERE, str(node.output), listed)
+    remove_sent(HERE, str(node.output), "a", listed)
     node.down()
     assert sorted(victim.rglob("*")) == before
 
@@ -103,12 +103,10 @@ def test_a_link_in_place_of_a_file_is_removed_only_if_it_was_sent(node: Node, tm
     assert (node.workdir / "alias").is_symlink()
 
 
-def test_too_many_files_to_list_are_an_error_and_said(node: Node) -> None:
+def test_too_many_files_to_list_are_an_error(node: Node) -> None:
     little = Files(LocalMachine("here", "me", AnswerLimits(size=20)))
-    with pytest.raises(NodeUnfit, match="printed over") as raised:
-        workdirs(little, str(node.output), ["a"], node.sent)
-    said = str(Written(0, 0, (), unlisted=raised.value.what))
-    assert said.startswith("what the program wrote to its working directory could not be listed: `sh -c")
+    with pytest.raises(NodeUnfit, match="printed over"):
+        list_sent(little, str(node.output), "a", node.sent)
 
 
 def test_other_nodes_are_left_alone(node: Node) -> None:
@@ -123,14 +121,3 @@ def test_files_of_the_code_are_known_by_name_size_and_time(node: Node) -> None:
     assert not is_sent(node.sent, "main.py", 7, 0.0, "l")
     assert not is_sent(node.sent, "other.py", 7, 0.0)
     assert not is_sent(node.sent, "__pycache__/other.cpython-311.pyc", 7, 1.0)
-
-
-def test_the_summary_names_the_largest_files(node: Node) -> None:
-    for size, name in enumerate(["a", "b", "c", "checkpoint.pth.tar"]):
-        (node.workdir / name).write_bytes(b"x" * 1000 * size)
-    said = summary(workdirs(HERE, str(node.output), ["a"], node.sent))
-    assert str(said) == (
-        "the program wrote 4 files to its working directory (6 kB): checkpoint.pth.tar, c, b, ...; "
-        "launcher fetch --checkpoints brings them"
-    )
-    assert str(Written(1, 5, ("x",))).endswith("(5 B): x; launcher fetch --checkpoints brings it")

@@ -1,0 +1,89 @@
+"""The day of a program's results, wherever it saves: named at the end, kept, resumed from, fetched, purged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import Cli
+from tests.e2e.test_process_runtime import process_job
+
+PLACES = {  # of saves.py, and where fetch puts them
+    "hugging face": "checkpoint-500/trainer_state.json",
+    "lightning": "lightning_logs/version_0/checkpoints/last.ckpt",
+    "the root": "results.csv",
+    "checkpoints": "checkpoints/last.pt",
+    "beside the code": "workdir/local/models/last.pt",
+}
+
+
+def job(cli: Cli, epochs: int, then: str = "true") -> Path:
+    program = f"python3 {cli.program('saves.py')} {epochs}; {then}"
+    return cli.job("saves", **process_job(nodes=["local"], run={"command": ["sh", "-c", program]}))
+
+
+def outputs(cli: Cli) -> list[str]:
+    return sorted(path.name for path in Path(cli.env["HOME"], ".launcher").iterdir())
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_is_saved_anywhere_is_named_kept_resumed_from_and_fetched(home_cli: Cli, code: int) -> None:
+    ended = home_cli("up", job(home_cli, 2, f"exit {code}"), code=code).stderr
+    first = home_cli.runs()[-1].name
+    assert "the program wrote 5 files to its output folder and its working directory (5 B): " in ended
+    assert "; launcher fetch --checkpoints brings them" in ended
+    assert ("continue from " in ended) == (code == 1)
+
+    assert "NOT FETCHED: 5 files, 5 B, such as " in (kept := home_cli("down", "--purge").stderr)
+    assert f"launcher fetch {first} --checkpoints; to delete them: launcher down {first} --purge --unfetched" in kept
+    assert "NOT FETCHED: 5 files, 5 B, such as " in home_cli("clean", "--yes").stdout
+    (removed,) = json.loads(home_cli("down", "--purge", "--json").stdout)
+    (folder,) = removed["nodes"][0]["kept"]
+    assert (folder["path"].rpartition("/")[2], len(folder["unfetched"])) == (first, 5)
+
+    resumed = home_cli("up", job(home_cli, 4), "--resume", first)
+    assert [line for line in resumed.stdout.splitlines() if line.endswith("from epoch 2")] == [
+        f"{place} from epoch 2" for place in PLACES
+    ]
+    assert "local: resumes from its own 5 files (5 B)" in resumed.stderr
+
+    home_cli("fetch", first, "--checkpoints")
+    assert [(home_cli.cwd / "runs" / first / path).read_text() for path in PLACES.values()] == ["2"] * 5
+    assert "kept" not in home_cli("down", first, "--purge").stderr
+    assert first not in outputs(home_cli)
+    shutil.rmtree(Path(home_cli.env["HOME"], ".launcher"))
+    again = home_cli("up", job(home_cli, 3), "--resume", first)
+    assert again.stdout.count("from epoch 2") == 5, "from the copies here"
+    assert "local: resumes from this machine's 5 files (5 B)" in again.stderr
+
+
+def test_what_was_fetched_to_another_place_is_purged_there(home_cli: Cli, tmp_path: Path) -> None:
+    file = job(home_cli, 2)
+    home_cli("up", file)
+    first = home_cli.runs()[-1].name
+    home_cli("fetch", first, tmp_path / "results", "--checkpoints")
+    assert (tmp_path / "results" / PLACES["hugging face"]).read_text() == "2"
+    home_cli("down", first, "--purge")
+    assert outputs(home_cli) == []
+
+    home_cli("up", file)
+    elsewhere = Cli(tmp_path, home_cli.env)
+    second = home_cli.runs()[-1].name
+    elsewhere("fetch", "--nodes", "local", "--checkpoints")
+    assert (tmp_path / "runs" / second / PLACES["the root"]).read_text() == "2"
+    assert not (tmp_path / "runs" / second / "workdir" / "local" / "saves.py").exists()
+    elsewhere("down", second, "--nodes", "local", "--purge")
+    assert outputs(home_cli) == []
+
+    home_cli("up", file)
+    home_cli("down", "--purge", "--unfetched")
+    assert outputs(home_cli) == []
+
+
+def test_the_quiet_program_is_purged_without_a_question(home_cli: Cli) -> None:
+    home_cli("up", home_cli.job("quiet", **process_job(nodes=["local"], run={"command": ["seq", "3"]})))
+    assert "kept" not in home_cli("down", "--purge").stderr
+    assert outputs(home_cli) == []
