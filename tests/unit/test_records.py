@@ -221,7 +221,7 @@ def test_curves_that_cannot_be_joined_are_one_problem_of_collected_files(tmp_pat
     here = tmp_path / "here"
     (here / "metrics.jsonl").mkdir(parents=True)
     first = output(tmp_path / "1", **{"generations__0001-0__metrics.jsonl": b'{"step": 1}\n'})
-    results = collect([first, output(tmp_path / "2", logs__a=b"2")], here)
+    results = collect([first, output(tmp_path / "2", **{"logs/a.log": b"2"})], here)
     assert [result.moved for result in results if isinstance(result, Collected)] == [12, 1]
     problems = [str(problem) for result in results if isinstance(result, Collected) for problem in result.problems]
     assert len(problems) == 1
