@@ -13,6 +13,9 @@ from launcher.job.problems import Path
 from launcher.planning import checks, command
 
 Refused = Iterator[tuple[Path, str]]  # a key of the job file, and why the target does not support it
+REFUSED = (  # by build()
+    "nodes.gpus nodes.address nodes.env nodes.args min_nodes spares lost_after data docker.devices sweep each"
+)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from launcher.cli.plan import TARGETS, target
 from launcher.errors import JobInvalid
+from launcher.export.target import Keys
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
 
@@ -134,8 +136,34 @@ def test_every_key_is_known_to_every_target() -> None:
 def test_a_target_makes_of_a_key_what_it_says(name: str, key: str) -> None:
     *before, change = changes(key)
     known, without = target(name).keys, text(name, before[0] if before else {})
-    if key in known.refused:
-        with pytest.raises(JobInvalid):
+    check = next((each for each, keys in known.refused_by.items() if key in keys.split()), None)
+    if key in known.refused or check is not None:
+        with pytest.raises(JobInvalid) as told:
             text(name, change)
+        if check is None:
+            assert known.refused[key] in str(told.value)
+        else:  # the named check, not another one
+            assert inspect.unwrap(check).__code__ in [entry.frame.code.raw for entry in told.traceback]  # type: ignore[attr-defined]
     else:
         assert (text(name, change) == without) == (key in known.unused)
+
+
+def test_a_key_is_not_refused_without_a_reason() -> None:
+    with pytest.raises(ValueError, match=r"no reason is given for docker\.hostname"):
+        Keys(handled="", refused={"docker.ipc": "because", "docker.hostname": ""}, refused_by={}, unused={})
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("docker.devices", {"docker": {"devices": ["/dev/fuse"]}}),
+        ("nodes.address", {"nodes": ["a", {"host": "b", "address": "10.0.0.1"}]}),
+        ("env", {"env": {"A": "1"}}),
+    ],
+)
+def test_a_refused_key_is_refused_wherever_it_is(key: str, change: dict[str, Any]) -> None:
+    keys = Keys(handled="", refused={key: "no", "image.torchvision": "kept"}, refused_by={}, unused={})
+    assert list(keys.refusals(parse_job(yaml.safe_dump({**BASE, **change}), "job.yaml"))) == [
+        ((*key.split("."),), "no: remove it")
+    ]
+    assert list(keys.refusals(parse_job(yaml.safe_dump({**BASE, **PLAIN, "image": None}), "job.yaml"))) == []

@@ -12,14 +12,14 @@ from launcher.features.kubernetes import manifests
 from launcher.job.models import Job
 from launcher.job.settings import read_settings
 from launcher.model.plan import new_run_id
-from launcher.planning.cluster import build
+from launcher.planning import cluster
 
 
-def _text(job: Job, cluster: str | None, image: str | None, *, jobset: bool) -> str:
-    settings = manifests.ANY if cluster is None else read_settings(os.environ).kubernetes(cluster)
+def _text(job: Job, name: str | None, image: str | None, *, jobset: bool) -> str:
+    settings = manifests.ANY if name is None else read_settings(os.environ).kubernetes(name)
     job.refuse(_BOTH.refusals(job))
     manifests.check(job, jobset=jobset, image=image)
-    planned = build(job, "python3", settings.gpus)
+    planned = cluster.build(job, "python3", settings.gpus)
     for warning in (*planned.warnings, *manifests.unheeded(job)):
         Reporter().warn(warning)
     target = manifests.PodTarget(image or "", new_run_id(job.name), settings)
@@ -28,17 +28,12 @@ def _text(job: Job, cluster: str | None, image: str | None, *, jobset: bool) -> 
 
 
 _OF_THE_IMAGE = ("image.base", "image.ref", "image.torchvision", "image.packages")
+_OF_SLURM = "cluster.partition cluster.account cluster.qos cluster.time cluster.options"
 _BOTH = Keys(
     handled="name nodes gpus processes run.module run.script run.command run.args mounts env secrets secrets.name "
     "output port timeout resources.memory resources.cpus resources.shm docker.ipc docker.extra_hosts docker.cap_add",
-    refused=dict.fromkeys(
-        (
-            *("runtime", "data", "min_nodes", "spares", "lost_after", "sweep", "each", "docker.devices"),
-            *("nodes.gpus", "nodes.address", "nodes.env", "nodes.args"),
-            *("cluster.partition", "cluster.account", "cluster.qos", "cluster.time", "cluster.options"),
-        ),
-        "",
-    ),
+    refused={},
+    refused_by={cluster.build: cluster.REFUSED, manifests.check: f"runtime {_OF_SLURM}"},
     unused={
         **dict.fromkeys(_OF_THE_IMAGE, "the image of the pods is that of --image, and is not checked"),
         "code": "the image of the pods contains it",
@@ -50,4 +45,5 @@ _BOTH = Keys(
     },
 )
 JOBSET = Target(replace(_BOTH, handled=f"{_BOTH.handled} restarts"), partial(_text, jobset=True))
-JOB = Target(replace(_BOTH, refused={**_BOTH.refused, "restarts": ""}), partial(_text, jobset=False))
+_OF_A_JOB = {**_BOTH.refused_by, manifests.check: f"runtime restarts {_OF_SLURM}"}
+JOB = Target(replace(_BOTH, refused_by=_OF_A_JOB), partial(_text, jobset=False))

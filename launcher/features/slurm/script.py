@@ -21,42 +21,9 @@ from launcher.model.container import CODE
 from launcher.model.facts import Launch
 from launcher.model.inherited import OF_A_RANK, OF_THE_USER
 from launcher.planning import command
-from launcher.planning.cluster import ClusterPlan, Refused
+from launcher.planning.cluster import REFUSED, ClusterPlan, Refused, build
 
 ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: default settings
-KEYS = Keys(
-    handled="name runtime image.base image.ref nodes gpus processes run.module run.script run.command run.args mounts "
-    "env secrets secrets.name output restarts port timeout hang_timeout resources.memory resources.cpus "
-    "cluster.partition cluster.account cluster.qos cluster.time cluster.options",
-    refused={
-        **dict.fromkeys(
-            (
-                *("image.torchvision", "image.packages", "resources.shm", "docker.devices", "sweep", "each"),
-                *(
-                    "nodes.gpus",
-                    "nodes.address",
-                    "nodes.env",
-                    "nodes.args",
-                    "data",
-                    "min_nodes",
-                    "spares",
-                    "lost_after",
-                ),
-            ),
-            "",
-        ),
-        "docker.ipc": "containers on Slurm share the machine's IPC",
-        "docker.cap_add": "containers on Slurm have only the rights of their user",
-        "docker.extra_hosts": "containers on Slurm use the machine's /etc/hosts",
-    },
-    unused={
-        "code": "it is the folder in which the script is submitted",
-        "nodes.name": "Slurm chooses the machines",
-        "nodes.host": "Slurm chooses the machines",
-        "resources.output": "the space of `workdir` is not checked",
-        "secrets.file": "the secret is in the environment of sbatch, or in a file that `up --on` sends",
-    },
-)
 PORTS = 1000  # the port depends on the job ID, as two jobs may share a machine
 _MARGIN = 300  # seconds added to Slurm's time limit, so that the entry script enforces the job's limit first
 _WARNING = 90  # seconds before Slurm's time limit, for a checkpoint; Slurm's resolution is a minute
@@ -106,6 +73,27 @@ _WRITE_BUNDLE = Path(__file__).with_name("oci_bundle.py")
 def check(job: Job, container: str) -> None:
     """Raises JobInvalid with all keys that an sbatch script does not support."""
     job.refuse(_refused(job, container))
+
+
+KEYS = Keys(
+    handled="name runtime image.base image.ref nodes gpus processes run.module run.script run.command run.args mounts "
+    "env secrets secrets.name output restarts port timeout hang_timeout resources.memory resources.cpus "
+    "cluster.partition cluster.account cluster.qos cluster.time cluster.options",
+    refused={
+        "resources.shm": "containers on Slurm share the machine's /dev/shm",
+        "docker.ipc": "containers on Slurm share the machine's IPC",
+        "docker.cap_add": "containers on Slurm have only the rights of their user",
+        "docker.extra_hosts": "containers on Slurm use the machine's /etc/hosts",
+    },
+    refused_by={build: REFUSED, check: "image.torchvision image.packages"},
+    unused={
+        "code": "it is the folder in which the script is submitted",
+        "nodes.name": "Slurm chooses the machines",
+        "nodes.host": "Slurm chooses the machines",
+        "resources.output": "the space of `workdir` is not checked",
+        "secrets.file": "the secret is in the environment of sbatch, or in a file that `up --on` sends",
+    },
+)
 
 
 def _refused(job: Job, container: str) -> Refused:
