@@ -274,6 +274,34 @@ VM-16-2-ubuntu:20184:20184 [0] NCCL INFO Using network Socket
         "TCP on eth0 (10 Gb/s)",
         TEN,
     ),
+    "a plug-in that finds no EFA": Row(
+        f"{NCCL}229",
+        "2.4.6",
+        """
+ip-192-168-22-101:5245:5245 [0] NCCL INFO NET/OFI Forcing AWS OFI ndev 4
+ip-192-168-22-101:5245:5245 [0] get_ofi_provider:312 NCCL WARN NET/OFI Could not find any optimal provider
+ip-192-168-22-101:5245:5245 [0] misc/ibvwrap.cu:61 NCCL WARN Failed to open libibverbs.so[.1]
+ip-192-168-22-101:5245:5245 [0] NCCL INFO NET/Socket : Using [0]ens5:192.168.22.101<0>
+ip-192-168-22-101:5245:5245 [0] NCCL INFO Using network Socket
+NCCL version 2.4.6+cuda10.0
+""",
+        "TCP on ens5, although efa_0 is active: NCCL's plug-in aws-ofi-nccl finds no EFA -> `fi_info -p efa` in the "
+        "container must list it: it needs /dev/infiniband, and the image EFA's libfabric",
+        Wires(active=("efa_0",), efa=True),
+    ),
+    "a plug-in for EFA where there is none": Row(
+        f"{NCCL}229, on a machine with InfiniBand",
+        "",
+        """
+ip-192-168-22-101:5245:5245 [0] get_ofi_provider:312 NCCL WARN NET/OFI Could not find any optimal provider
+ip-192-168-22-101:5245:5245 [0] misc/ibvwrap.cu:61 NCCL WARN Failed to open libibverbs.so[.1]
+ip-192-168-22-101:5245:5245 [0] NCCL INFO NET/Socket : Using [0]ens5:192.168.22.101<0>
+ip-192-168-22-101:5245:5245 [0] NCCL INFO Using network Socket
+""",
+        "TCP on ens5, although mlx5_0 is active: the image has no libibverbs.so -> install libibverbs1 and "
+        "ibverbs-providers in the image",
+        MLX,
+    ),
     "EFA": Row(
         f"{NCCL}1597",
         "",

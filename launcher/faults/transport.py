@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launcher.container_scripts.words import bounded
 from launcher.faults.cause import Cause
@@ -38,6 +38,12 @@ _NO_DIRECT = re.compile(r"NET/IB\S* : GPU Direct RDMA Disabled for HCA")
 _NO_DEVICE = "NET/IB : No device found"
 
 _DOCTOR = "see `launcher doctor JOB`"
+# AWS's plug-in, without which NCCL looks for InfiniBand and then falls back to sockets
+_NO_EFA = re.compile(r"NET/OFI (?:Could not|Couldn't) find any optimal provider|NET/OFI OFI fi_getinfo\(\) call failed")
+_WITHOUT_EFA = Cause(
+    "NCCL's plug-in aws-ofi-nccl finds no EFA",
+    "`fi_info -p efa` in the container must list it: it needs /dev/infiniband, and the image EFA's libfabric",
+)
 # Why NCCL uses no RDMA device, as it says itself, and the fix; the first that is found counts.
 _REASONS = (
     (r"\bNCCL_IB_DISABLE set by environment to [1-9]", "NCCL_IB_DISABLE is set", "remove it from `env` or the image"),
@@ -58,6 +64,10 @@ _WITHOUT_DIRECT = Cause(
     "NCCL finds neither nvidia_peermem nor DMA-BUF",
     "sudo modprobe nvidia_peermem on the nodes; exceptions: docs/gpu.md",
 )
+_LOADED = "NCCL does not use nvidia_peermem, which is loaded"
+_SEES_IT = (2, 23)  # NCCL; earlier ones do not see that of newer drivers: github.com/NVIDIA/nccl/issues/1676
+_VERSION = re.compile(r"NCCL version (\d{1,3})\.(\d{1,3})\.", re.ASCII)
+NEVER, LOADED = "never", "loaded"  # what is known of GPUDirect on a node
 
 Port = tuple[str, str]  # its name, and the link: mlx5_0, RoCE; or an interface for sockets: eth0, ""
 
@@ -73,26 +83,52 @@ class NcclLog:
     direct: int = 0  # of these, with GPUDirect
     no_direct: bool = False  # GPUDirect is impossible with one of the devices
     reason: Cause | None = None  # why no RDMA device is used
+    no_efa: bool = False  # a plug-in for EFA found none
+    version: tuple[int, ...] = ()  # of NCCL: (2, 27)
+    processes: int = 0
+    others: tuple[NcclLog, ...] = ()  # of processes that use another network
 
 
 @dataclass(frozen=True)
 class Wires:
-    """What the node knows of its network. speeds: of interfaces, in Gb/s. active: its RDMA devices with a link."""
+    """What the node knows of its network. speeds: of interfaces, in Gb/s. active: its RDMA devices with a link.
+
+    efa: these are EFA. gpudirect: NEVER with its GPUs, LOADED if nvidia_peermem is; "" if neither is known.
+    """
 
     speeds: Mapping[str, float] = field(default_factory=dict)
     active: tuple[str, ...] = ()
+    efa: bool = False
+    gpudirect: str = ""
 
 
 def parse(text: str) -> NcclLog:
     """Parse the logs of a node's processes, the newest last. Text that is torn, unknown or not of NCCL is accepted."""
     text = bounded(text)
-    # The last communicator counts: NCCL may have fallen back to another network.
+    by_network: dict[str, list[str]] = {}
+    own = [(_network_of(each), each) for each in _by_process(text)]
+    sending = [(network, each) for network, each in own if network and _CONNECTION.search(each)]
+    for network, each in sending or own:
+        by_network.setdefault(network, []).append(each)
+    by_network = {network: logs for network, logs in by_network.items() if network} or {"": []}
+    # what most of them use is the node's
+    first, *others = sorted(by_network, key=lambda network: -len(by_network[network]))
+    parts = [_of_network(text, network, by_network[network]) for network in (first, *others)]
+    return replace(parts[0], others=tuple(parts[1:]))
+
+
+def _network_of(text: str) -> str:
+    """Return the network of a process. Its last communicator counts: NCCL may have fallen back to another network."""
     networks = _NETWORK.findall(text) or [name for name, _, _ in _CONNECTION.findall(text)]
-    network = networks[-1] if networks else ""
+    return networks[-1] if networks else ""
+
+
+def _of_network(text: str, network: str, logs: Sequence[str]) -> NcclLog:
+    """Return what the logs of the processes that use a network say. text: of all."""
     devices = _devices(text, network)
-    every = [_of_process(own, network, devices) for own in _by_process(text)]
+    every = [_of_process(own, network, devices) for own in logs]
     connected = [each for each in every if each.connections] or every
-    provider = _PROVIDER.search(text)
+    provider, version = _PROVIDER.search(text), _VERSION.search(text)
     return NcclLog(
         network=network,
         ports=tuple(sorted({port for each in connected for port in each.ports})),
@@ -101,6 +137,9 @@ def parse(text: str) -> NcclLog:
         direct=sum(each.direct for each in every),
         no_direct=_NO_DIRECT.search(text) is not None,
         reason=_reason(text),
+        no_efa=_NO_EFA.search(text) is not None,
+        version=(int(version[1]), int(version[2])) if version else (),
+        processes=len(logs),
     )
 
 
@@ -162,7 +201,7 @@ def sentence(logs: Mapping[str, NcclLog], wires: Mapping[str, Wires]) -> str:
     ways: dict[str, list[str]] = {}
     for node, log in logs.items():
         if log.network:
-            ways.setdefault(_way(log, wires.get(node, Wires())), []).append(node)
+            ways.setdefault(_ways(log, wires.get(node, Wires())), []).append(node)
     if not ways:
         return ""
     alike = len(ways) == 1 and len(logs) == sum(map(len, ways.values()))
@@ -174,6 +213,14 @@ def settled(logs: Mapping[str, NcclLog]) -> bool:
     return all(log.connections for log in logs.values())
 
 
+def _ways(log: NcclLog, wires: Wires) -> str:
+    if not log.others:
+        return _way(log, wires)
+    every = (log, *log.others)
+    count = sum(part.processes for part in every)
+    return "; ".join(f"{part.processes} of {count} processes: {_way(part, wires)}" for part in every)
+
+
 def _way(log: NcclLog, wires: Wires) -> str:
     if log.network == "Socket":
         return _tcp(log, wires)
@@ -181,7 +228,7 @@ def _way(log: NcclLog, wires: Wires) -> str:
     for name, link in log.ports:
         named.setdefault(LINKS.get(link, "RDMA"), []).append(name)
     devices = "; ".join(f"{link} on {_listed(names)}" for link, names in named.items())
-    return f"{devices or _by_plugin(log)}{_direct(log)}"
+    return f"{devices or _by_plugin(log)}{_direct(log, wires)}"
 
 
 def _tcp(log: NcclLog, wires: Wires) -> str:
@@ -190,7 +237,7 @@ def _tcp(log: NcclLog, wires: Wires) -> str:
     way = f"{TCP} on {shown}" if shown else TCP
     if not wires.active:  # nothing better is known to exist
         return way
-    why = log.reason or _UNKNOWN
+    why = _WITHOUT_EFA if wires.efa and log.no_efa else log.reason or _UNKNOWN
     verb = "is" if len(wires.active) == 1 else "are"
     return f"{way}, although {_listed(wires.active)} {verb} active: {why.what} -> {why.fix}"
 
@@ -205,11 +252,16 @@ def _by_plugin(log: NcclLog) -> str:
     return "RDMA" if log.network.startswith("IB") else f"{log.network} (a network plugin of NCCL)"
 
 
-def _direct(log: NcclLog) -> str:
+def _direct(log: NcclLog, wires: Wires) -> str:
     if 0 < log.direct < log.connections:  # before Ampere, cards read no GPU's memory without NVLink
         return ", GPUDirect in part"
     if log.direct:
         return ", GPUDirect"
+    if wires.gpudirect == NEVER:
+        return ", without GPUDirect, which these GPUs do not have" if log.connections or log.no_direct else ""
+    if log.no_direct and wires.gpudirect == LOADED:
+        old = bool(log.version) and log.version < _SEES_IT
+        return f", without GPUDirect: {_LOADED}" + " -> use an image with torch 2.7 or newer (NCCL 2.23)" * old
     if log.no_direct:
         return f", without GPUDirect: {_WITHOUT_DIRECT.what} -> {_WITHOUT_DIRECT.fix}"
     return ", without GPUDirect" if log.connections else ""

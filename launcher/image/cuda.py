@@ -71,7 +71,7 @@ def _driver_verdict(node: NodeFacts, cuda: str, image: str) -> CudaVerdict:
     if not driver or not wanted:
         return CudaVerdict()
     own, has = version_numbers(node.nvidia.cuda), _driver(node)
-    if not _runs(driver, wanted):
+    if not _supports(node, wanted):
         if not _listed(driver, image):
             return _too_old(node, cuda, image)
         return CudaVerdict(
@@ -139,6 +139,12 @@ def _too_old(node: NodeFacts, cuda: str, image: str) -> CudaVerdict:
     return CudaVerdict(runs=False, what=what, fix=f"update the driver{other}")
 
 
+def _supports(node: NodeFacts, cuda: Numbers) -> bool:
+    """Whether the driver supports this CUDA by its version, or says so itself: that of Jetson Thor is 580.00."""
+    family = 1 if cuda >= (11,) else 2
+    return _runs(node.nvidia.driver, cuda) or version_numbers(node.nvidia.cuda)[:family] >= cuda[:family]
+
+
 def _runs(driver: str, cuda: Numbers) -> bool:
     return version_numbers(driver) >= version_numbers(_minimum(cuda))
 
@@ -160,7 +166,7 @@ def _newest(node: NodeFacts, below: Numbers) -> str:
     driver = node.nvidia.driver
     for release in reversed(versions.releases()):
         numbers, listed = version_numbers(release.cuda), capability.of_release(release.tag)
-        known = numbers and numbers[:2] < below[:2] and (not driver or _runs(driver, numbers))
+        known = numbers and numbers[:2] < below[:2] and (not driver or _supports(node, numbers))
         fits = (
             capability.runs(gpu.capability, listed) and not capability.known_since(gpu.capability, release.cuda)
             for gpu in node.gpus

@@ -160,7 +160,8 @@ class NodeFacts:
     port_claims: tuple[PortClaim, ...] = ()  # filled on request
     infiniband: bool = False  # /dev/infiniband exists
     rdma: tuple[Port, ...] = ()  # InfiniBand and RoCE ports
-    gpudirect: bool = False  # nvidia_peermem is loaded, or the driver is the open one, which has DMA-BUF
+    peermem: bool = False  # nvidia_peermem is loaded, with which cards read and write the GPUs' memory
+    dmabuf: bool = False  # the driver is the open one, which has DMA-BUF for that
     python: str = ""  # the interpreter for plain processes; "" with Docker
     engine: EngineFacts | None = None  # None for plain processes
     ssh_port: int = 0  # port on which other nodes reach its sshd (as seen on the node); 0 if ssh is not used

@@ -58,7 +58,9 @@ class NodePlan:
     processes: int
     container: ContainerSpec
     speed: float = 0.0  # of its interface, in Gb/s; 0: unknown
-    rdma: tuple[str, ...] = ()  # its RDMA devices with a link
+    rdma: tuple[str, ...] = ()  # its RDMA devices with a link, if NCCL can use them
+    efa: bool = False  # they are Amazon's EFA
+    gpudirect: str = ""  # "never": its GPUs have none; "loaded": nvidia_peermem is loaded
 
 
 @dataclass(frozen=True)

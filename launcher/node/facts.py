@@ -107,7 +107,8 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
         gpus=nvidia.gpus(sections, total, available),
         nvidia=nvidia.facts(sections),
         infiniband="yes" in lines("infiniband"),
-        gpudirect="gpudirect" in lines("infiniband"),
+        peermem="peermem" in lines("infiniband"),
+        dmabuf="dmabuf" in lines("infiniband"),
         rdma=rdma.parse("\n".join(lines("infiniband"))),
         ssh_port=_integer(first("ssh").rpartition(" ")[2], 0),
     )

@@ -66,7 +66,8 @@ section tcp
 grep -h " 0A " /proc/net/tcp /proc/net/tcp6 || cat /proc/net/tcp /proc/net/tcp6 # 0A: TCP_LISTEN
 section infiniband
 [ -d /dev/infiniband ] && echo yes
-if [ -d /sys/module/nvidia_peermem ] || [ -d /sys/module/nv_peer_mem ] || grep -qs 'Open Kernel Module' /proc/driver/nvidia/version; then echo gpudirect; fi
+if [ -d /sys/module/nvidia_peermem ] || [ -d /sys/module/nv_peer_mem ]; then echo peermem; fi
+if grep -qs 'Open Kernel Module' /proc/driver/nvidia/version; then echo dmabuf; fi
 # A GID table has 256 entries: one device at a time, as arguments are limited. Unused entries are zero, and their type
 # cannot be read (EINVAL).
 (cd /sys/class/infiniband && for one in ./*; do

@@ -12,6 +12,7 @@ _EXIT = re.compile(r"^@exit ([0-9]{1,3})$", re.ASCII | re.MULTILINE)
 _TIMED_OUT = (124, 137)  # exit codes of timeout(1)
 _NO_FAULT = ("[n/a]", "[not supported]", "[insufficient permissions]")  # other values in [] are faults
 _NO_MEMORY = ("[n/a]", "[not supported]")  # of its own: other values in [] are faults
+_UUID = re.compile(r"GPU-\S+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)  # without GPU-: Jetson Orin
 _VERSION = r"([0-9]{1,5}(?:\.[0-9]{1,5}){1,3})"
 _PCI = re.compile(r"^(\S+) (0x[0-9a-f]{6}) ?(\S*)$", re.ASCII | re.MULTILINE)
 _DISPLAY, _SWITCH = ("0x0300", "0x0302"), "0x0680"  # VGA and 3D controllers; NVSwitches are bridges of kind "other"
@@ -94,7 +95,7 @@ def _rows(answer: str) -> Iterator[list[str]]:
     """Yield the GPU lines of nvidia-smi's CSV; drivers before 450 omit the MIG mode, replacements of it more fields."""
     for line in answer.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) >= 5 and re.fullmatch("[0-9]{1,5}", cells[0], re.ASCII) and cells[1].startswith("GPU-"):
+        if len(cells) >= 5 and re.fullmatch("[0-9]{1,5}", cells[0], re.ASCII) and _UUID.fullmatch(cells[1]):
             yield cells
 
 

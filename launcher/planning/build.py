@@ -60,7 +60,9 @@ def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, cr
             processes=len(own),
             container=containers.container(context, entry, node, rank, mine, own),
             speed=next((i.speed / 1000 for i in node.interfaces if i.name == rendezvous.interfaces[rank]), 0.0),
-            rdma=tuple(dict.fromkeys(port.device for port in node.rdma if port.active and (port.rdma or port.efa))),
+            rdma=rdma.usable(node, network[rank] if network else ()),
+            efa=any(port.efa and port.active for port in node.rdma),
+            gpudirect="never" if rdma.without_gpudirect(node) else "loaded" if node.peermem else "",
         )
         for rank, (entry, node, mine, own) in enumerate(zip(job.machines, facts, uuids, ranks, strict=True))
     )

@@ -18,6 +18,7 @@ from launcher.planning.checks import Check, Level
 
 _NAME = "infiniband"
 _WITHOUT_GPUDIRECT = re.compile("GeForce|TITAN")  # docs.nvidia.com/cuda/gpudirect-rdma: data center and Quadro only
+_OFF = "NCCL_IB_DISABLE"
 _FINDS_ADDRESSES = (2, 5)  # torch with NCCL 2.21
 
 
@@ -35,12 +36,30 @@ def choose(facts: Sequence[NodeFacts], torch: str) -> list[list[Setting]]:
 
     torch: the version in the image; "": none, so that NCCL's version is unknown.
     """
-    usable = [_usable(node) for node in facts]
-    links = set.intersection(*({port.ethernet for port in ports} for ports in usable)) if usable else set()
-    if not links:  # a node without: NCCL uses TCP
+    ports_of = [_usable(node) for node in facts]
+    if not all(ports_of):  # a node without: NCCL uses TCP
         return [[] for _ in facts]
+    links = set.intersection(*({port.ethernet for port in ports} for ports in ports_of)) if ports_of else set()
+    if not links:
+        return [[Setting(_OFF, "1", f"{_apart(facts)}, which do not reach each other")] for _ in facts]
     ethernet = False not in links
-    return [[*_settings(node, ports, torch, ethernet)] for node, ports in zip(facts, usable, strict=True)]
+    return [[*_settings(node, ports, torch, ethernet)] for node, ports in zip(facts, ports_of, strict=True)]
+
+
+def usable(node: NodeFacts, settings: Sequence[Setting]) -> tuple[str, ...]:
+    """Return the node's RDMA devices with a link; none if the settings of `choose` switch them off."""
+    if any(setting.name == _OFF for setting in settings):
+        return ()
+    return tuple(dict.fromkeys(port.device for port in node.rdma if port.active and (port.rdma or port.efa)))
+
+
+def _apart(facts: Sequence[NodeFacts]) -> str:
+    """Return "gpu-a has InfiniBand, gpu-b RoCE" if the usable ports of the nodes have no kind in common, else ""."""
+    kinds = {node.name: {port.ethernet for port in _usable(node)} for node in facts}
+    if not all(kinds.values()) or len(kinds) < 2 or set.intersection(*kinds.values()):
+        return ""
+    infiniband, roce = (next(name for name, own in kinds.items() if own == {ethernet}) for ethernet in (False, True))
+    return f"{infiniband} has InfiniBand, {roce} RoCE"
 
 
 def _usable(node: NodeFacts) -> list[Port]:
@@ -74,6 +93,11 @@ def _named(port: Port) -> str:
     return f"{port.device}:{port.number}"  # as in NCCL_IB_HCA
 
 
+def without_gpudirect(node: NodeFacts) -> bool:
+    """Whether no card can read the memory of the node's GPUs."""
+    return bool(node.gpus) and all(gpu.shared or _WITHOUT_GPUDIRECT.search(gpu.name) for gpu in node.gpus)
+
+
 def of_node(node: NodeFacts) -> Iterator[Check]:
     """Yield a warning for each problem, with its fix."""
     active = _active(node)
@@ -85,8 +109,8 @@ def of_node(node: NodeFacts) -> Iterator[Check]:
         fix = "sudo modprobe ib_uverbs" + ("; its files must be open to the user of the rootless engine" * rootless)
         what = f"{active[0].device} is active, but there is no /dev/infiniband: NCCL would use TCP"
         yield Check(node.name, _NAME, Level.WARN, what, fix)
-    able = any(not gpu.shared and not _WITHOUT_GPUDIRECT.search(gpu.name) for gpu in node.gpus)
-    if able and any(port.connectx for port in active) and not node.gpudirect:
+    loaded = node.peermem or node.dmabuf
+    if any(port.connectx for port in active) and node.gpus and not loaded and not without_gpudirect(node):
         what = "nvidia_peermem is not loaded, and the driver has no DMA-BUF: gradients are copied through host memory"
         yield Check(node.name, _NAME, Level.WARN, what, "sudo modprobe nvidia_peermem")
 
@@ -116,7 +140,13 @@ def _of_port(port: Port, every: Sequence[Port], cards: set[str]) -> Iterator[tup
 
 
 def between(nodes: Sequence[NodeFacts]) -> Iterator[Check]:
-    """Yield a warning for each network of RoCE ports whose interfaces have different MTUs."""
+    """Yield a warning if the nodes have no kind of RDMA in common, and for each network of RoCE ports whose interfaces
+    have different MTUs.
+    """
+    if apart := _apart(nodes):
+        what = f"{apart}: NCCL cannot connect them, so `up` makes it use TCP ({_OFF}: 1)"
+        fix = "use nodes of one kind, or change the ports' LINK_TYPE with mlxconfig, if the switch supports it"
+        yield Check("all", _NAME, Level.WARN, what, fix)
     seen: dict[str, dict[int, list[str]]] = {}
     for node in nodes:
         names = {gid.interface for port in _active(node) for gid in port.addresses}

@@ -312,9 +312,16 @@ class Record:
         known = {node.rank: found for node, found in zip(self.nodes(), self._plan.get("nodes", ()), strict=False)}
         wires, interfaces = {}, self.interfaces()
         for node in self.nodes():
-            own = checked.fitting(known[node.rank], {"speed": int | float, "rdma": [str]})
+            own = checked.fitting(
+                known[node.rank], {"speed": int | float, "rdma": [str], "efa": bool, "gpudirect": str}
+            )
             speed, (name, _) = own.get("speed", 0), interfaces.get(node.rank, ("", ""))
-            wires[node.name] = Wires({name: speed} if speed > 0 else {}, tuple(own.get("rdma", ())))
+            wires[node.name] = Wires(
+                speeds={name: speed} if speed > 0 else {},
+                active=tuple(own.get("rdma", ())),
+                efa=own.get("efa", False),
+                gpudirect=own.get("gpudirect", ""),
+            )
         return wires
 
     @property

@@ -120,6 +120,14 @@ def test_the_image_that_is_named_also_fits_the_driver() -> None:
     assert f"use {NGC}:24." in found.fix
 
 
+def test_a_driver_supports_the_cuda_that_it_names_itself() -> None:
+    """That of Jetson Thor is 580.00, although CUDA 13 needs 580.65.06 elsewhere."""
+    thor = ("NVIDIA Thor", "11.0")
+    assert cuda.verdict(machine(thor, driver="580.00", newest="13.0"), "13.0", "mine:1").runs
+    assert not cuda.verdict(machine(thor, driver="580.00", newest=""), "13.0", "mine:1").runs
+    assert not cuda.verdict(machine(V100, driver="418.00", newest="10.1"), "10.2", "mine:1").runs
+
+
 def test_a_gpu_that_is_newer_than_a_wheel_is_refused() -> None:
     """pytorch issue 167244: a published wheel for CUDA 12.4 and an RTX 5090."""
     name = "pytorch/pytorch:2.6.0-cuda12.4-cudnn9-runtime"

@@ -12,6 +12,7 @@ import pytest
 from launcher.model.facts import Gpu, GpuProcess, MigInstance, PciGpu
 from launcher.node.facts import parse, script
 from launcher.node.nvidia import address
+from launcher.planning.gpu_faults import fault
 from tests import nvidia
 from tests.nvidia import Card, Machine, Process, cards
 
@@ -125,6 +126,22 @@ def test_a_gpu_that_needs_a_reset_and_one_without_a_thermometer() -> None:
 def test_a_driver_that_lists_five_fields_only() -> None:
     node = parse(b"@@gpus\n0, GPU-8f3a, Tesla K80, 11441, 418.87\n\n@exit 0\n@@end\n").node
     assert node.gpus == (Gpu(0, "GPU-8f3a", "Tesla K80", 11441, "418.87"),)
+
+
+def test_jetsons_have_other_uuids_and_share_the_machines_memory() -> None:
+    """Orin with JetPack 6; https://github.com/anduril/jetpack-nixos/pull/371 has its tables."""
+    row = b"0, 54d0709b-1feb-5b3c-b9dd-21b7ab8b0a1a, Orin (nvgpu), [N/A], 540.4.0, [N/A], [N/A], [N/A], [N/A], [N/A]"
+    node = parse(b"@@memory\nMemTotal: 64000000 kB\n@@gpus\n" + row + b"\n\n@exit 0\n@@end\n").node
+    [gpu] = node.gpus
+    assert (gpu.uuid[:8], gpu.name, gpu.driver, gpu.shared, gpu.fault) == (
+        "54d0709b",
+        "Orin (nvgpu)",
+        "540.4.0",
+        True,
+        "",
+    )
+    assert node.nvidia.smi_error == ""
+    assert fault(node) is None
 
 
 def test_addresses_are_written_as_by_the_kernel() -> None:

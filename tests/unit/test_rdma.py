@@ -112,7 +112,7 @@ def test_virtual_functions_are_no_twins_and_are_not_used(tmp_path: Path) -> None
         card(f"mlx5_{number}", "Ethernet", (LOCAL, "RoCE v2", f"ens1v{number}"), extra="device/physfn")
         for number in range(1, 200)
     ]
-    facts = replace(read(tmp_path, "none", more=physical + "".join(virtual)), infiniband=True, gpudirect=True)
+    facts = replace(read(tmp_path, "none", more=physical + "".join(virtual)), infiniband=True, peermem=True)
     assert len(facts.rdma) == 200
     assert [port.device for port in facts.rdma if not port.virtual] == ["mlx5_0"]
     assert all(port.connectx for port in facts.rdma)
@@ -127,7 +127,7 @@ def test_both_modules_for_gpudirect_are_known(module: str, tmp_path: Path) -> No
     (tmp_path / module).mkdir()
     text = script().replace("/sys/module/", f"{tmp_path}/").replace("/proc/driver/nvidia/version", "/nonexistent")
     done = subprocess.run(["sh", "-c", text], capture_output=True, check=True, timeout=60)
-    assert parse(done.stdout).node.gpudirect
+    assert parse(done.stdout).node.peermem
 
 
 def test_amazons_cards_are_named_in_the_plan_but_not_chosen(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def having(*names: str, rank: int = 0, **changes: object) -> NodeFacts:
     pairs = [line.partition(" ") for line in lines]
     text = "".join(f"./{path}:{value}\n" for path, _, value in pairs if value.strip("0:"))
     text += "".join(f"./{path.rpartition('/')[0]}\n" for path, _, _ in pairs if "gid_attrs/types" in path)
-    known: dict[str, object] = {"infiniband": True, "gpudirect": True, "rdma": rdma.parse(text)}
+    known: dict[str, object] = {"infiniband": True, "peermem": True, "rdma": rdma.parse(text)}
     return replace(planned_node(rank, gpus=1), **{**known, **changes})  # type: ignore[arg-type]
 
 
@@ -184,10 +184,40 @@ def test_a_port_that_would_fail_is_left_out_on_its_node_only() -> None:
     assert (chosen.value, chosen.why[:13]) == ("=mlx5_0:1", "not mlx5_0:2:")
 
 
+def test_infiniband_on_one_node_and_roce_on_the_other_is_said_and_not_used() -> None:
+    facts = [having("connectx_roce"), having("connectx_infiniband", rank=1)]
+    assert settings(*facts) == [{"NCCL_IB_DISABLE": "1"}] * 2
+    [check] = between(facts)
+    assert check.what == (
+        "gpu-1 has InfiniBand, gpu-0 RoCE: NCCL cannot connect them, so `up` makes it use TCP (NCCL_IB_DISABLE: 1)"
+    )
+    assert "LINK_TYPE" in check.fix
+    plan = planned(job(2), facts, CASES["docker_2_nodes_gpus"][2])
+    assert plan.nodes[0].container.env["NCCL_IB_DISABLE"] == "1"
+    said = "NCCL_IB_DISABLE is set to 1: gpu-1 has InfiniBand, gpu-0 RoCE, which do not reach each other"
+    assert f"gpu-0: {said}" in plan.warnings
+    assert {each.rdma for each in plan.nodes} == {()}  # else `gradients:` would tell to use them
+    alike = [having("connectx_roce"), having("connectx_roce", rank=1)]
+    assert [*between(alike)] == []
+    assert [*between([facts[0], having("none", rank=1)])] == []  # NCCL itself uses TCP
+
+
+def test_what_is_known_of_gpudirect_is_in_the_plan() -> None:
+    case = CASES["docker_2_nodes_gpus"][2]
+    consumer = (Gpu(0, "GPU-a", "NVIDIA GeForce RTX 4090", 24_000, "580.95"),)
+    shared = (Gpu(0, "GPU-a", "NVIDIA GB10", 122_000, "580.95", shared=True),)
+    for changes, wanted in (
+        ({"gpus": consumer}, "never"),
+        ({"gpus": shared}, "never"),
+        ({"peermem": True}, "loaded"),
+        ({"peermem": False}, ""),
+    ):
+        facts = [having("connectx_roce", rank=rank, **changes) for rank in range(2)]
+        assert {each.gpudirect for each in planned(job(2), facts, case).nodes} == {wanted}
+
+
 def test_an_nccl_that_takes_the_first_address_is_told_the_right_one() -> None:
     """NCCL 2.20 of torch 2.4; later ones find it, and the index may change while they run."""
-    [own, other] = settings(having("connectx_roce"), having("connectx_infiniband"), torch="2.4.1")
-    assert (own, other) == ({}, {})
     second = having("connectx_roce", rank=1)
     port = second.rdma[0]
     moved = replace(second, rdma=(replace(port, table=(*port.table[:3], Gid(5, "RoCE v2", "11.0.0.73"))),))
@@ -248,7 +278,7 @@ V1 = replace(having("connectx_roce").rdma[0], gids=("IB/RoCE v1",), table=())
             "mlx5_0 is active, but there is no /dev/infiniband",
             "sudo modprobe ib_uverbs; its files must be open to the user of the rootless engine",
         ),
-        (having("connectx_roce", gpudirect=False), "nvidia_peermem is not loaded", "sudo modprobe nvidia_peermem"),
+        (having("connectx_roce", peermem=False), "nvidia_peermem is not loaded", "sudo modprobe nvidia_peermem"),
     ],
 )
 def test_doctor_names_each_problem_of_a_port_with_its_fix(facts: NodeFacts, what: str, fix: str) -> None:
@@ -263,9 +293,9 @@ def test_healthy_machines_have_no_warning() -> None:
     unknown = having("none", rdma=(Port("mlx5_0", 1),))  # its files could not be read
     assert [*of_node(unknown)] == []
     consumer = (Gpu(0, "GPU-a", "NVIDIA GeForce RTX 4090", 24_000, "580.95"),)
-    assert [*of_node(having("connectx_roce", gpudirect=False, gpus=consumer))] == []  # it has no GPUDirect
+    assert [*of_node(having("connectx_roce", peermem=False, gpus=consumer))] == []  # it has no GPUDirect
     shared = (Gpu(0, "GPU-a", "NVIDIA GB10", 122_000, "580.95", shared=True),)
-    assert [*of_node(having("connectx_roce", gpudirect=False, gpus=shared))] == []  # it has no GPUDirect
+    assert [*of_node(having("connectx_roce", peermem=False, gpus=shared))] == []  # it has no GPUDirect
 
 
 def test_doctor_names_mtus_that_differ_along_a_path() -> None:

@@ -61,6 +61,47 @@ def test_the_devices_that_a_nodes_processes_use_are_named() -> None:
     assert sentence({"a": log}, {}) == "gradients: InfiniBand on mlx5_2, mlx5_10, GPUDirect"
 
 
+def process(pid: int, found: str, network: str, *devices: str) -> str:
+    """Return the log of a process, with a connection by each device."""
+    lines = (found, f"Using network {network}", *(f"Channel 00/0 : 0[0] -> 8[0] [send] via NET/{d}" for d in devices))
+    return "".join(f"a:{pid}:{pid} [0] NCCL INFO {line}\n" for line in lines)
+
+
+ROCE = "Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:1<0>\na:7:7 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'x'"
+
+
+@pytest.mark.parametrize(
+    ("known", "version", "says"),
+    [
+        ("never", "2.18.5", "without GPUDirect, which these GPUs do not have"),
+        ("loaded", "2.18.5", "which is loaded -> use an image with torch 2.7 or newer (NCCL 2.23)"),
+        ("loaded", "2.27.3", "NCCL does not use nvidia_peermem, which is loaded"),
+        ("", "2.27.3", "-> sudo modprobe nvidia_peermem on the nodes; exceptions: docs/gpu.md"),
+    ],
+)
+def test_no_module_is_advised_that_is_loaded_or_cannot_help(known: str, version: str, says: str) -> None:
+    log = parse(f"NCCL version {version}+cuda12.2\n" + process(7, f"NET/IB : {ROCE}", "IB", "IB/0"))
+    assert sentence({"a": log}, {"a": Wires(gpudirect=known)}).endswith(says)
+
+
+def test_processes_of_a_node_that_use_different_networks_are_told_apart() -> None:
+    infiniband = "NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:1<0>"
+    sockets = "NET/Socket : Using [0]eth0:10.0.0.5<0>"
+    logs = [process(pid, infiniband, "IB", "IB/0/GDRDMA") for pid in range(3)]
+    logs += [
+        process(7, sockets, "Socket", "Socket/0"),
+        process(8, sockets, "Socket"),
+    ]  # the last sends to no other node
+    wires = {"a": Wires(speeds={"eth0": 10.0}, active=("mlx5_0",))}
+    for text in ("".join(logs), "".join(reversed(logs))):
+        log = parse(text)
+        assert sentence({"a": log}, wires) == (
+            "gradients: 3 of 4 processes: InfiniBand on mlx5_0, GPUDirect; 1 of 4 processes: TCP on eth0 (10 Gb/s), "
+            "although mlx5_0 is active: NCCL does not say why -> check NCCL_NET and NCCL_IB_HCA; "
+            "see `launcher doctor JOB`"
+        )
+
+
 def test_the_sentence_is_final_once_every_node_has_connected() -> None:
     connected, before = parse(ROWS["no libibverbs in the image"].log), parse(ROWS["RoCE, two cards"].log)
     assert settled({"a": connected, "b": connected})
@@ -72,12 +113,6 @@ def test_the_network_that_nccl_fell_back_to_counts() -> None:
     log = parse(ROWS["InfiniBand, newest lines"].log + ROWS["no libibverbs in the image"].log)
     assert sentence({"a": log}, {}) == "gradients: TCP on ens4"
     assert (log.connections, log.direct) == (2, 0)
-
-
-def process(pid: int, found: str, network: str, *devices: str) -> str:
-    """Return the log of a process, with a connection by each device."""
-    lines = (found, f"Using network {network}", *(f"Channel 00/0 : 0[0] -> 8[0] [send] via NET/{d}" for d in devices))
-    return "".join(f"a:{pid}:{pid} [0] NCCL INFO {line}\n" for line in lines)
 
 
 @pytest.mark.parametrize(
