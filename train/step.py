@@ -111,6 +111,35 @@ class Step:
         self.ema = EMA(model, config.ema_decay, self.parameters) if config.ema_decay else None
         self.objective = Objective(config, precision, world)
         self.computed: Callable[[], None] = _nothing  # called after each forward pass
+        # two ranks are exact without: a + b = b + a, and x/2 = x * 0.5
+        self.to_rehearse = isinstance(wrapped, DistributedDataParallel) and world.size > 2
+
+    def rehearse(self, batch: Batch) -> None:
+        """Compute the gradients of the process's first micro-batch once before the first step, and forget them.
+
+        DDP's first reduction in a process rounds differently from all later ones: it has one bucket for all gradients,
+        which DDP arranges anew before the next forward pass, so that the sum over ranks has another order; and it
+        multiplies by 1/n where later ones divide by n. A resumed run would have it in the middle.
+
+        Nothing of it remains: gradients are zero, as before each later step, buffers (also those that the average
+        follows) have their values, and `Trainer.train_step` seeds torch. The batch is a real one because --compile
+        would keep a graph for another size, and which parameters are used may depend on the images. With a static
+        graph, DDP first counts the uses of each parameter, and arranges the buckets after the second backward pass.
+        """
+        self.to_rehearse = False
+        buffers = [
+            (module, name, buffer, buffer.clone())
+            for module in self.model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+        config = self.config
+        for _ in range(2 if config.static_graph else 1):
+            output = self.objective.forward_loss(self.wrapped, batch, None, config.loss, config.label_smoothing)
+            output.loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
+            self.wrapped.zero_grad(set_to_none=False)
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                setattr(module, name, buffer.copy_(value))  # a forward pass may also replace a buffer
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
         """Add a micro-batch's gradients; return its `counts` on the device."""

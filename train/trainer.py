@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -201,7 +202,7 @@ class Trainer:
         self.meter = Meter(self.world, progress.sums, progress.interval)
         self.clock.restart()
         every, trace = Every(config.checkpoint_every), tracing(config, self.world, progress.epoch)
-        batches = self.load()
+        batches = self._rehearsed(self.load())
         while progress.step < self.epoch_steps:
             agreed = stop.agreed(save=self.world.first and every.time_is_up())
             due = agreed.save or every.steps_done(self.global_step)
@@ -237,8 +238,8 @@ class Trainer:
             mix=draw_mix(config, seed, config.side(progress.epoch)),
             momentum=momentum_at(config, update, self.total_steps),
         )
-        for batch in batches:
-            if progress.epoch == progress.step == 0:
+        for number, batch in enumerate(batches):
+            if progress.epoch == progress.step == number == 0:  # later ones may be empty
                 self.log.images("Images/augmented", batch.images[:SHOWN].cpu().numpy(), 0)
             self.meter.add(self.step.accumulate(batch, plan))
         self.clock.images += batch.total
@@ -254,6 +255,15 @@ class Trainer:
     def load(self) -> Iterator[Batch]:
         """Yield this rank's micro-batches for the rest of the epoch."""
         return self.clock.timed(self.train_loader.batches(self._requests(), self.progress.epoch))
+
+    def _rehearsed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the batches; before the first step of a process, rehearse with the first one, which is not timed."""
+        if not self.step.to_rehearse:
+            return batches
+        first = next(batches)
+        self.step.rehearse(first)
+        self.clock.restart()
+        return chain([first], batches)
 
     def _requests(self) -> Iterator[Request]:
         """Yield what to load for each micro-batch: per step the same number on every rank, and at least one.

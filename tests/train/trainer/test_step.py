@@ -409,6 +409,33 @@ def test_the_average_includes_batch_norm_statistics() -> None:
     assert ema.model.num_batches_tracked == 1
 
 
+class Counting(nn.Module):
+    """Changes one buffer in its forward pass and replaces another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(3), nn.Linear(3, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        out: torch.Tensor = self.head(self.norm(x).mean((2, 3)))
+        return out
+
+
+def test_a_rehearsal_leaves_only_gradients_of_zero() -> None:
+    config = Config(data="", image_size=8, ema_decay=0.5)
+    model = Counting()
+    before = {name: (value, value.clone()) for name, value in model.named_buffers()}
+    step = make_step(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), model)
+    batch = Batch(torch.arange(8 * 8 * 3 * 2).view(2, 8, 8, 3).byte(), torch.arange(2), torch.ones(2), 2, last=True)
+    step.rehearse(batch)
+    for name, value in model.named_buffers():
+        assert value is before[name][0], name  # the one that the average follows
+        assert torch.equal(value, before[name][1]), name
+    assert [parameter.grad.abs().sum() for parameter in model.parameters() if parameter.grad is not None] == [0] * 4
+
+
 class Tied(nn.Module):
     """A head with the weights of the first layer, and a buffer under two names."""
 
