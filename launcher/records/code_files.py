@@ -60,6 +60,7 @@ class CodeFile:
     path: str
     status: os.stat_result  # of the file itself, not of a link's target
     wanted: bool = False  # .dockerignore has a line `!name`: it is sent even if it contains credentials
+    tracked: bool = False  # by git
 
     @property
     def is_link(self) -> bool:
@@ -180,7 +181,7 @@ def code_files(folder: Path, left_out: LeftOut | None = None) -> Iterator[CodeFi
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_IFMT(status.st_mode) in _KINDS:
                     sending.add(at)
-                    yield CodeFile(name, entry.path, status, asked_for)
+                    yield CodeFile(name, entry.path, status, asked_for, name in tracked)
         waiting += reversed(folders)
     used = with_parents(at.rstrip("/") for at in sending)
     out.why.update((at, EMPTY) for at in seen if at and at.rstrip("/") not in used)

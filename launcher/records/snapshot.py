@@ -31,6 +31,7 @@ from launcher.records.code_files import (
 )
 from launcher.records.links import check_links
 from launcher.records.trainer import TRAINER, needed_trainer
+from launcher.records.wanted import is_saved
 
 LIMIT = 512 << 20
 LARGE = 50_000_000  # bytes of code above which its largest files are named
@@ -172,7 +173,10 @@ def _largest(files: Sequence[CodeFile]) -> list[CodeFile]:
 
 
 def _summary(files: Sequence[CodeFile], left_out: LeftOut) -> str:
-    """Return `code: 214 files, 3.1 MB, 12 left out by .gitignore, 1 link`. A folder that is left out counts as one."""
+    """Return `code: 214 files, 3.1 MB, 12 left out by .gitignore, 1 link`. A folder that is left out counts as one.
+
+    Checkpoints of an earlier time, which nobody means to send, are named: git does not track them.
+    """
     links = sum(file.is_link for file in files)
     size = sum(file.status.st_size for file in files if not file.is_link)
     parts = [_count(len(files) - links, "file"), size_text(size)]
@@ -180,6 +184,8 @@ def _summary(files: Sequence[CodeFile], left_out: LeftOut) -> str:
     parts += [_count(links, "link")] if links else []
     if size > LARGE:
         parts[-1] += "; the largest: " + ", ".join(f"{f.name} ({size_text(f.status.st_size)})" for f in _largest(files))
+    if saved := [file.name for file in files if is_saved(file.name) and not file.tracked]:
+        parts.append(f"with {_named(saved, 3)}, from which a program may start")
     return f"code: {', '.join(parts)}"
 
 
@@ -187,9 +193,9 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+def _named(names: Sequence[str], most: int = _MOST_NAMED) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _archive(listing: CodeListing, watch: _Watch) -> tuple[Snapshot, list[CodeFile]]:

@@ -168,10 +168,14 @@ class Record:
     def sent_code(self) -> SentCode | None:
         """The files of the code that was sent to the nodes; None if its archive is missing here or damaged."""
         try:
-            with open_regular(self.paths.code) as file:
-                return sent_files(file.read())
+            return sent_files(self.code())
         except (OSError, EOFError, tarfile.TarError, zlib.error):
             return None
+
+    def code(self) -> bytes:
+        """The archive of the code that was sent to the nodes. Raises OSError."""
+        with open_regular(self.paths.code) as file:
+            return file.read()
 
     def job_text(self) -> str:
         """Return the text of job.yaml. Raises OSError, UnicodeDecodeError."""

@@ -16,7 +16,8 @@ RECORDINGS = "flight_recorder"  # folder of the recordings of ranks that hang (l
 CHECKPOINTS = "checkpoints"  # the trainer saves here and resumes from here automatically
 # folders and files of experiment trackers, which work offline
 TRACKERS = ("wandb", "mlflow.db", "mlruns", ".trackio")
-SAVED = re.compile(r"checkpoint|ckpt|\.(pt|pth|pth\.tar|safetensors|npz|pkl)$", re.IGNORECASE)  # names of checkpoints
+_SAVED = re.compile(r"checkpoint|ckpt|\.(pt|pth|pth\.tar|safetensors|npz|pkl)$", re.IGNORECASE)
+_SOURCE = re.compile(r"\.(py|pyi|pyc|ipynb|sh|c|cc|cpp|cu|cuh|h|hpp|md|rst|ya?ml|toml|cfg|ini)$", re.IGNORECASE)
 
 # What the launcher itself writes to an output folder, beside the code. Everything else there is the program's.
 _STATE = re.escape(MARKER) + (
@@ -52,7 +53,12 @@ def is_programs(path: str) -> bool:
 def _is_saved_there(path: str) -> bool:
     """Whether a file below tensorboard/ is a checkpoint, which loggers put beside their curves."""
     _, found, rest = path.partition("tensorboard/")
-    return bool(found) and ".tfevents." not in rest and SAVED.search(rest) is not None
+    return bool(found) and ".tfevents." not in rest and is_saved(rest)
+
+
+def is_saved(path: str) -> bool:
+    """Whether the name of a file is that of a checkpoint, and not of a program that writes some."""
+    return _SAVED.search(path) is not None and _SOURCE.search(path) is None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ The program may change everything in them, also into links: nothing below is rea
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import tarfile
@@ -67,6 +68,17 @@ def sent_files(archive: bytes) -> SentCode:
     """Return the files of a snapshot's archive. Raises tarfile.TarError, OSError, EOFError if it is damaged."""
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         return {member.name: SentFile("l" if member.issym() else "f", member.size, member.mtime) for member in tar}
+
+
+def contents(archive: bytes, names: Collection[str]) -> Mapping[str, str]:
+    """Return what identifies the content of these files of a snapshot's archive, those that it has; as `sent_files`."""
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        for member in tar:
+            if member.name in names:
+                file = tar.extractfile(member) if member.isreg() else None
+                found[member.name] = hashlib.sha256(file.read()).hexdigest() if file else f"-> {member.linkname}"
+    return found
 
 
 def list_sent(files: Files, output: str, node: str, code: SentCode) -> list[str]:

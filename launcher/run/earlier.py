@@ -1,8 +1,8 @@
 """The files from which a new run resumes: what an earlier run's program wrote to its output folder and beside its code.
 
 They are on its nodes, or were fetched to this machine. `launcher.run.inherit` decides which node gets what. A file that
-another machine has is read once, through this one, and written to all nodes that lack it at the same time. No file of
-the code that is sent now is overwritten.
+another machine has is read once, through this one, and written to all nodes that lack it at the same time. A file of
+the code that is sent now is overwritten if it is what was sent to the earlier run, whose program has changed it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from launcher.node.parallel import on_each, run_all, run_all_settled
 from launcher.node.trees import Entry, Place
 from launcher.records.paths import ASIDE, RECORD_FILES, RUNS
 from launcher.records.store import NodeOfRun, Record
-from launcher.records.wanted import CHECKPOINTS, SAVED, is_programs, is_safe
-from launcher.records.workdir import SentCode, in_workdir, is_sent, sent_files
+from launcher.records.wanted import CHECKPOINTS, is_programs, is_safe, is_saved
+from launcher.records.workdir import SentCode, contents, in_workdir, is_sent, sent_files
 from launcher.run.inherit import Heir, Holder, Share, is_log, shares
 from launcher.run.locate import Attached
 
@@ -108,17 +108,18 @@ def files_of(
         failed = [e.node for e, each in zip(others.engines, found, strict=True) if isinstance(each, LauncherError)]
         silent = ", ".join(sorted([*failed, *others.failed]))
         holders = {OUTPUT: _outputs(listed, old), WORKDIR: _workdirs(listed, old)}
-        held_back = _hold_back(holders[WORKDIR], sent_files(code))
+        yours, theirs = _settle(holders[WORKDIR], code, old)
         copies = [copy for area in holders for copy in _copies(holders[area], area, plan, fleet)]
-        if not any(copy.share.newest for copy in copies):
-            if required:
-                raise _nothing(run, [each.engine.node for each in listed], silent)
-            yield lambda: None
-            return
+        if yours or theirs:
+            log(_settled(run, yours, theirs, known=old.sent_code is not None))
+        found_any = any(copy.share.newest for copy in copies)
+        if required and not found_any and not yours:
+            raise _nothing(run, [each.engine.node for each in listed], silent)
         if silent:
             log(f"warning: no answer from {silent}: files of {run} that only they have are not used")
-        if held_back:
-            log(f"the code sent now replaces files that the program of {run} had changed: {_named(held_back)}")
+        if not found_any:
+            yield lambda: None
+            return
         _check_room(run, copies)
         for engine in fleet.engines:
             log(f"{engine.node}: {_describe(run, [copy for copy in copies if engine.node in copy.nodes])}")
@@ -136,7 +137,7 @@ def checkpoint_of(attached: Attached, *, workdirs: bool = True) -> str:
     listed = run_all_settled([partial(_list, engine, output) for (_, output), engine in on.items()])
     known = [each for each in listed if isinstance(each, _Listing)]
     holders = [*(_workdirs(known, record) if workdirs else []), *_outputs(known, record)]
-    saved = {path: e for each in holders for path, e in each.entries.items() if SAVED.search(path)}
+    saved = {path: e for each in holders for path, e in each.entries.items() if is_saved(path)}
     found = {path: entry for path, entry in saved.items() if not is_log(entry)}
     return _shown(*_newest(found)) if found else ""
 
@@ -203,16 +204,34 @@ def _is_code(entry: Entry, path: str, code: SentCode | None) -> bool:
     return "__pycache__/" in path or is_sent(code, path, entry.size, entry.mtime, "l" if entry.link else "f")
 
 
-def _hold_back(holders: Sequence[Holder], code: SentCode) -> Sequence[str]:
-    """Remove files in whose place the code that is sent now has a file or a folder; return their paths."""
-    folders = {str(parent) for path in code for parent in PurePosixPath(path).parents}
-    found = set()
+def _settle(holders: Sequence[Holder], code: bytes, old: Record) -> tuple[Sequence[str], Sequence[str]]:
+    """Decide whose a file is that the earlier run's program has changed and the code that is sent now has as well: the
+    run's if it is unchanged here since the code of that run was sent, else the user's, which is not inherited then.
+
+    Return the user's and the run's files. In whose place there is a folder now, or vice versa, is the user's.
+    """
+    sent = sent_files(code)
+    folders = {str(parent) for path in sent for parent in PurePosixPath(path).parents}
+    both = {path for holder in holders for path in holder.entries if path in sent}
+    before = contents(old.code(), both) if both and old.sent_code is not None else {}
+    now = contents(code, both) if before else {}
+    theirs = {path for path in both if path in before and before[path] == now[path]}
+    yours = set()
     for holder in holders:
         for path in list(holder.entries):
-            if path in folders or path in code or any(str(parent) in code for parent in PurePosixPath(path).parents):
+            above = any(str(parent) in sent for parent in PurePosixPath(path).parents)
+            if above or path in folders or (path in both and path not in theirs):
                 del holder.entries[path]
-                found.add(path)
-    return sorted(found)
+                yours.add(path)
+    return sorted(yours), sorted(theirs)
+
+
+def _settled(run: RunId, yours: Sequence[str], theirs: Sequence[str], *, known: bool) -> str:
+    """known: whether the code of the earlier run is recorded here."""
+    since = "changed here since" if known else f"as the code that was sent to {run} is not recorded here"
+    found = [(theirs, "the run's, unchanged here since"), (yours, f"yours, {since}")]
+    said = [f"{_named(paths)} {'is' if len(paths) == 1 else 'are'} {whose}" for paths, whose in found if paths]
+    return f"the code sent now has files that the program of {run} had changed: {'; '.join(said)}"
 
 
 def _ranks(nodes: Iterable[NodeOfRun]) -> frozenset[int]:

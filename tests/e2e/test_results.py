@@ -87,3 +87,46 @@ def test_the_quiet_program_is_purged_without_a_question(home_cli: Cli) -> None:
     home_cli("up", home_cli.job("quiet", **process_job(nodes=["local"], run={"command": ["seq", "3"]})))
     assert "kept" not in home_cli("down", "--purge").stderr
     assert outputs(home_cli) == []
+
+
+def epochs(cli: Cli, number: int) -> Path:
+    """A program that goes on from checkpoints/last.txt and config.txt in its working directory, and changes both."""
+    program = (
+        'mkdir -p models; read e <$0 || e=0; read c <config.txt; echo "from $e, config $c"; echo $1 >$0; echo x >$0.log'
+    )
+    (cli.cwd / "checkpoints").mkdir(exist_ok=True)
+    command = ["sh", "-c", program + "; echo $1 >config.txt", "checkpoints/last.txt", str(number)]
+    return cli.job("epochs", **process_job(nodes=["local"], run={"command": command}))
+
+
+def test_a_run_resumes_from_its_file_and_not_from_an_older_one_that_is_sent_again(home_cli: Cli) -> None:
+    file, config, last = epochs(home_cli, 7), home_cli.cwd / "config.txt", home_cli.cwd / "checkpoints" / "last.txt"
+    config.write_text("mine\n")
+    last.write_text("2\n")
+    started = home_cli("up", file)
+    assert started.stdout == "from 2, config mine\n"
+    assert "with checkpoints/last.txt, from which a program may start\n" in started.stderr
+    run = home_cli.runs()[-1].name
+    both = f"the code sent now has files that the program of {run} had changed"
+
+    resumed = home_cli("up", epochs(home_cli, 9), "--resume", run)
+    assert resumed.stdout == "from 7, config 7\n"
+    assert f"{both}: checkpoints/last.txt, config.txt are the run's, unchanged here since\n" in resumed.stderr
+    second = home_cli.runs()[-1].name
+
+    config.write_text("edited\n")
+    again = home_cli("up", epochs(home_cli, 11), "--resume", second)
+    assert again.stdout == "from 9, config edited\n"
+    which = "checkpoints/last.txt is the run's, unchanged here since; config.txt is yours, changed here since\n"
+    assert which in again.stderr
+
+    last.write_text("3\n")  # of all that the run has, nothing is left to bring
+    mine = home_cli("up", epochs(home_cli, 11), "--resume", second)
+    assert mine.stdout == "from 3, config edited\n"
+    assert "checkpoints/last.txt, config.txt are yours, changed here since\n" in mine.stderr
+
+    last.write_text("2\n")
+    (home_cli.cwd / "runs" / second / "code.tar.gz").unlink()
+    unknown = home_cli("up", epochs(home_cli, 11), "--resume", second)
+    assert unknown.stdout == "from 2, config edited\n"
+    assert f"are yours, as the code that was sent to {second} is not recorded here\n" in unknown.stderr

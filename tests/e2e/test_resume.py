@@ -40,10 +40,11 @@ def test_all_ranks_resume_from_what_rank_0_wrote_to_its_working_directory(home_c
     (home_cli.cwd / "helper.py").write_text("WORD = 'new'\n")  # as large as the old one
     told = resume(home_cli, file, first.name)
     on_0, on_1 = starts(home_cli, "local-0", "local-1")
-    assert on_0 == on_1 == ("3", on_0[1], "3", "new", "sent")
-    assert re.search(r"local-0: resumes from .*\bits own 2 files \(2(\.\d)? kB\), the newest ", told), told
-    assert re.search(r"local-1: resumes from local-0's 2 files .* and its own rank-1.json \(.*, 1 B\)", told), told
-    assert f"the code sent now replaces files that the program of {first.name} had changed: config.txt" in told
+    assert on_0 == on_1 == ("3", on_0[1], "3", "new", "changed")
+    assert re.search(r"local-0: resumes from .*\bits own 3 files \(2(\.\d)? kB\), the newest ", told), told
+    assert re.search(r"local-1: resumes from local-0's 3 files .* and its own rank-1.json \(.*, 1 B\)", told), told
+    both = f"the code sent now has files that the program of {first.name} had changed"
+    assert f"{both}: config.txt is the run's, unchanged here since\n" in told
 
     home_cli("fetch", first.name, "--checkpoints")
     shutil.rmtree(outputs / first.name)
@@ -73,13 +74,13 @@ def test_all_ranks_resume_on_other_machines(bed_cli: Cli, bed: Bed) -> None:
     bed_cli("down")
     told = resume(bed_cli, file, first)
     on_1, on_2 = starts(bed_cli, "node1", "node2")
-    assert on_1 == on_2 == ("3", on_1[1], "3", "old", "sent")
+    assert on_1 == on_2 == ("3", on_1[1], "3", "old", "changed")
     bed.sh(bed.nodes[0], f"cd /home/trainer/.launcher/{first}/workdir/node1 && touch -d tomorrow models/last.json")
     told = resume(bed_cli, file, first)
-    assert re.search(r"node2: resumes from node1's 2 files .* models/last.json .* and its own rank-1.json", told)
+    assert re.search(r"node2: resumes from node1's 3 files .* models/last.json .* and its own rank-1.json", told)
     assert starts(bed_cli, "node1", "node2") == [on_1, on_1]
     alone = resume(bed_cli, file, first, "--nodes", "node2")
-    assert "node2: resumes from node1's 2 files (" in alone
+    assert "node2: resumes from node1's 3 files (" in alone
     assert starts(bed_cli, "node2")[0][:2] == on_1[:2]
     bed_cli("down", "--all")
 

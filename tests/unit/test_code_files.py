@@ -464,6 +464,14 @@ def test_one_line_says_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert line.startswith(f"{said}; the largest: model (200 kB), ")
 
 
+def test_checkpoints_in_the_code_are_named_unless_git_tracks_them(tmp_path: Path) -> None:
+    tracked = ["weights/init.pt", "utils/checkpoint.py"]
+    fill(repository(tmp_path, "", *tracked), *tracked, "last.ckpt", "lib/checkpointing.py", "checkpoints/1", "a.pt.txt")
+    assert packed(tmp_path)[1] == ["code: 7 files, 84 B, with last.ckpt, checkpoints/1, from which a program may start"]
+    fill(tmp_path, "a.pth", "b.safetensors")
+    assert "with a.pth, b.safetensors, last.ckpt and 1 more, from which" in packed(tmp_path)[1][0]
+
+
 def test_a_script_that_would_not_be_sent_is_refused(tmp_path: Path) -> None:
     (fill(tmp_path, "build/main.py", "main.py") / ".gitignore").write_text("build/\n")
     found = parse_job(f"{HEAD}run: {{script: build/main.py}}\n")

@@ -1,6 +1,6 @@
 """epochs.py EPOCHS: loads its checkpoint if there is one, on every rank, as most scripts do. Rank 0 saves it.
 
-Every rank also saves a shard, and changes a file of the code, both in the working directory.
+Every rank also saves a shard, and rank 0 changes a file of the code, both in the working directory.
 """
 
 import hashlib
@@ -26,4 +26,5 @@ for epoch in range(state["epoch"] + 1, epochs + 1):
         last.parent.mkdir(exist_ok=True)
         last.write_text(json.dumps(state))
     shard.write_text(json.dumps(epoch))
-Path("config.txt").write_text("changed")
+if rank == "0":
+    Path("config.txt").write_text("changed")
