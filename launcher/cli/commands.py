@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from inspect import Parameter
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+
+from launcher.errors import UsageError
 
 
 def _without_types_of_flags(params: list[Any]) -> list[Any]:
@@ -21,6 +25,69 @@ def _without_types_of_flags(params: list[Any]) -> list[Any]:
 class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types_of_flags(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Raises UsageError for an option that is a key of the job file, or the program's own."""
+        params = self.get_params(ctx)
+        if not ctx.resilient_parsing and any("--set" in param.opts for param in params):
+            taking = {name: not getattr(param, "is_flag", False) for param in params for name in param.opts}
+            given = [param for param in params if param.param_type_name == "argument"]
+            refuse_others(str(self.name), args, taking, len(given))
+        return super().parse_args(ctx, args)
+
+
+# The job file's keys, as options of the command line; those of torchrun as the keys that replace them.
+KEYS = (
+    *("name", "runtime", "image", "code", "nodes", "gpus", "processes", "run", "mounts", "data", "env", "secrets"),
+    *("output", "restarts", "min_nodes", "spares", "lost_after", "port", "timeout", "hang_timeout", "resources"),
+    *("docker", "cluster", "sweep", "each"),
+)
+_OF_TORCHRUN = {"nproc_per_node": "processes", "master_port": "port", "max_restarts": "restarts", "num_gpus": "gpus"}
+
+
+def refuse_others(command: str, args: Sequence[str], taking: Mapping[str, bool], arguments: int) -> None:
+    """Raise UsageError if the command line has options of the program or keys of the job file: `--lr 0.1`, `lr=0.1`.
+
+    taking: whether each option of the command takes a value. arguments: how many other arguments it has.
+    """
+    sets, given, words = list[str](), list[str](), [word for word in args if word != "--"]
+    first = ""
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if _is_foreign(word, taking):
+            if not equals and words and not words[0].startswith("-") and not words[0].endswith((".yaml", ".yml")):
+                value = words.pop(0)
+            sets.append(f"--set {_key(name)}={shlex.quote(value) if value else 'true'}")
+        elif word.startswith("-") and word != "-":
+            if not equals and taking.get(word) and words:
+                words.pop(0)
+            continue
+        elif len(given) < arguments:
+            given.append(word)
+            continue
+        elif equals:
+            sets.append(f"--set {_key(name)}={shlex.quote(value)}")
+        else:
+            continue
+        first = first or name
+    if sets:
+        what = f"{first} is not an option of this command"
+        job = given[0] if given else "JOB"
+        raise UsageError(f"launcher {command}", what, f"set it in the job: launcher {command} {job} {' '.join(sets)}")
+
+
+def _is_foreign(word: str, taking: Mapping[str, bool]) -> bool:
+    name = word.partition("=")[0] if word.startswith("--") else word[:2]
+    return word.startswith("-") and word != "-" and name not in taking and not get_close_matches(name, taking, 1, 0.8)
+
+
+def _key(option: str) -> str:
+    """Return the key of the job that an option stands for: of the job file, else an argument of the program."""
+    name = option.lstrip("-").replace("-", "_")
+    if name in KEYS or name in _OF_TORCHRUN:
+        return _OF_TORCHRUN.get(name, name)
+    return f"run.args.{option.removeprefix('--') if '_' not in option else option}"
 
 
 class Group(TyperGroup):

@@ -23,6 +23,23 @@ from launcher.features import FEATURES
 from launcher.features import load as imported
 
 NOTHING_STARTED = "nothing was started"
+# what other tools call it -> our command
+OTHER_NAMES = {
+    **dict.fromkeys(
+        ("run", "start", "launch", "submit", "train", "sbatch", "torchrun", "apply", "resume", "restart"), "up"
+    ),
+    **dict.fromkeys(("stop", "kill", "cancel", "scancel", "rm", "delete", "remove", "terminate"), "down"),
+    **dict.fromkeys(("ps", "top", "stats", "info", "watch", "squeue", "queue"), "status"),
+    **dict.fromkeys(("ls", "list", "history", "jobs"), "runs"),
+    **dict.fromkeys(("log", "tail", "attach", "follow", "output"), "logs"),
+    **dict.fromkeys(("download", "pull", "get", "cp", "copy", "rsync", "sync"), "fetch"),
+    **dict.fromkeys(("prune", "gc", "cleanup", "purge"), "clean"),
+    **dict.fromkeys(("check", "preflight", "test", "diagnose"), "doctor"),
+    **dict.fromkeys(("show", "render", "config", "dry-run", "validate"), "plan"),
+    **dict.fromkeys(("ssh", "bash", "login", "sh"), "shell"),
+    **dict.fromkeys(("new", "create", "template"), "init"),
+    **dict.fromkeys(("build", "push"), "image"),
+}
 NOTHING_DONE = {"down": "nothing was stopped", "clean": "nothing was removed"}  # by a Ctrl-C before the command began
 # name -> (module, attribute, help), in the order of a typical workflow
 CORE: dict[str, tuple[str, str, str]] = {
@@ -72,9 +89,8 @@ class LazyGroup(Group):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the real command, for a call; in shell completion, None for an unknown one."""
-        close = [] if ctx.resilient_parsing or args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
-        if close:
-            ctx.fail(f"No such command '{args[0]}'. Did you mean '{close[0]}'?")
+        if not ctx.resilient_parsing and args[0] not in COMMANDS:
+            ctx.fail(f"No such command '{args[0]}'. {_instead(args[0])}")
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(name) if name else None, rest
 
@@ -84,6 +100,16 @@ class LazyGroup(Group):
     def invoke(self, ctx: Any) -> Any:
         """A Ctrl-C inside the command's function is handled there (see `load`); before it, nothing was started."""
         return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).invoke(ctx), _nothing_done())
+
+
+def _instead(word: str) -> str:
+    """Return what the user may mean by a word that is no command."""
+    if word.endswith((".yaml", ".yml")):
+        return f"To start a job: launcher up {word}"
+    if word.endswith(".py"):
+        return f"To start a program: a job file with `run: {{script: {word}}}` (launcher init), then launcher up JOB"
+    name = OTHER_NAMES.get(word) or next(iter(get_close_matches(word, COMMANDS, n=1)), "")
+    return f"Did you mean '{name}'? {COMMANDS[name][2]}" if name else "The commands: launcher -h"
 
 
 def _stopped_by_ctrl_c(step: Callable[[], Any], known: str = "") -> Any:

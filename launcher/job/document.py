@@ -20,6 +20,7 @@ MOST_VALUES = 100_000  # aliases expanded, each counted at every level; 100 char
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_OPENED = re.compile("flow (sequence|mapping)|quoted scalar")  # what begins with a bracket or a quote
 _PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:str")
 
 # The parser's messages for common mistakes, and hints.
@@ -155,6 +156,9 @@ class _Composer:
                 self.problems.append(Problem(key_mark, (*path, key), f"the key is given twice, {where}"))
             node = self._node(next(self._events), (*path, key))
             size += node.size
+            if node.value is None and (found := re.fullmatch(r"([\w./-]+):(\S+)", key)) and _is_plain(event):
+                what = f"a space is missing after the colon: {{{found[1]}: {found[2]}}}"
+                self.problems.append(Problem(key_mark, (*path, key), what))
             if key == "<<" and _is_plain(event):
                 for mapping in node.value if isinstance(node.value, list) else [node]:
                     if isinstance(mapping.value, dict):
@@ -169,6 +173,9 @@ class _Composer:
     def syntax(self, error: yaml.MarkedYAMLError, text: str) -> Exception:
         """Return the exception for a syntax error."""
         position = error.problem_mark or error.context_mark
+        opened = error.context_mark if _OPENED.search(error.context or "") else None
+        if opened is not None and position is not None and position.line > opened.line:
+            position = opened  # the parser notices it where the next key begins, or at the end
         line, column = (position.line, position.column) if position else (0, 0)
         lines = text.split("\n")
         here = lines[line] if line < len(lines) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -95,7 +96,10 @@ def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> st
         keys = f" with keys such as {', '.join(list(part.model_fields)[:4])}" if part else ""
         return f"expected a mapping{keys}, not {show(value)}"
     if kind in ("tuple_type", "list_type"):
-        return f"expected a list, not {show(value)}" + ("; put it in [...]" if isinstance(value, str) else "")
+        hint = "; put it in [...]" if isinstance(value, str) else ""
+        if isinstance(value, str) and re.fullmatch(r"[\w.@-]+([,\s]+[\w.@-]+)+", value):
+            hint += ": [" + ", ".join(re.split(r"[,\s]+", value)) + "]"
+        return f"expected a list, not {show(value)}{hint}"
     return str(detail["msg"])
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
@@ -29,6 +32,7 @@ Result = TypeVar("Result")
 
 _TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _DATA_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_JOB_NAME = "[a-z0-9][a-z0-9-]{0,62}"
 _OPTION = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -126,9 +130,9 @@ def _arg_value(value: Any) -> ArgValue:
     return parse_text(value)
 
 
-def _texts(value: Any, expected: str) -> tuple[str, ...]:
+def _texts(value: Any, expected: str, hint: str = "") -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
-        raise BadValueError(f"expected {expected}, not {show(value)}")
+        raise BadValueError(f"expected {expected}, not {show(value)}{hint}")
     return tuple(each(enumerate(value), lambda _, item: parse_text(item)))
 
 
@@ -168,6 +172,34 @@ def matching(pattern: str, expected: str) -> Any:
     return BeforeValidator(check)
 
 
+def _job_name(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch(_JOB_NAME, value):
+        return str(value)
+    hint = "; write it in quotes" if isinstance(value, (int, float)) else ""
+    if isinstance(value, str) and (close := re.sub("[^a-z0-9]+", "-", value.lower()).strip("-")[:63]):
+        hint = f"; for example {close}"
+    raise BadValueError(f"expected a name of at most 63 lower-case letters, digits and dashes, not {show(value)}{hint}")
+
+
+def _is_no_file(module: str) -> str:
+    if module.endswith(".py"):
+        raise BadValueError(f"expected a module, not a file: {module.removesuffix('.py')}; or script: {module}")
+    return module
+
+
+def _argv(value: Any) -> tuple[str, ...]:
+    hint = ""
+    if isinstance(value, str):
+        with suppress(ValueError):  # a quote is not closed
+            hint = f"; write [{', '.join(map(_as_item, shlex.split(value)))}]"
+    return _texts(value, "a list with one item per argument", hint)
+
+
+def _as_item(word: str) -> str:
+    """Return a word as an item of a list in YAML."""
+    return word if re.fullmatch(r"[\w./=-]+", word) else json.dumps(word)
+
+
 def _passable(env: Mapping[str, str]) -> Mapping[str, str]:
     each(env.items(), lambda name, value: scalars.require_passable(f"{name}={value}"))
     return env
@@ -188,8 +220,8 @@ _GPU_LIST = {"type": "array", "items": {"type": ["integer", "string"]}, "minItem
 
 JobName = Annotated[
     str,
-    matching(r"[a-z0-9][a-z0-9-]{0,62}", "a name of at most 63 lower-case letters, digits and dashes"),
-    schema(type="string", pattern="^[a-z0-9][a-z0-9-]{0,62}$"),
+    BeforeValidator(_job_name),
+    schema(type="string", pattern=f"^{_JOB_NAME}$"),
 ]
 NodeName = Annotated[str, matching(f"|{NODE_NAME}", "a short name of letters, digits, . _ and -")]
 Host = Annotated[str, BeforeValidator(scalars.parse_host)]
@@ -230,10 +262,12 @@ DataSets = Annotated[
     PlainSerializer(_show_data),
     schema(type="object", propertyNames={"pattern": f"^{_DATA_NAME}$"}, additionalProperties=_SOURCE_AND_TARGET),
 ]
-ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module such as train")]
-Argv = Annotated[
-    tuple[str, ...], PlainValidator(lambda value: _texts(value, "a list with one item per argument")), schema(**_LIST)
+ModuleName = Annotated[
+    str,
+    matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module such as train"),
+    AfterValidator(_is_no_file),
 ]
+Argv = Annotated[tuple[str, ...], PlainValidator(_argv), schema(**_LIST)]
 ArgsField = Annotated[Args, PlainValidator(parse_args), schema(anyOf=[_OPTIONS, _LIST])]
 EnvName = Annotated[
     str,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -125,7 +126,7 @@ def _missing(job: Job, cwd: Path) -> Iterator[Found]:
         script = _path(job, path, job.run.script, cwd)
         in_code = code / job.run.script
         if not script.is_file():
-            hint = f"; did you mean {os.path.relpath(in_code, cwd)}?" if in_code.is_file() else ""
+            hint = f"; did you mean {os.path.relpath(in_code, cwd)}?" if in_code.is_file() else _command_line(job)
             yield path, f"{'not a regular file' if script.exists() else 'no such file'}: {script}; {_FROM_HERE}{hint}"
         elif not script.is_relative_to(code):
             yield (
@@ -160,6 +161,17 @@ def _shell_scripts(job: Job, code: Path) -> Iterator[tuple[str, Path]]:
                 by_kernel = index == 0 and first.startswith(b"#!")
                 if first.endswith(b"\r") and (by_kernel or word.endswith((".sh", ".bash"))):
                     yield word, file
+
+
+def _command_line(job: Job) -> str:
+    """Return a hint if the script is given with the program that starts it, or with arguments."""
+    with suppress(ValueError):  # a quote is not closed
+        words = shlex.split(job.run.script or "")
+        at = next((index for index, word in enumerate(words) if word.endswith(".py")), -1)
+        if at >= 0 and len(words) > 1:
+            args = f" and args: [{', '.join(words[at + 1 :])}]" if words[at + 1 :] else ""
+            return f"; write script: {words[at]}{args}, which torchrun starts under the image's Python"
+    return ""
 
 
 def _too_much(job: Job, secrets: Mapping[str, str]) -> Iterator[Found]:

@@ -18,6 +18,7 @@ from launcher.job.overrides import apply_nodes, apply_pool, apply_set
 from launcher.job.problems import Positions, Problem, refusal, show
 
 LARGEST = 1_000_000  # bytes
+_PROGRAMS = {".py": "script: {}", ".sh": "command: [bash, {}]", ".sbatch": "command: [bash, {}]"}
 _START = "create a commented job file: launcher init"
 
 
@@ -99,11 +100,16 @@ def _job(
 
 
 def _read(path: FilePath) -> str:
+    if instead := _PROGRAMS.get(path.suffix):
+        what = f"is a program, not a job file: a job file (launcher init) has `run: {{{instead.format(path)}}}`"
+        raise JobInvalid(str(path), what, "then start it: launcher up JOB")
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except FileNotFoundError:
-        raise JobInvalid(str(path), "no such job file", _START) from None
+        named = path.with_name(f"{path.name}.yaml")
+        fix = f"did you mean {named}?" if named.is_file() else _START
+        raise JobInvalid(str(path), "no such job file", fix) from None
     except OSError as error:
         raise JobInvalid(str(path), f"cannot be read: {error.strerror}", "give the path of a job file") from None
     if len(data) > LARGEST:

@@ -26,6 +26,7 @@ def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
         raise JobInvalid(source, "expected KEY=VALUE, such as run.args.epochs=6", "quote it for your shell")
     value, problems = compose(text, source, inline=True)
     mark = Mark(source)
+    problems = [replace(problem, path=(*parts, *problem.path)) for problem in problems]
     return _with_value(root, parts, value or Node(mark, None), mark, ()), problems
 
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.functional_serializers import PlainSerializer, model_serializer
 
 from launcher.job import fields
-from launcher.job.problems import BadValueError, LocatedError, show
+from launcher.job.problems import BadValueError, LocatedError, printable, show
 from launcher.job.scalars import ANY, names_of
 
 MOST_NODES = 100_000
@@ -176,6 +176,9 @@ class RunPart(Part):
             raise BadValueError(f"give exactly one of module, script, command, not {' and '.join(given) or 'none'}")
         if self.command is not None and not (self.command and self.command[0]):
             raise LocatedError([(("command",), "the command is empty")])
+        if self.command is not None and re.match(r"[\w.-]+\s+\S", self.command[0]):
+            listed = ", ".join(self.command[0].split())
+            raise LocatedError([(("command", 0), f"expected one item per word: [{printable(listed)}, ...]")])
         if self.script is not None and self.script.endswith(".ipynb"):
             fix = f"convert it: jupyter nbconvert --to script {self.script}"
             raise LocatedError([(("script",), f"{self.script} is a notebook, which Python does not run; {fix}")])

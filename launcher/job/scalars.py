@@ -128,12 +128,18 @@ def parse_text(value: Any) -> ProgramText:
     raise BadValueError(f"expected text, not {show(value)}" + ("; write '' for an empty one" if value is None else ""))
 
 
+def _unquoted(value: Any) -> str:
+    """Return a hint for a number that was written as text."""
+    is_number = isinstance(value, str) and (_INT.fullmatch(value) or _FLOAT.fullmatch(value))
+    return f"; write it without quotes: {value}" if is_number else ""
+
+
 def whole(what: str, low: int, high: int) -> Callable[[Any], int]:
     """Return a parser of integers from `low` to `high`."""
 
     def parse(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise BadValueError(f"expected {what}, an integer, not {show(value)}")
+            raise BadValueError(f"expected {what}, an integer, not {show(value)}{_unquoted(value)}")
         if not low <= value <= high:
             raise BadValueError(f"expected {what} from {low} to {high}, not {show(value)}")
         return int(value)
@@ -152,15 +158,20 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
+class NumberOfSeconds(int):
+    """A duration that was written without a unit, of which the writer may have meant another one."""
+
+
 def parse_duration(value: Any) -> int:
     """Return seconds from `24h`, `15m`, `90s`, `1h30m`, or a number of seconds."""
     seconds = math.nan
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number:
         seconds = float(value) if abs(value) < _LONGEST * 10 else math.inf
     elif isinstance(value, str) and len(value) < 40 and (found := _DURATION.fullmatch(value.strip().lower())):
         seconds = sum(float(n) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True) if n)
     if not math.isnan(seconds) and 1 <= round(min(seconds, _LONGEST + 1)) <= _LONGEST:
-        return round(seconds)
+        return NumberOfSeconds(round(seconds)) if is_number else round(seconds)
     raise BadValueError(f"expected a duration of at least 1s, such as 24h, 15m, 90s or 1h30m, not {show(value)}")
 
 
@@ -198,7 +209,7 @@ def show_size(size: int) -> str | int:
 def parse_cpus(value: Any) -> float:
     if not isinstance(value, bool) and isinstance(value, (int, float)) and 0.01 <= value <= 100_000:
         return float(value)
-    raise BadValueError(f"expected a number of CPUs above 0, such as 16 or 1.5, not {show(value)}")
+    raise BadValueError(f"expected a number of CPUs above 0, such as 16 or 1.5, not {show(value)}{_unquoted(value)}")
 
 
 _GPU_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
@@ -211,8 +222,11 @@ def parse_gpus(value: Any) -> Gpus:
     if isinstance(value, int) and not isinstance(value, bool):
         return whole("a number of GPUs", 0, 1024)(value) or "none"
     if not isinstance(value, (list, tuple)):
-        single = isinstance(value, str) and (value.isdigit() or _GPU_UUID.fullmatch(value))
-        hint = "; put it in [...]" if single else ""
+        hint = _unquoted(value)
+        if isinstance(value, str) and _GPU_UUID.fullmatch(value):
+            hint = f"; put it in [...]: [{value}]"
+        elif isinstance(value, str) and re.fullmatch(r"\d+(\s*,\s*\d+)+", value):
+            hint = f"; for these indices: [{', '.join(re.findall(r'[0-9]+', value))}]"
         raise BadValueError(f"expected all, none, a number, or a list of indices or of UUIDs, not {show(value)}{hint}")
     if not value:
         raise BadValueError("an empty list of GPUs; expected none or all")
@@ -225,7 +239,7 @@ def parse_gpus(value: Any) -> Gpus:
         raise BadValueError("expected a list of GPU indices or of UUIDs, not both")
     for item in value:
         if not _GPU_UUID.fullmatch(item):
-            raise BadValueError(f"expected a GPU's index or its UUID (GPU-...), not {show(item)}")
+            raise BadValueError(f"expected a GPU's index or its UUID (GPU-...), not {show(item)}{_unquoted(item)}")
     return tuple(map(str, value))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from launcher.job.models import Job
+from launcher.job.scalars import NumberOfSeconds, show_duration
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.facts import NodeFacts
 from launcher.model.version import version_numbers
@@ -46,11 +47,16 @@ class Check:
 
 
 def written(job: Job) -> list[str]:
-    """Return a note for each variable that a shell would expand: the launcher passes it as written."""
+    """Return a note for each value that may mean something else: a variable that a shell would expand, but is passed as
+    written, and a duration without a unit.
+    """
     every = [job.env, *(entry.env for entry in job.machines)]
     named = {name: value for env in every for name, value in env.items() if _EXPANDED_BY_A_SHELL.search(value)}
+    durations = {key: getattr(job, key) for key in ("timeout", "hang_timeout", "lost_after")}
+    bare = {key: value for key, value in durations.items() if isinstance(value, NumberOfSeconds)}
     return [
-        f"env {name}: {value} is passed as written; ~ and variables are not expanded" for name, value in named.items()
+        *(f"env {name}: {text} is passed as written; ~ and variables are not expanded" for name, text in named.items()),
+        *(f"{key}: {value} is {show_duration(value)}: without a unit it is in seconds" for key, value in bare.items()),
     ]
 
 

@@ -5,13 +5,16 @@ The first lines of a file in broken_jobs say which message is expected: `# expec
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from launcher.errors import JobInvalid
+from launcher.job.files import check_files
 from launcher.job.loader import load_job, parse_job
+from launcher.planning.checks import written
 
 BROKEN = sorted((Path(__file__).parent / "broken_jobs").glob("*.yaml"))
 GOOD = "name: job\nimage: {ref: img}\nnodes: [a, {host: b, gpus: 1}]\nrun: {module: train, args: {lr: 0.1}}\n"
@@ -140,3 +143,53 @@ def test_an_error_in_a_merged_mapping_is_located_at_its_source() -> None:
         "job.yaml:7: run.args.lr: yes is ambiguous; write true for a boolean or 'yes' for text",
         "job.yaml:7: sweep.0.lr: yes is ambiguous; write true for a boolean or 'yes' for text",
     ]
+
+
+@pytest.mark.parametrize(("name", "run"), [("train.py", "script: train.py"), ("run.sh", "command: [bash, run.sh]")])
+def test_a_program_instead_of_a_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, run: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("import torch\nprint('a: b')\n")
+    said = refused(name)
+    assert said.startswith(f"{name}: is a program, not a job file: a job file (launcher init) has `run: {{{run}}}`")
+
+
+def test_a_job_file_without_its_suffix(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    assert f"did you mean {tmp_path}/job.yaml?" in refused(tmp_path / "job")
+
+
+def test_a_sweep_without_a_space(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD)
+    said = refused(path, "sweep=[{lr:1}]")
+    assert said == "--set sweep=[{lr:1}]: sweep.0.lr:1: a space is missing after the colon: {lr: 1}"
+
+
+@pytest.mark.parametrize(
+    ("script", "hint"),
+    [
+        ("python train.py", "; write script: train.py, which torchrun starts under the image's Python"),
+        ("torchrun --nproc_per_node 2 train.py", "; write script: train.py, which torchrun starts"),
+        ("train.py --lr 0.1", "; write script: train.py and args: [--lr, 0.1], which torchrun starts"),
+        ("python 'train.py", ""),
+        ("main.py", ""),
+    ],
+)
+def test_a_command_line_as_script(tmp_path: Path, script: str, hint: str) -> None:
+    (tmp_path / "train.py").touch()
+    job = parse_job(GOOD.replace("{module: train, args: {lr: 0.1}}", f"{{script: {json.dumps(script)}}}"))
+    with pytest.raises(JobInvalid) as caught:
+        check_files(job, tmp_path, {})
+    text = str(caught.value)
+    assert f"run.script: no such file: {tmp_path}/{script}" in text
+    assert hint in text
+    assert bool(hint) == ("write script" in text)
+
+
+def test_a_duration_without_a_unit_is_told() -> None:
+    def said(text: str) -> list[str]:
+        return [note for note in written(parse_job(GOOD + text)) if "unit" in note]
+
+    assert said("timeout: 24\n") == ["timeout: 24 is 24s: without a unit it is in seconds"]
+    assert said("hang_timeout: 5400\n") == ["hang_timeout: 5400 is 1h30m: without a unit it is in seconds"]
+    assert said("timeout: 24h\nhang_timeout: 90s\n") == []

@@ -15,8 +15,10 @@ import pytest
 from typer.main import get_command
 
 from launcher.cli import main
-from launcher.cli.commands import Command, Group
+from launcher.cli.commands import KEYS, Command, Group
+from launcher.cli.main import COMMANDS, OTHER_NAMES
 from launcher.errors import StoppedByUser
+from launcher.job.models import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -212,3 +214,75 @@ def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         assert max(map(len, shown.splitlines())) <= 80
         for line in (command.help or "").splitlines():
             assert "Example: " not in line or f" {line.strip()} " in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("stop", "Did you mean 'down'? Stop a run and remove its containers"),
+        ("kill", "Did you mean 'down'?"),
+        ("ps", "Did you mean 'status'? Show the state"),
+        ("ls", "Did you mean 'runs'?"),
+        ("run", "Did you mean 'up'?"),
+        ("job.yaml", "To start a job: launcher up job.yaml"),
+        ("train.py", "a job file with `run: {script: train.py}`"),
+        ("xyzzy", "The commands: launcher -h"),
+    ],
+)
+def test_a_command_of_another_tool(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, said: str
+) -> None:
+    assert exit_code(monkeypatch, command, "x") == 2
+    assert said in unwrapped(capsys.readouterr().err)
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, *argv: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["launcher", *argv])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    return ended.value.code
+
+
+def unwrapped(box: str) -> str:
+    return " ".join(box.replace("│", " ").split())
+
+
+def test_other_names_are_of_commands() -> None:
+    assert set(OTHER_NAMES.values()) <= COMMANDS.keys()
+    assert not set(OTHER_NAMES) & COMMANDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("call", "first", "fix"),
+    [
+        ("up --lr 0.1", "--lr", "up JOB --set run.args.lr=0.1"),
+        ("up -- --lr 0.1", "--lr", "up JOB --set run.args.lr=0.1"),
+        ("up job.yaml -- --lr 0.1 --amp", "--lr", "up job.yaml --set run.args.lr=0.1 --set run.args.amp=true"),
+        ("up --amp job.yaml", "--amp", "up job.yaml --set run.args.amp=true"),
+        ("up job.yaml lr=0.1", "lr", "up job.yaml --set run.args.lr=0.1"),
+        ("up job.yaml --batch_size=8", "--batch_size", "up job.yaml --set run.args.--batch_size=8"),
+        ("up -d job.yaml -b 8", "-b", "up job.yaml --set run.args.-b=8"),
+        ("up job.yaml --gpus 2 --hang-timeout 15m", "--gpus", "up job.yaml --set gpus=2 --set hang_timeout=15m"),
+        ("up job.yaml --nproc_per_node=2", "--nproc_per_node", "up job.yaml --set processes=2"),
+        ("plan job.yaml --offline --epochs 3", "--epochs", "plan job.yaml --set run.args.epochs=3"),
+    ],
+)
+def test_an_option_that_is_not_the_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: str, first: str, fix: str
+) -> None:
+    assert exit_code(monkeypatch, *call.split()) == 2
+    said = capsys.readouterr().err
+    assert f"{first} is not an option of this command" in said
+    assert f"set it in the job: launcher {fix}\n" in said
+
+
+@pytest.mark.parametrize("call", ["up job.yaml --detatch", "up --set", "up a.yaml b.yaml"])
+def test_other_mistakes_are_typers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: str
+) -> None:
+    assert exit_code(monkeypatch, *call.split()) == 2
+    assert "is not an option of this command" not in capsys.readouterr().err
+
+
+def test_the_keys_of_the_job_file_are_known_as_options() -> None:
+    assert set(KEYS) == set(Job.model_fields)
