@@ -114,7 +114,7 @@ class Trainer:
         }  # per image
         # an unsharded model may be too large for the device
         device = torch.device("cpu") if config.shards_weights else world.device
-        self.model = self.precision.cast(_synchronised(self.model, config), device)
+        self.model = self.precision.cast(together(lambda: _synchronised(self.model, config)), device)
         if config.checkpoint_activations:
             together(lambda: recompute_blocks(self.model, config.arch))
         if found := self.resumed:
@@ -589,12 +589,9 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _synchronised(model: nn.Module, config: Config) -> nn.Module:
-    """Replace batch norm as --syncbn says."""
-    if config.syncbn == "custom":
-        from train.experiments.syncbn import convert
+    """Replace batch norm as --syncbn says. Raises TrainError if the model has a layer for which that is impossible."""
+    if config.syncbn == "none":
+        return model
+    from train.experiments import syncbn
 
-        return convert(model)
-    if config.syncbn == "library":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch's
-        return converted
-    return model
+    return syncbn.convert(model) if config.syncbn == "custom" else syncbn.convert_by_library(model)

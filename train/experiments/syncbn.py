@@ -7,13 +7,16 @@ each pass over the input is one kernel of torch's SyncBatchNorm.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from train.errors import TrainError
 from train.models import BATCH_NORMS
 
 
@@ -158,14 +161,74 @@ class SyncBatchNorm(nn.BatchNorm1d):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
 
 
+PLAIN = {*BATCH_NORMS, SyncBatchNorm}  # layers that are a batch norm and nothing else
+
+
+class SyncBatchNormAct(SyncBatchNorm):
+    """Replacement for timm's BatchNormAct2d, which drops and activates what it normalises; same names of weights."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        out: Tensor = self.act(self.drop(super().forward(input)))
+        return out
+
+
 def convert(model: nn.Module) -> nn.Module:
-    """Replace every batch norm in `model` by a synchronised one that shares its parameters and buffers."""
-    if isinstance(model, BATCH_NORMS) and not isinstance(model, SyncBatchNorm):
-        ours = SyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats)
-        ours.weight, ours.bias = model.weight, model.bias
-        ours.running_mean, ours.running_var = model.running_mean, model.running_var
-        ours.num_batches_tracked, ours.training = model.num_batches_tracked, model.training
-        return ours
-    for name, child in model.named_children():
-        setattr(model, name, convert(child))
+    """Replace every batch norm in `model` by a synchronised one that shares its parameters and buffers.
+
+    Raises:
+        TrainError: a layer is a batch norm and something else, which the replacement would not do.
+    """
+    check(model, "custom")
+    made: dict[nn.Module, SyncBatchNorm] = {}  # a layer in several places stays one
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm):
+            made[layer] = made.get(layer) or _replacement(layer)
+            if not name:
+                return made[layer]
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, made[layer])
     return model
+
+
+def convert_by_library(model: nn.Module) -> nn.Module:
+    """Like `convert`, to torch's layers; by timm's function if the model has layers of timm.
+
+    Raises:
+        TrainError: see `convert`.
+    """
+    check(model, "library")
+    convert_: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+    if any(map(_is_of_timm, model.modules())):
+        convert_ = importlib.import_module("timm.layers").convert_sync_batchnorm
+    converted: nn.Module = convert_(model)
+    return converted
+
+
+def check(model: nn.Module, kind: str) -> None:
+    """Raise TrainError if the model has a layer that is a batch norm and something else, unknown to `convert`."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm) and not (type(layer) in PLAIN or _is_of_timm(layer)):
+            raise TrainError(
+                f"--syncbn {kind}: {name or 'the model'} is a {type(layer).__qualname__} of {type(layer).__module__}, "
+                f"which a synchronised batch norm may not equal; use torch's batch norm or timm's BatchNormAct2d, or "
+                f"remove the option"
+            )
+
+
+def _is_of_timm(layer: nn.Module) -> bool:
+    kind = type(layer)
+    return kind.__module__.startswith("timm.") and kind.__name__ in ("BatchNormAct2d", "SyncBatchNormAct")
+
+
+def _replacement(layer: _BatchNorm) -> SyncBatchNorm:
+    kind = SyncBatchNormAct if _is_of_timm(layer) else SyncBatchNorm
+    ours = kind(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+    ours.weight, ours.bias = layer.weight, layer.bias
+    ours.running_mean, ours.running_var = layer.running_mean, layer.running_var
+    ours.num_batches_tracked, ours.training = layer.num_batches_tracked, layer.training
+    for name, part in layer.named_children():  # drop and act
+        setattr(ours, name, part)
+    return ours

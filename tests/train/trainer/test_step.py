@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from train.distributed.ddp import compiled
 from train.distributed.methods import make_step
 from train.distributed.world import World
 from train.ema import EMA
+from train.errors import TrainError
 from train.experiments.masters import Masters
-from train.experiments.syncbn import SyncBatchNorm, convert
+from train.experiments.syncbn import SyncBatchNorm, convert, convert_by_library
 from train.loss import Mix, apply_mix, draw_mix, losses
 from train.models import SmallCNN, configured_model, make_model, parameter_count
 from train.optim import LARS, make_optimizer
@@ -141,6 +143,48 @@ def test_a_converted_model_keeps_its_weights_and_has_no_plain_batch_norm_left() 
     converted = convert(model)
     assert not any(type(module) is nn.BatchNorm2d for module in converted.modules())
     assert all(torch.equal(before[name], value) for name, value in converted.state_dict().items())
+
+
+def trained_once(model: nn.Module) -> list[torch.Tensor]:
+    """Logits, gradients and running statistics after a forward and backward pass."""
+    out = model.train()(torch.randn(4, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    out.square().sum().backward()
+    return [out, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
+
+
+def test_synchronised_batch_norm_keeps_what_timms_layers_do_besides() -> None:
+    """EfficientNet's BatchNormAct2d normalises, drops and activates."""
+    model = make_model("timm:test_efficientnet", 10).double()
+    expected, names = trained_once(copy.deepcopy(model)), list(model.state_dict())
+    library = convert_by_library(copy.deepcopy(model)).eval()  # on GPUs only in training
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    torch.testing.assert_close(library(x), copy.deepcopy(model).eval()(x))
+    converted = convert(model)
+    assert list(converted.state_dict()) == names
+    assert not any(type(module).__name__ == "BatchNormAct2d" for module in converted.modules())
+    for ours, theirs in zip(trained_once(converted), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+class Shifted(nn.BatchNorm2d):
+    """A layer of a user, which is more than a batch norm."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize("convert_", [convert, convert_by_library])
+def test_other_layers_that_are_batch_norms_are_refused_by_name(convert_: Callable[[nn.Module], nn.Module]) -> None:
+    with pytest.raises(TrainError, match=r"--syncbn \w+: 1 is a Shifted of tests\.train\.trainer\.test_step"):
+        convert_(nn.Sequential(nn.Conv2d(3, 8, 3), Shifted(8)))
+
+
+def test_a_batch_norm_in_two_places_stays_one() -> None:
+    model = nn.Module()
+    model.first = model.second = nn.BatchNorm2d(3)
+    converted = convert(nn.Sequential(model))
+    assert isinstance(converted[0].first, SyncBatchNorm)
+    assert converted[0].first is converted[0].second
 
 
 def test_in_a_single_process_it_equals_batch_norm() -> None:
