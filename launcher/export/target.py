@@ -17,9 +17,7 @@ class Keys:
 
     handled: str  # separated by spaces. They change the text; single values may be refused
     refused: Mapping[str, str]  # key -> why
-    refused_by: Mapping[
-        Callable[..., object], str
-    ]  # check -> the keys for which it says why
+    refused_by: Mapping[Callable[..., object], str]  # check -> the keys for which it says why
     unused: Mapping[str, str]  # key -> why the text does not depend on it
 
     def __post_init__(self) -> None:

@@ -601,7 +601,7 @@ _OF_PROGRAMS = (
         r"exec format error\b",
         (RUNC, ENGINE),
         "the image is for another CPU architecture",
-        "build the image for the node's architecture",
+        "pull or build it for the node's: `docker build --platform linux/amd64`, or linux/arm64",
     ),
 )
 RULES = (*_OF_MACHINE, *_OF_TOOLKIT, *_OF_GPUS, *_OF_PROGRAMS)

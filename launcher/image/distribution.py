@@ -167,12 +167,19 @@ def _in_registry(name: str, locations: ImageLocations) -> names.Reference:
     wanted = names.parse(name)
     if wanted is None or not names.in_registry(name):
         fix = "check the name in the job file; to list the images of a node, run there: docker images"
+        if misfit := locations.misfits.get(name):
+            raise ImageUnfit(f"image {name}", misfit, "build it for the nodes: docker build --platform linux/ARCH")
         raise ImageUnfit(f"image {name}", f"{_nowhere(locations)}, and is not the name of an image in a registry", fix)
     return wanted
 
 
 def _not_answered(name: str, engine: Engine, error: LauncherError, locations: ImageLocations) -> ImageUnfit:
     what = f"{_nowhere(locations)}, and {locations.describe(engine)} cannot pull it: {error.what}"
+    if misfit := locations.misfits.get(name):
+        fix = (
+            "build it for the nodes (docker build --platform linux/ARCH), or pull it: docker pull --platform linux/ARCH"
+        )
+        return ImageUnfit(f"image {name}", f"{misfit}; {locations.describe(engine)} cannot pull it: {error.what}", fix)
     fix = "check the name, the network connection to the registry, and `docker login` on this machine"
     return ImageUnfit(f"image {name}", what, error.next_step or fix)
 

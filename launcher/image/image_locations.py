@@ -52,6 +52,7 @@ class ImageLocations:
     log: Log
     on_progress: OnProgress = no_progress
     gpus: bool = True
+    misfits: dict[str, str] = field(default_factory=dict)  # why this machine's image of a name is not used
 
     def describe(self, *engines: Engine) -> str:
         return ", ".join("this machine" if engine is self.local else engine.node for engine in engines)
@@ -69,7 +70,8 @@ class ImageLocations:
             needed = set(on_each(self.nodes, lambda engine: image_store(engine).arch()).values()) - {"", theirs.arch}
             if needed:
                 nodes = ", ".join(sorted(needed))
-                self.log(f"image {name}: this machine has it for {theirs.arch}, but the nodes need {nodes}")
+                self.misfits[name] = f"this machine has it for {theirs.arch}, but the nodes need {nodes}"
+                self.log(f"image {name}: {self.misfits[name]}")
                 found[self.local] = None
         return found
 

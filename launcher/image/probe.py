@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from launcher.errors import ImageUnfit, NodeUnfit
+from launcher.errors import EngineFailed, ImageUnfit, NodeUnfit
+from launcher.faults.lookup import said
+from launcher.faults.table import ENGINE
 from launcher.image.cuda import explained
 from launcher.image.faults import Report
 from launcher.image.names import asset
@@ -26,11 +28,17 @@ MOUNTED_MAX_AGE = 600.0  # seconds: mounted files may change while the image doe
 FAST_TIMEOUT = 60.0
 FULL_TIMEOUT = 300.0
 ANY_CONTAINER = ContainerSpec("", "", ())  # an image with its defaults
-# python3, else python; an image without Python is a result, not an error
-FIND_PYTHON = (
-    'for p in python3 python; do if command -v "$p" >/dev/null 2>&1; then exec "$p" -c "$0" "$p" "$@"; fi; done; '
-    f"""echo; echo '{MARK}{{"python": ""}}'"""
-)
+# python3, else python, also if only that one has torch; an image without Python is a result, not an error
+FIND_PYTHON = f"""
+has_torch() {{ "$1" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null; }}
+used=$(command -v python3) other=$(command -v python)
+if [ -n "$used" ] && [ -n "$other" ] && [ "$(readlink -f "$used")" != "$(readlink -f "$other")" ]; then
+    if has_torch "$other" && ! has_torch "$used"; then used=; fi
+fi
+if [ -n "$used" ]; then exec python3 -c "$0" python3 "$@"; fi
+if [ -n "$other" ]; then exec python -c "$0" python "$@"; fi
+echo; echo '{MARK}{{"python": ""}}'
+"""
 
 
 def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: ContainerSpec) -> ImageFacts:
@@ -46,10 +54,10 @@ def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: Co
     else:
         view = [[mount.source, mount.target] for mount in like.mounts]
         where = [engine.host, view] if view else []  # the same path may have other content on another node
-        name = cache.key(info.id, where, dict(like.env), like.user, asset("probe.py"))
+        name = cache.key(info.id, where, dict(like.env), like.user, asset("probe.py"), FIND_PYTHON)
         kept = cache.get("facts", name)
         if kept is None or not (_in_image(kept, like) or cache.get("facts", name, MOUNTED_MAX_AGE)):
-            kept = run(engine, info.id, reference, _argv("facts"), like, FAST_TIMEOUT)
+            kept = _seen(engine, info, reference, "facts", like, FAST_TIMEOUT)
             cache.put("facts", name, kept)
     found = Report.from_json(kept)
     launch = Launch.RUN if found.run else Launch.LAUNCH if found.launch else Launch.NONE
@@ -67,13 +75,30 @@ def full_report(engine: Engine, info: ImageInfo, reference: str, *, gpus: bool =
 
     Results are cached. Raises ImageUnfit if nothing can be run in the image.
     """
-    name = cache.key(info.id, engine.host, asset("probe.py"), gpus)
+    name = cache.key(info.id, engine.host, asset("probe.py"), FIND_PYTHON, gpus)
     kept = cache.get("full", name)
     if kept is None:
         like = with_a_gpu(engine) if gpus else ANY_CONTAINER
-        kept = run(engine, info.id, reference, _argv("full"), like, FULL_TIMEOUT)
+        kept = _seen(engine, info, reference, "full", like, FULL_TIMEOUT)
         cache.put("full", name, kept)
     return Report.from_json(kept)
+
+
+def _seen(
+    engine: Engine, info: ImageInfo, reference: str, mode: str, like: ContainerSpec, timeout: float
+) -> Mapping[str, Any]:
+    """Return the report of a probe; with the image's entrypoint, as jobs run, if only that one leads to torch.
+
+    It may activate an environment (micromamba, RAPIDS). It may also be a program that takes other arguments.
+    """
+    found = run(engine, info.id, reference, _argv(mode), like, timeout)
+    if found.get("torch_folder") or not info.entrypoint:
+        return found
+    try:
+        activated = run(engine, info.id, reference, (*info.entrypoint, *_argv(mode)), like, timeout)
+    except (ImageUnfit, EngineFailed):
+        return found
+    return activated if activated.get("torch_folder") else found
 
 
 def with_a_gpu(engine: Engine) -> ContainerSpec:
@@ -110,8 +135,11 @@ def run(
         if line.startswith(MARK):
             found: Mapping[str, Any] = json.loads(line[len(MARK) :])
             return found
+    where = f"image {reference} on {engine.node}"
+    if cause := said(ENGINE, "\n".join(lines)):
+        raise ImageUnfit(where, f"{cause.what}: {lines[-1]}", cause.fix)
     raise ImageUnfit(
-        f"image {reference} on {engine.node}",
+        where,
         f"the probe of its Python failed (exit code {code}): {' | '.join(lines[-5:]) or 'no output'}",
         "the image needs a working sh and Python 3.6 or later; to inspect it, run: launcher shell JOB",
     )

@@ -202,6 +202,9 @@ def _as_item(word: str) -> str:
 
 def _passable(env: Mapping[str, str]) -> Mapping[str, str]:
     each(env.items(), lambda name, value: scalars.require_passable(f"{name}={value}"))
+    if re.search(r"\$\{?PATH\b", env.get("PATH", "")):
+        what = f"{env['PATH']} would be passed as written, and no program found: expected the whole PATH of the image"
+        raise LocatedError([(("PATH",), f"{what}; `docker image inspect IMAGE` shows it")])
     return env
 
 

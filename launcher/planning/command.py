@@ -87,7 +87,7 @@ def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[s
 
 
 def _refuse_without_torch(job: Job, image: ImageFacts) -> None:
-    where, fix = f"image {image.reference}", "choose a base image with torch, or use run.command"
+    where, fix = f"{image.python} in image {image.reference}", "choose a base image with torch, or use run.command"
     if not image.reference:  # plain processes
         where, fix = image.python, "install torch for this Python, or use run.command"
     if image.launch is not Launch.RUN and job.min_nodes is not None:

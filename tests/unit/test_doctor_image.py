@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from launcher.errors import ImageUnfit
+from launcher.image.distribution import provide
 from launcher.image.image_locations import ImageLocations
 from launcher.job.parts import Image
 from launcher.node.engine import Engine
@@ -52,3 +53,13 @@ def test_an_image_is_found_on_a_node_or_in_a_registry(nodes: list[Engine], level
         check = _found(image, ImageLocations(nodes, None, print), None)
         assert (check.level, check.what) == (level, what)
         assert bool(check.fix) == (level is Level.FAIL)
+
+
+def test_an_image_that_is_here_for_another_architecture_is_no_trouble_of_the_registry() -> None:
+    nodes = [engine("a", registry="denied: requested access to the resource is denied"), engine("b")]
+    store = SimpleNamespace(inspect=lambda _: SimpleNamespace(id="sha256:c", content="", arch="arm64"))
+    here = cast(Engine, Node("local", store))
+    for name in ("team/x:1", "mine"):
+        with pytest.raises(ImageUnfit, match="this machine has it for arm64, but the nodes need amd64") as refused:
+            provide(name, ImageLocations(nodes, here, print))
+        assert "--platform" in refused.value.next_step

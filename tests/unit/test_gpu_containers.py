@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import NodesFailed, NodeUnfit
+from launcher.errors import ImageUnfit, NodesFailed, NodeUnfit
 from launcher.faults.lookup import said
 from launcher.faults.table import ENGINE
 from launcher.image import cuda
-from launcher.image.probe import MARK, full_report
+from launcher.image.probe import MARK, full_report, image_facts
 from launcher.model.container import ContainerSpec
-from launcher.model.facts import EngineFacts, Gpu, ImageInfo, MigInstance, NodeFacts, NvidiaFacts
+from launcher.model.facts import EngineFacts, Gpu, ImageInfo, Launch, MigInstance, NodeFacts, NvidiaFacts
 from launcher.planning import gpu_checks, gpus
 from launcher.planning.checks import Level
 from tests.gpu_rows import TOOLKIT, UNSATISFIED
@@ -136,6 +136,62 @@ def test_an_image_is_tried_on_an_idle_gpu_and_on_none_for_a_job_without(
         full_report(engine, image, "x:1", gpus=gpus_)  # type: ignore[arg-type]
     full_report(Prober(dataclasses.replace(facts, gpus=(used,))), dataclasses.replace(image, id="2"), "x:2")  # type: ignore[arg-type]
     assert tried == [("GPU-1",), (), ()]
+
+
+ENTRY = ("/usr/local/bin/_entrypoint.sh",)  # of micromamba: activates an environment
+
+
+@pytest.mark.parametrize(
+    ("bare", "activated", "entrypoint", "torch"),
+    [
+        ('{"python": ""}', '{"python": "python3", "torch_folder": "/opt/conda/torch", "run": true}', ENTRY, True),
+        ('{"python": "python3", "torch_folder": "/usr/torch", "run": true}', "usage: serve [-h]", ENTRY, True),
+        ('{"python": "python3"}', "usage: serve [-h]", ("serve",), False),  # a program of its own
+        ('{"python": "python3"}', '{"python": "python3"}', ENTRY, False),
+        ('{"python": ""}', '{"python": "python3", "torch_folder": "/opt/conda/torch", "run": true}', (), False),
+    ],
+)
+def test_torch_is_found_in_the_environment_that_the_entrypoint_activates(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bare: str,
+    activated: str,
+    entrypoint: tuple[str, ...],
+    *,
+    torch: bool,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    class Prober(Engine):
+        node = host = "gpu-0"
+
+        def run_probe(self, spec: ContainerSpec, timeout: float) -> tuple[int, bytes]:
+            started = spec.argv[: len(entrypoint)] == entrypoint and entrypoint != ()
+            said = activated if started else bare
+            return 0, f"{MARK if said[0] == '{' else ''}{said}".encode()
+
+    engine = Prober(node(0, engine=LEGACY))
+    image = ImageInfo("sha256:1", (), (), "amd64", entrypoint, {}, (), 1)
+    found = image_facts(engine, "x:1", image, ContainerSpec("", "", ()))  # type: ignore[arg-type]
+    assert (found.launch is Launch.RUN) == torch
+    assert bool(full_report(engine, image, "x:1").torch_folder) == torch  # type: ignore[arg-type]
+
+
+def test_an_image_for_another_architecture_is_told_from_one_without_sh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    class Prober(Engine):
+        node = host = "gpu-0"
+
+        def run_probe(self, spec: ContainerSpec, timeout: float) -> tuple[int, bytes]:
+            return 255, b"exec /usr/bin/sh: exec format error\n"
+
+    image = ImageInfo("sha256:1", (), (), "arm64", (), {}, (), 1)
+    with pytest.raises(ImageUnfit, match="for another CPU architecture") as refused:
+        image_facts(Prober(node(0, engine=LEGACY)), "x:1", image, ContainerSpec("", "", ()))  # type: ignore[arg-type]
+    assert "--platform" in refused.value.next_step
 
 
 @pytest.mark.parametrize(("source", "words", "what", "fix"), TOOLKIT, ids=[row[0] for row in TOOLKIT])

@@ -1,6 +1,7 @@
 """images/probe.py as it runs inside an image, with fake packages that are laid out like real ones."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.image.faults import Report, find_faults
-from launcher.image.probe import MARK
+from launcher.image.probe import FIND_PYTHON, MARK
 from launcher.image.repair import ImageVerdict
 
 SCRIPT = Path(__file__).parents[2] / "images" / "probe.py"
@@ -128,3 +129,32 @@ def test_the_real_torch_of_this_environment_passes():
     verdict = ImageVerdict("this environment", found)
     verdict.check()
     assert ("VGG16 on 32x32", "", "ok") in verdict.rows()
+
+
+@pytest.mark.parametrize(
+    ("having", "with_torch", "used"),
+    [
+        (["python3", "python"], "python", "python"),
+        (["python3", "python"], "python3", "python3"),
+        (["python3", "python"], "", "python3"),
+        (["python3"], "", "python3"),
+        (["python"], "", "python"),
+        ([], "", ""),
+    ],
+)
+def test_the_python_that_has_torch_is_used(having, with_torch, used, tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "bin").mkdir()
+    for tool in ("sh", "readlink"):
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+    for name in having:
+        own = f"PYTHONPATH={tmp_path}" if name == with_torch else "PYTHONPATH="
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\n{own} exec {sys.executable} -S "$@"\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    argv = ["sh", "-c", FIND_PYTHON, SCRIPT.read_text(), "facts"]
+    done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": str(tmp_path / "bin")}, check=True)
+    [line] = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    found = Report.from_json(json.loads(line[len(MARK) :]))
+    assert found.python == used
+    assert bool(found.torch_folder) == bool(with_torch)
