@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import posixpath
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from launcher.api.jobs import chosen_config
 from launcher.errors import LauncherError
 from launcher.model.plan import RunId
 from launcher.node.connect import connect
+from launcher.node.engine import Engine
+from launcher.node.files import Span
+from launcher.node.parallel import run_all_settled
 from launcher.records import store
 from launcher.records.measured import top1
+from launcher.records.paths import NodePaths
 from launcher.records.store import Record
+from launcher.run import attempts
 from launcher.run.locate import Note, list_runs
 from launcher.run.state import RunState, state_of
 
@@ -23,7 +33,10 @@ RUNS_TIMEOUT = 5.0  # seconds to connect to a node, which is only asked whether 
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run in a list. top1: percent. started_by: user@host of the caller, and the uid on the first node."""
+    """A run in a list.
+
+    top1: percent. started_by: user@host of the caller, and the uid on the first node. stopped_by: user@host.
+    """
 
     run: str
     state: str
@@ -31,6 +44,7 @@ class RunRow:
     nodes: tuple[str, ...]
     top1: float | None = None
     started_by: str = ""
+    stopped_by: str = ""
 
 
 def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None = None) -> list[RunRow]:
@@ -40,10 +54,11 @@ def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None =
         log(f"warning: {problem}")
     seen = _seen_by_nodes([record for record in records if record.result() is None], log, chosen_config(ssh_config))
     for record in records:
-        result = record.result() or {"state": seen[record.run]}
+        result = record.result() or seen[record.run]
         names = tuple(node.name for node in record.nodes())
         state = REFUSED if record.refused and result["state"] == RunState.FAILED else result["state"]
-        rows.append(RunRow(record.run, state, result.get("exit_code"), names, top1(result.get("last", {}))))
+        by, best = result.get("stopped_by") or "", top1(result.get("last", {}))
+        rows.append(RunRow(record.run, state, result.get("exit_code"), names, best, stopped_by=by))
     return rows
 
 
@@ -65,15 +80,39 @@ def runs_on(
     return rows, [*listing.failed.values()]
 
 
-def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None) -> dict[RunId, str]:
-    """Return the states of these runs on their nodes; `unreachable` if the reachable nodes do not determine it."""
+def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None) -> dict[RunId, Mapping[str, Any]]:
+    """Return `state` and `stopped_by` of these runs; `unreachable` if the reachable nodes do not determine it."""
     hosts = sorted({node.host for record in records for node in record.nodes()})
     named = [(host, host) for host in hosts]
     with connect(named, None, ssh_config, allow_failures=True, timeout=RUNS_TIMEOUT, ask=False) as fleet:
         listing = list_runs(fleet, log)
-    seen = {}
+        gone = [record for record in records if record.run not in listing.runs]
+        stopped = _who_stopped(gone, [engine for engine in fleet.engines if engine.node not in listing.failed])
+    seen: dict[RunId, Mapping[str, Any]] = {}
     for record in records:
         states, nodes = [f.state for f in listing.runs.get(record.run, ())], record.nodes()
         silent = sum(node.host in listing.failed for node in nodes)
-        seen[record.run] = state_of(states, len(nodes), min_nodes=record.min_nodes, silent=silent).value
+        by = None if silent else stopped.get(record.run)
+        state = state_of(states, len(nodes), min_nodes=record.min_nodes, silent=silent, stopped=by is not None).value
+        seen[record.run] = {"state": state, "stopped_by": by}
     return seen
+
+
+def _who_stopped(records: Sequence[Record], engines: Sequence[Engine]) -> dict[RunId, str]:
+    """Return who stopped these runs, by the files on their nodes; not those of which nothing is left there."""
+    found: dict[RunId, str] = {}
+
+    def ask(engine: Engine) -> None:
+        nodes = [(record.run, node) for record in records for node in record.nodes() if node.host == engine.host]
+        for root in {posixpath.dirname(node.output) for _, node in nodes}:
+            runs = {
+                Span(NodePaths(node.output, node.name).attempts, 0, attempts.LIMIT): run
+                for run, node in nodes
+                if posixpath.dirname(node.output) == root
+            }
+            for span, pieces in groupby(engine.files.read_spans([*runs], below=root), key=itemgetter(0)):
+                if by := attempts.stopped_by(b"".join(piece for _, piece in pieces)):
+                    found[runs[span]] = by
+
+    run_all_settled([partial(ask, engine) for engine in engines])  # a node without that folder knows nothing
+    return found

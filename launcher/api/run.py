@@ -21,7 +21,6 @@ from launcher.model.container import ContainerState
 from launcher.model.forward import parse_forward
 from launcher.model.host import cluster_host
 from launcher.model.plan import Membership, Plan, RunId
-from launcher.node.connect import connect
 from launcher.records.groups import latest_of, membership, runs_of
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, job_of, read_json_lines, records
@@ -30,14 +29,14 @@ from launcher.records.written import Written
 from launcher.run import exec_shell, messages
 from launcher.run.fetch import Fetched, written
 from launcher.run.fetch import fetch as fetch_files
-from launcher.run.locate import Attached, Note, Owner, connect_run, find_containers, find_on_nodes, list_runs
+from launcher.run.locate import Attached, Note, Owner, connect_run, find_containers, find_on_nodes
 from launcher.run.messages import Message, Output
 from launcher.run.notify import Notice, send
 from launcher.run.outcome import Outcome
 from launcher.run.printed import MASTER, Selection, find_output, master_from_start, read_earlier, read_now, with_copies
 from launcher.run.state import RunState
 from launcher.run.status import RunStatus, run_status
-from launcher.run.stop import Remaining, Removed, not_confirmed, remaining, stop, take_down
+from launcher.run.stop import Remaining, Removed, not_confirmed, remaining, remaining_on, stop, take_down
 from launcher.run.supervise import Supervision
 
 Show = Callable[[Message], None]
@@ -422,6 +421,4 @@ def runs_to_stop(
     hosts = [cluster_host(cluster)] if cluster is not None else nodes
     if hosts is None:
         return remaining(records(), chosen_config(ssh_config), log, purge=purge)
-    with connect([(h, h) for h in hosts], None, chosen_config(ssh_config), allow_failures=True) as fleet:
-        listing = list_runs(fleet, log)
-        return Remaining([*listing.runs], (), 0, [*listing.failed.values()])
+    return remaining_on(hosts, records(), chosen_config(ssh_config), log)

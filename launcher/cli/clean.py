@@ -21,7 +21,7 @@ from launcher.run.leftovers import Leftovers, OldOutput
 def clean(
     nodes: options.Nodes = None,
     all_projects: Annotated[
-        bool, typer.Option("--all-projects", help="Also output folders of runs that other folders started.")
+        bool, typer.Option("--all-projects", help="Also output folders and images of runs that other folders started.")
     ] = False,
     unfetched: Annotated[
         bool, typer.Option("--unfetched", help="Also output folders with files that were not fetched.")
@@ -31,8 +31,8 @@ def clean(
     ssh_config: options.SshConfig = None,
 ) -> None:
     """List leftovers and ask before removing them: unused images that launcher
-    built, output folders of runs that this folder started and that have no
-    container, containers of runs that `down` stopped while the node was
+    built for runs that this folder started, output folders of such runs that have
+    no container, containers of runs that `down` stopped while the node was
     unreachable, and containers of a killed `doctor --bench` or `shell`.
 
     Output folders with checkpoints or other files that are not in runs/ are
@@ -45,7 +45,7 @@ def clean(
     """
     with leftovers(options.hosts(nodes), ssh_config=ssh_config) as listed:
         every = listed.nodes
-        found = [replace(each, outputs=[o for o in each.outputs if o.ours or all_projects]) for each in every]
+        found = list(every if all_projects else map(_of_this_folder, every))
         if json:
             typer.echo(json_.dumps([_as_json(each) for each in found], indent=2))
         else:
@@ -66,6 +66,11 @@ def clean(
             raise NodesFailed(listed.failed, of=listed.asked)
 
 
+def _of_this_folder(found: Leftovers) -> Leftovers:
+    outputs = [output for output in found.outputs if output.ours]
+    return replace(found, outputs=outputs, images=[image for image in found.images if image.id in found.recorded])
+
+
 def _question(found: Sequence[Leftovers], chosen: Sequence[Leftovers]) -> str:
     everything = sum(len(each.outputs) for each in found) == sum(len(each.outputs) for each in chosen)
     return "Remove all of these?" if everything else "Remove these, except the output folders that are kept?"
@@ -79,17 +84,22 @@ def _explain(every: Sequence[Leftovers], found: Sequence[Leftovers], *, kept: bo
         fix = f"to download them: launcher fetch {first} --checkpoints; to remove them: --unfetched"
         terminal.note(f"output folders with files that are not in runs/ are kept; {fix}")
     others = [o for each, shown in zip(every, found, strict=True) for o in each.outputs if o not in shown.outputs]
-    if others:
-        size = size_text(sum(output.size for output in others))
-        what = f"{len(others)} output folder{'s' * (len(others) != 1)} ({size}) of runs that were not started here"
-        terminal.note(f"{what} {'is' if len(others) == 1 else 'are'} kept; to list them: --all-projects")
+    images = [i for each, shown in zip(every, found, strict=True) for i in each.images if i not in shown.images]
+    for kind, sizes in (("output folder", [o.size for o in others]), ("image", [i.size for i in images])):
+        if sizes:
+            what = f"{len(sizes)} {kind}{'s' * (len(sizes) != 1)} ({size_text(sum(sizes))})"
+            kept_ = f"of runs that were not started here {'is' if len(sizes) == 1 else 'are'} kept"
+            terminal.note(f"{what} {kept_}; to list them: --all-projects")
 
 
 def _as_json(found: Leftovers) -> dict[str, object]:
     return {
         "node": found.engine.node,
         "containers": [container.name for container in found.containers],
-        "images": [{"name": _name(image), "bytes": image.size} for image in found.images],
+        "images": [
+            {"name": _name(image), "bytes": image.size, "used_here": image.id in found.recorded}
+            for image in found.images
+        ],
         "outputs": [
             {
                 "run": out.run,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -26,6 +27,9 @@ from launcher.run.stop import EndedContainer, Removed, not_confirmed
 def down(
     run: options.Run = None,
     all_: Annotated[bool, typer.Option("--all", help="Stop all runs that were started in this folder.")] = False,
+    all_projects: Annotated[
+        bool, typer.Option("--all-projects", help="Also runs that other folders started: --nodes, or recorded here.")
+    ] = False,
     purge: Annotated[bool, typer.Option("--purge", help="Also delete the output folders on the nodes.")] = False,
     unfetched: Annotated[
         bool, typer.Option("--unfetched", help="With --purge: also those with files that were not fetched.")
@@ -51,7 +55,10 @@ def down(
     """
     report = Reporter()
     log = cache(report.log)  # each note once, for any number of runs
-    names, errors = _selected(purge, nodes, on, ssh_config, log) if all_ else (of_group(run), [])
+    all_ = all_ or all_projects
+    if all_ and run is not None:
+        raise UsageError("--all", f"stops every run, but {run} is named", "omit one of them")
+    names, errors = (of_group(run), []) if not all_ else _selected(all_projects, purge, nodes, on, ssh_config, log)
     several, missing = all_ or names != [run], 0
     results: list[dict[str, object]] = []
     for index, name in enumerate(names):
@@ -93,17 +100,20 @@ def down(
 
 
 def _selected(
-    purge: bool, nodes: str | None, on: str | None, ssh_config: Path | None, log: Note
+    all_projects: bool, purge: bool, nodes: str | None, on: str | None, ssh_config: Path | None, log: Note
 ) -> tuple[list[str | None], list[LauncherError]]:
     """Return the runs of `down --all`, and the errors of nodes that may have more."""
     found = runs_to_stop(nodes=options.hosts(nodes), cluster=on, purge=purge, ssh_config=ssh_config, log=log)
-    for name in found.foreign:
-        log(f"skipped: {name} was not started in this folder; to stop it, run: launcher down {name}")
+    where = shlex.join([*(["--nodes", nodes] if nodes else []), *(["--on", on] if on else [])])
+    runs = [*found.runs, *(found.foreign if all_projects else ())]
+    for name in () if all_projects else found.foreign:
+        fix = f"to stop it, run: launcher down {name} {where}".rstrip()
+        log(f"skipped: {name} was not started in this folder; {fix}; all such runs: --all-projects")
     if found.skipped:
         log(f"nothing is left on the nodes of {found.skipped} {'run' if found.skipped == 1 else 'runs'}")
-    if not found.runs and not found.errors:
+    if not runs and not found.errors:
         log("nothing to remove")
-    return [*found.runs], [] if nodes and found.runs else [*found.errors]  # every `down` on these nodes repeats them
+    return [*runs], [] if nodes and runs else [*found.errors]  # every `down` on these nodes repeats them
 
 
 def _interrupted(left: Sequence[str]) -> NotConfirmed:

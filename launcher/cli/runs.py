@@ -49,7 +49,7 @@ def _print(rows: Sequence[RunRow], last: str) -> None:
     for row in rows:
         table.add_row(
             row.run,
-            Text(row.state, style=STYLES.get(row.state, "")),
+            Text(row.state, style=STYLES.get(row.state, "")) + (f" by {row.stopped_by}" if row.stopped_by else ""),
             "" if row.exit_code is None else str(row.exit_code),
             Text(", ".join(row.nodes)),
             Text(row.started_by) if row.top1 is None else f"{row.top1:.2f}",

@@ -127,8 +127,10 @@ def render(seen: RunStatus, width: int) -> RenderableType:
         cells["state"].stylize(STYLES.get(row["state"], ""))
         table.add_row(*(cells[str(column.header)] for column in table.columns))
     head = Text(f"{seen.run}  ", style="bold") + Text(seen.state, style=STYLES.get(seen.state, ""))
+    if seen.stopped_by:
+        head += Text(f" by {seen.stopped_by}")
     if seen.started_by:
-        head += Text(f"  by {seen.started_by}", style="dim")
+        head += Text(f"  {'started ' if seen.stopped_by else ''}by {seen.started_by}", style="dim")
     why = [
         Text(f"{node.node}: restart {number} after {reason}", style="yellow")
         for node in shown

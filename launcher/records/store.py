@@ -305,6 +305,12 @@ class Record:
         found: dict[str, Any] = {} if at is None else checked.fitting(self._plan["nodes"][at]["container"], _CONTAINER)
         return found
 
+    def images(self) -> set[str]:
+        """Names and IDs of the images of its containers; empty in a rebuilt record."""
+        found = [self._plan.get("image"), self._plan.get("image_id")]
+        found += [self.container(node.rank).get("image") for node in self.nodes()]
+        return {name for name in found if isinstance(name, str) and name}
+
     def interfaces(self) -> dict[int, tuple[str, str]]:
         """The planned interface and address of each node, by rank; {} in a rebuilt record."""
         meeting, form = self._plan.get("rendezvous"), {"interfaces": [str], "addresses": [str]}

@@ -47,12 +47,17 @@ class OldOutput:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Leftovers of ended runs on one node. unread: the error of a run's folder that the user cannot read."""
+    """Leftovers of ended runs on one node.
+
+    recorded: IDs of those images that a run of this folder has used; the others may be another project's. unread: the
+    error of a run's folder that the user cannot read.
+    """
 
     engine: Engine
     images: Sequence[ImageInfo]
     outputs: Sequence[OldOutput]
     containers: Sequence[ContainerState] = ()
+    recorded: Collection[str] = ()
     unread: LauncherError | None = None
 
     def __bool__(self) -> bool:
@@ -74,6 +79,7 @@ def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[L
     alive = {run for each in found if isinstance(each, _Examined) for run in each.alive}
     complete = not any(isinstance(each, LauncherError) for each in found)
     ours = {record.run: record for record in known if not record.rebuilt}
+    used = {name for record in ours.values() for name in record.images()}
     asked = {engine.host for engine in engines} if complete else set()
     for run, record in ours.items():  # on a node that was not asked
         if record.unfinished and not {node.host for node in record.nodes()} <= asked:
@@ -83,7 +89,7 @@ def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[L
     for engine, each in zip(engines, found, strict=True):
         again = engine.host in seen  # `local` can have two engines
         seen.add(engine.host)
-        listed.append(each if isinstance(each, LauncherError) else _leftovers(each, ours, alive, again=again))
+        listed.append(each if isinstance(each, LauncherError) else _leftovers(each, ours, alive, used, again=again))
     return listed
 
 
@@ -127,15 +133,20 @@ def _examine(engine: Engine, sources: Sequence[ImageInfo], taken_down: Collectio
     return _Examined(engine, root, images, back, alive, folders, unread[0] if unread else None)
 
 
-def _leftovers(found: _Examined, ours: Mapping[RunId, Record], alive: Collection[RunId], *, again: bool) -> Leftovers:
-    """again: the machine's output folders have been listed."""
+def _leftovers(
+    found: _Examined, ours: Mapping[RunId, Record], alive: Collection[RunId], used: set[str], *, again: bool
+) -> Leftovers:
+    """used: names and IDs of the images of our runs. again: the machine's output folders have been listed."""
     outputs = []
     for run, files in found.folders.items() if not again else ():
         if run not in alive:
             missing = unfetched(files, ours.get(run))
             size = sum(file.size for file in files)
             outputs.append(OldOutput(run, posixpath.join(found.root, run), len(files), size, run in ours, missing))
-    return Leftovers(found.engine, found.images, outputs, found.containers, found.unread)
+    recorded = {
+        image.id for image in found.images if {image.id, image.labels.get(names.PARTIAL, ""), *image.tags} & used
+    }
+    return Leftovers(found.engine, found.images, outputs, found.containers, recorded, found.unread)
 
 
 def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[ImageInfo]:

@@ -86,6 +86,7 @@ class RunStatus:
     world: World | None = None  # newest generation of a job with min_nodes
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" if unknown
     gradients: str = ""  # how they travel between the nodes; "" if unknown
+    stopped_by: str = ""  # user@host; "" if unknown
 
     @property
     def ended(self) -> bool:
@@ -107,6 +108,7 @@ class _Answer:
     metrics: bytes  # end of the metrics, from a node that may have rank 0
     worlds: tuple[World, ...]
     nccl: bytes  # lines of NCCL's logs
+    stopped_by: str = ""
 
 
 def run_status(attached: Attached) -> RunStatus:
@@ -120,11 +122,14 @@ def run_status(attached: Attached) -> RunStatus:
     lost = {
         node.name: e for nodes, e in zip(groups, found, strict=True) if isinstance(e, LauncherError) for node in nodes
     }
+    states, silent = [a.state for a in answers if a.state is not None], len(attached.unreachable) + len(lost)
+    stopped_by = next((answer.stopped_by for answer in answers if answer.stopped_by), "")
     state = state_of(
-        [answer.state for answer in answers if answer.state is not None],
+        states,
         len(attached.nodes) + len(attached.unreachable),
         min_nodes=attached.record.min_nodes,
-        silent=len(attached.unreachable) + len(lost),
+        silent=silent,
+        stopped=bool(stopped_by) and not states and not silent,  # and removed, by another folder's `down`
         recorded=recorded_end(result),
     )
     world = attempts.newest({answer.row.node: answer.worlds for answer in answers})
@@ -142,6 +147,7 @@ def run_status(attached: Attached) -> RunStatus:
         result=result,
         started_by=attached.started_by,
         gradients=str((result or {}).get("gradients", "")) or gradients.line(attached.record, nccl),
+        stopped_by=str((result or {}).get("stopped_by") or stopped_by) if state is RunState.STOPPED else "",
     )
 
 
@@ -203,7 +209,8 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Ends, end: M
             waits="" if state.phase.ended else state.error,
             last=state.error or last_line(printed.log) or last_line(printed.denied),
         )
-    return _Answer(row, state, printed.metrics, attempts.parse_worlds(printed.attempts), printed.nccl)
+    stopped_by = attempts.stopped_by(printed.attempts) or ""
+    return _Answer(row, state, printed.metrics, attempts.parse_worlds(printed.attempts), printed.nccl, stopped_by)
 
 
 def utilization(text: bytes, uuids: Sequence[str]) -> Utilization:

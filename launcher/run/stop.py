@@ -269,14 +269,23 @@ def _conclude(
 class Remaining:
     """What is left of several runs. runs: those with containers, locks, or folders to purge, on nodes that answered.
 
-    foreign: such runs that were not started in this folder. skipped: number of runs of which nothing is left. errors:
-    of nodes that may have something of the other runs.
+    foreign: such runs that were not started in this folder: without a record here, or with a rebuilt one. skipped:
+    number of runs of which nothing is left. errors: of nodes that may have something of the other runs.
     """
 
     runs: Sequence[RunId]
     foreign: Sequence[RunId]
     skipped: int
     errors: Sequence[LauncherError]
+
+
+def remaining_on(hosts: Sequence[str], known: Sequence[Record], ssh_config: Path | None, note: Note) -> Remaining:
+    """Ask these nodes for all runs that have containers there. known: those that are recorded here."""
+    with connect([(host, host) for host in hosts], None, ssh_config, allow_failures=True) as fleet:
+        listing = list_runs(fleet, note)
+    ours = {record.run for record in known if not record.rebuilt}
+    runs = [run for run in listing.runs if run in ours]
+    return Remaining(runs, [run for run in listing.runs if run not in ours], 0, [*listing.failed.values()])
 
 
 def remaining(known: Sequence[Record], ssh_config: Path | None, note: Note, *, purge: bool) -> Remaining:

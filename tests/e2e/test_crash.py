@@ -101,11 +101,12 @@ def test_an_image_that_was_pushed_but_not_named_is_listed_and_removed_by_clean(
         job = bed_cli.job("unnamed", nodes=hosts, image={"ref": name}, run={"command": ["true"]})
         killed(bed_cli, "before:name_image:1", "up", job)
         [image] = set(bed.docker(two, "images", "-aq", "--no-trunc").split()) - set(before.split())
-        listed = json.loads(bed_cli("clean", "--nodes", ",".join(hosts), "--json").stdout)
+        clean = ["clean", "--all-projects", "--nodes", ",".join(hosts)]  # no run of this folder has used the image
+        listed = json.loads(bed_cli(*clean, "--json").stdout)
         assert {node["node"]: [found["name"] for found in node["images"]] for node in listed} == (
             {"node1": [], "node2": [image[7:19]]} if source == "node1" else {"node2": [image[7:19]]}
         )
-        bed_cli("clean", "--nodes", ",".join(hosts), "--yes")
+        bed_cli(*clean, "--yes")
         assert image not in bed.docker(two, "images", "-aq", "--no-trunc")
     finally:
         at_source(remove)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import time
 from pathlib import Path
@@ -80,6 +82,33 @@ def test_a_run_of_another_folder_is_neither_the_latest_nor_taken_down_with_all(h
     assert states(cli) == {theirs: "running", mine: "stopped"}
     shutil.rmtree(project / "runs" / mine)
     assert json.loads(cli("status", "--json").stdout)["run"] == theirs  # the only one that this folder knows
+
+
+def test_down_all_in_another_folder_stops_nothing_and_who_stops_a_run_is_told_to_its_owner(
+    home_cli: Cli, tmp_path: Path
+) -> None:
+    mine, other = started(home_cli, "mine"), started(home_cli, "other")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    cli = Cli(empty, home_cli.env)
+    said = cli("down", "--all", "--nodes", "local").stderr
+    assert "nothing to remove" in said
+    for run in (mine, other):
+        fix = f"launcher down {run} --nodes local; all such runs: --all-projects"
+        assert f"skipped: {run} was not started in this folder; to stop it, run: {fix}" in said
+    assert states(home_cli) == {mine: "running", other: "running"}
+    assert "omit one of them" in cli("down", mine, "--all", "--nodes", "local", code=2).stderr
+
+    cli("down", other, "--nodes", "local")
+    assert "nothing to remove" in cli("down", "--all", "--nodes", "local").stderr  # its record here is a rebuilt one
+    cli("down", "--all-projects", "--nodes", "local")
+    assert states(home_cli) == {mine: "stopped", other: "stopped"}
+    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    assert f"stopped by {by}" in home_cli("runs").stdout
+    for run in (mine, other):
+        assert f"{run}  stopped by {by}" in home_cli("status", run).stdout
+        seen = json.loads(home_cli("status", run, "--json").stdout)
+        assert (seen["state"], seen["stopped_by"]) == ("stopped", by)
 
 
 def test_down_all_asks_each_node_once_and_skips_runs_of_which_nothing_is_left(home_cli: Cli) -> None:

@@ -1,0 +1,74 @@
+"""Which images `clean` removes: those that runs recorded in this folder have used, unless it is asked for all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from launcher.cli.clean import _of_this_folder
+from launcher.image.names import PARTIAL, RECIPE
+from launcher.model.container import ContainerState
+from launcher.model.facts import ImageInfo
+from launcher.node.process.engine import ProcessEngine
+from launcher.records.store import Record, records
+from launcher.run.leftovers import Leftovers, find_leftovers
+
+HERE, REBUILT = "job-20260101-000000-aaaa", "job-20260101-000000-bbbb"
+
+
+def image(name: str, *tags: str, label: str = RECIPE, value: str = "x") -> ImageInfo:
+    return ImageInfo(f"sha256:{name}", tags, (), "amd64", (), {label: value}, (), 1)
+
+
+IMAGES = [
+    image("by-id"),
+    image("by-name", "launcher/mine:1"),
+    image("on-the-second-node"),
+    image("a-part", label=PARTIAL, value="sha256:by-id"),
+    image("theirs", "launcher/theirs:1"),
+    image("rebuilt"),
+    image("part-of-theirs", label=PARTIAL, value="sha256:theirs"),
+]
+
+
+class Engine(ProcessEngine):
+    """Plain processes, with images."""
+
+    @property
+    def images(self):  # type: ignore[no-untyped-def,override]
+        def listed(wanted: Mapping[str, str | None]) -> Sequence[ImageInfo]:
+            return [each for each in IMAGES if wanted.keys() <= each.labels.keys()]
+
+        return SimpleNamespace(list=listed)
+
+    def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
+        return []
+
+
+def record(run: str, *, rebuilt: bool, image: str, image_id: str, ids: Sequence[str]) -> None:
+    def node(rank: int) -> dict[str, object]:
+        container = {"name": f"launcher-{run}-{rank}", "output_dir": f"/h/.launcher/{run}", "image": ids[rank]}
+        return {"node": f"n{rank}", "host": f"n{rank}", "rank": rank, "first_rank": rank, "processes": 1} | {
+            "container": container
+        }
+
+    plan = {"run": run, "job": "job", "image": image, "image_id": image_id, "nodes": [node(0), node(1)]}
+    folder = Path("runs", run)
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(plan | ({} if rebuilt else {"rendezvous": {}})))
+
+
+def test_only_images_that_a_run_of_this_folder_has_used_are_its_own(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    ids = ["sha256:by-id", "sha256:on-the-second-node"]
+    record(HERE, rebuilt=False, image="launcher/mine:1", image_id=ids[0], ids=ids)
+    record(REBUILT, rebuilt=True, image="", image_id="sha256:rebuilt", ids=ids)
+    assert all(isinstance(each, Record) for each in records())
+    (found,) = find_leftovers([Engine("local")], records())
+    assert isinstance(found, Leftovers)
+    assert len(found.images) == len(IMAGES)
+    assert [each.id for each in _of_this_folder(found).images] == [each.id for each in IMAGES[:4]]
+    assert {name.partition(":")[2] for name in found.recorded} == {"by-id", "by-name", "on-the-second-node", "a-part"}
