@@ -51,10 +51,14 @@ def forward_flops(model: nn.Module, side: int) -> float:
 def ideal_seconds(model: nn.Module, side: int, device: str, amp: str, tf32: bool) -> float | None:
     """Return the minimum training time per image on this GPU; divided by the measured time, it gives the MFU.
 
-    Chowdhery et al., arXiv 2204.02311, appendix B.
+    None if the GPU is not in the table, or shapes do not suffice to count the operations of this model. Chowdhery et
+    al., arXiv 2204.02311, appendix B.
     """
     peak = peak_flops(device, amp, tf32)
-    return peak and TRAINING * forward_flops(model, side) / peak
+    try:
+        return peak and TRAINING * forward_flops(model, side) / peak
+    except Exception:  # noqa: BLE001 - as in `models.check_sides`
+        return None
 
 
 def device_name(device: torch.device) -> str:

@@ -203,8 +203,12 @@ def with_blurred_strides(model: nn.Module, arch: str) -> nn.Module:
     return model
 
 
-def check_sides(model: nn.Module, arch: str, sides: Iterable[int], classes: int) -> str | None:
-    """Check the model's output for these image sizes, by shapes only; return a warning where that is not possible.
+def check_sides(
+    model: nn.Module, arch: str, sides: Iterable[int], classes: int, on_device: Callable[[nn.Module, Tensor], Any]
+) -> str | None:
+    """Check the model's output for these image sizes: by shapes, or on the device if its forward pass needs values.
+
+    `on_device`: computes the output of images, see `Precision.trial`. Return a warning if there was no memory for that.
 
     Raises:
         TrainError: the model does not return logits, or has layers that get their shapes in the first forward pass.
@@ -218,20 +222,30 @@ def check_sides(model: nn.Module, arch: str, sides: Iterable[int], classes: int)
     state = _shapes(model)
     for side in sides:
         try:
-            with torch.no_grad():
-                found = functional_call(model.eval(), state, (_two_images(side),))
-        except (RuntimeError, ValueError, AssertionError) as error:  # raised by layers of torch and torchvision
-            why = next(iter(str(error).splitlines()), type(error).__name__)
-            if "meta" in why.lower():  # the forward pass reads values, or creates tensors on a device of its own
-                return f"train: warning: --arch {arch}: images of {side} px not checked before the first step: {why}"
+            found = _output(model, state, side, on_device)
+        except torch.cuda.OutOfMemoryError as error:
+            return f"train: warning: --arch {arch}: images of {side} px not checked before the first step: {error}"
+        except Exception as error:  # a user's model may raise any
+            why = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise TrainError(
-                f"--arch {arch} does not accept images of {side} px ({why}); change --image-size or --phases"
+                f"--arch {arch} does not accept images of {side} px: {why}; if this is due to their size, change "
+                f"--image-size or --phases"
             ) from error
         finally:
             model.train()
         if (shape := getattr(found, "shape", type(found).__name__)) != (2, classes):
             raise TrainError(f"--arch {arch} returns {shape} for two images, not logits of shape (2, {classes})")
     return None
+
+
+@torch.no_grad()
+def _output(
+    model: nn.Module, state: dict[str, Tensor], side: int, on_device: Callable[[nn.Module, Tensor], Any]
+) -> Any:
+    try:
+        return functional_call(model.eval(), state, (_two_images(side),))
+    except Exception:  # noqa: BLE001 - it reads values or has kernels without shapes; if not, the device raises it too
+        return on_device(model.eval(), torch.zeros(2, 3, side, side))
 
 
 def without_gradient(model: nn.Module, side: int) -> list[str]:
@@ -241,7 +255,7 @@ def without_gradient(model: nn.Module, side: int) -> list[str]:
     try:
         found: Tensor = functional_call(model, state, (_two_images(side),))
         gradients = torch.autograd.grad(found.sum(), [state[name] for name in trained], allow_unused=True)
-    except (RuntimeError, ValueError, AssertionError, AttributeError):  # as in `check_sides`, or no tensor
+    except Exception:  # noqa: BLE001 - as in `check_sides`
         return []
     return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
 

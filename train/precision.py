@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -65,6 +66,21 @@ class Precision:
         for module, values in zip(norms, exact, strict=True):
             module.float().load_state_dict(values)
         return model
+
+    @torch.no_grad()
+    def trial(self, model: nn.Module, images: Tensor, device: torch.device) -> Any:
+        """Return the output of the model for (n, 3, H, W) images, computed as in the run; the model does not change."""
+        norms = [module for module in model.modules() if self.masters and isinstance(module, BATCH_NORMS)]
+        exact = {id(value) for norm in norms for value in (*norm.parameters(), *norm.buffers())}
+
+        def placed(value: Tensor, copy: bool = False) -> Tensor:
+            kept = id(value) in exact or not value.is_floating_point()
+            return value.to(device, value.dtype if kept else self.weights, copy=copy)
+
+        state = {name: placed(value) for name, value in model.named_parameters()}
+        state |= {name: placed(value, copy=True) for name, value in model.named_buffers()}
+        with self.context(device):
+            return functional_call(model, state, (placed(images).contiguous(memory_format=self.layout),))
 
 
 class InContext(nn.Module):

@@ -533,7 +533,8 @@ class Trainer:
         """Build the model, with the weights of --evaluate or --pretrained, and check its shapes and gradients."""
         config, classes, say = self.config, self.dataset.classes, self.log.say
         model = configured_model(config, len(classes))
-        if warning := check_sides(model, config.arch, config.sides(), len(classes)):
+        on_device = partial(self.precision.trial, device=self.world.device)
+        if warning := check_sides(model, config.arch, config.sides(), len(classes), on_device):
             say(warning)
         if not config.evaluate and (names := without_gradient(model, config.image_size)):
             found = f"--arch {config.arch}: no gradient for {', '.join(names[:3])}" + (", ..." if names[3:] else "")

@@ -1,5 +1,6 @@
 """External models: a function in the user's code, and (slow) timm's."""
 
+import copy
 import importlib
 import sys
 from argparse import Namespace
@@ -12,9 +13,11 @@ import torch
 
 from tests.train.runs import digit_tree, finish, start
 from train.__main__ import main
-from train.config import parse
+from train.config import Config, parse
 from train.errors import TrainError
+from train.hardware import ideal_seconds
 from train.models import make_model
+from train.precision import choose_precision
 from train.weights import read_weights
 
 QUICK = "--epochs 1 --batch-size 8 --workers 1 --threads 1 --device cpu"
@@ -48,11 +51,27 @@ def text(num_classes):
 
 class Judging(Net):
     def forward(self, x):
+        self.stem[1].num_batches_tracked += 1  # changes also in evaluation
         return super().forward(x if x.mean() > 0 else -x)
 
 
 def judging(num_classes):
     return Judging(num_classes, 8)
+
+
+class Kernel(Net):
+    def forward(self, x):
+        if not x.data_ptr():  # as a kernel of Triton
+            raise ValueError("Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)")
+        return super().forward(x)
+
+
+def kernel(num_classes):
+    return Kernel(num_classes, 8)
+
+
+def judging_two(num_classes):
+    return Judging(2, 8)
 
 
 def unused(num_classes):
@@ -96,6 +115,7 @@ def test_the_model_sets_the_default_image_options(module: str) -> None:
         ("{}:text", "the function returns a str, not a torch.nn.Module"),
         ("{}:build --model-kwargs depth=3", "the function cannot be called with num_classes, depth"),
         ("{}:pair --data synthetic:9", "returns torch.Size([2, 2]) for two images, not logits of shape (2, 9)"),
+        ("{}:judging_two --data synthetic:9", "returns torch.Size([2, 2]) for two images, not logits of shape (2, 9)"),
         ("{}:lazy", "1.weight has no shape before the first forward pass"),
         ("timm:no_such_net", "timm"),  # it has none of that name, or is not installed
     ],
@@ -110,17 +130,41 @@ def test_an_unusable_model_is_refused_in_one_line(
     assert says in error
 
 
+@pytest.mark.parametrize("amp", ["none", "bf16", "O2"])
+@pytest.mark.parametrize("arch", ["judging", "kernel"])
+def test_a_model_that_needs_values_is_checked_on_the_device(
+    arch: str, amp: str, module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--data", "synthetic:9", "--output", str(tmp_path / "out"), *QUICK.split(), "--amp", amp]
+    assert main([*options, "--arch", f"{module}:{arch}"]) == 0
+    assert "warning" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("arch", ["judging", "kernel"])
+def test_a_model_whose_operations_cannot_be_counted_has_no_mfu(arch: str, module: str) -> None:
+    model = make_model(f"{module}:{arch}", 9)
+    assert ideal_seconds(model, 16, "NVIDIA H100 80GB HBM3", "bf16", True) is None
+    assert ideal_seconds(make_model(f"{module}:build", 9), 16, "NVIDIA H100 80GB HBM3", "bf16", True)
+
+
+def test_a_check_on_the_device_leaves_buffers_alone(module: str) -> None:
+    config = Config(data="", amp="O2")
+    model = make_model(f"{module}:judging", 9)
+    before = copy.deepcopy(model.state_dict())
+    choose_precision(config, torch.device("cpu")).trial(model, torch.zeros(2, 3, 16, 16), torch.device("cpu"))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+        assert value.dtype == before[name].dtype
+
+
 def test_what_shapes_alone_do_not_show_is_a_warning(
     module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = digit_tree(tmp_path / "data", 24, 12)
-    for arch, says in (
-        ("judging", "images of 16 px not checked before the first step: "),
-        ("unused", "no gradient for second_head.weight, second_head.bias: the forward pass does not use it"),
-    ):
-        options = ["--data", str(data), "--output", str(tmp_path / arch), *QUICK.split(), "--arch", f"{module}:{arch}"]
-        assert main(options) == 0
-        assert f"train: warning: --arch {module}:{arch}: {says}" in capfd.readouterr().out
+    options = ["--data", str(data), "--output", str(tmp_path), *QUICK.split(), "--arch", f"{module}:unused"]
+    assert main(options) == 0
+    says = "no gradient for second_head.weight, second_head.bias: the forward pass does not use it"
+    assert f"train: warning: --arch {module}:unused: {says}" in capfd.readouterr().out
 
 
 def test_ddp_names_a_parameter_without_a_gradient_before_the_first_step(module: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -89,7 +90,8 @@ class Server:
         self._saving = saving
         self._precision: Precision = choose_precision(config, world.device)
         self._model = configured_model(config, len(dataset.classes))
-        warning = check_sides(self._model, config.arch, config.sides(), len(dataset.classes))
+        on_device = partial(self._precision.trial, device=world.device)
+        warning = check_sides(self._model, config.arch, config.sides(), len(dataset.classes), on_device)
         self._folder = config.checkpoint_folder
         self._checkpoints = Files(config, world)
         self._found = self._checkpoints.find()
