@@ -51,6 +51,7 @@ class Origin:
 # --- who is asked by the launcher
 IMAGE, NODE = "image", "node"  # the places that a program's libraries and modules come from
 UNLIMITED = "unlimited"  # of the limit `memlock`
+NOT_EXECUTABLE = "is not executable"  # or its disk is mounted noexec
 
 SMI = Origin("nvidia-smi")
 ENGINE = Origin("the container engine")
@@ -273,7 +274,7 @@ def _not_executable(found: re.Match[str], _: str, __: Mapping[str, str]) -> Caus
     file = found["file"]
     program = {"sh": "bash", "bash": "bash", "py": "python"}.get(file.rpartition(".")[2])
     other = f", or start it with its interpreter: command: [{program}, {file.removeprefix('./')}]" if program else ""
-    return Cause(f"{file} is not executable", f"chmod +x {file}{other}")
+    return Cause(f"{file} {NOT_EXECUTABLE}", f"chmod +x {file}{other}")
 
 
 def _underscores(found: re.Match[str], _: str, __: Mapping[str, str]) -> Cause:
@@ -289,6 +290,15 @@ def _rdma_memory(_: re.Match[str], __: str, known: Mapping[str, str]) -> Cause:
         return Cause(what, f"`sudo dmesg` on the node may have its reason, and `free -h` shows free memory; {tcp}")
     limit = "on the node: set LimitMEMLOCK=infinity for docker.service, and check it with `launcher doctor JOB`"
     return Cause("InfiniBand could not lock memory: the memlock limit is too low", f"{limit}; {tcp}")
+
+
+def _unseen(found: re.Match[str], _: str, __: Mapping[str, str]) -> Cause:
+    folder = found["folder"] or found["home"]
+    what = f"its engine has no access to {folder}, the folder of the runs"
+    why = (
+        "root has none on a network file system with root_squash, a snap none to hidden folders, a virtual machine none"
+    )
+    return Cause(what, f"{why} to other folders than it shares: make {folder} a link to a folder of a local disk")
 
 
 def _full_disk(found: re.Match[str], _: str, known: Mapping[str, str]) -> Cause:
@@ -380,6 +390,22 @@ _OF_MACHINE = (
         "the GPU's hardware reported an uncorrectable error",
         "on the node: `nvidia-smi -q -d ECC` shows which GPU; reset it (nvidia-smi --gpu-reset) or reboot; if it "
         "happens again, exclude that GPU with `gpus` and have it replaced",
+    ),
+)
+# - access to the folders of the ssh user
+_OF_ENGINE = (
+    Rule(
+        r"bind source path does not exist: (?P<folder>/\S*/\.launcher)(?=/|$)"
+        r"|(invalid mount config|creating mount source path|error mounting|getting sysroot)\b.*?"
+        r"(?P<home>/[^\s\"':]*/\.launcher)(?=/).*permission denied",
+        (ENGINE,),
+        explain=_unseen,
+    ),
+    Rule(
+        r"\blchown \S+: invalid argument|insufficient UIDs or GIDs",
+        (ENGINE,),
+        "its engine has too few user IDs for the files of the image",
+        "give its user more in /etc/subuid and /etc/subgid (65536 or more), and restart the engine",
     ),
 )
 # - NVIDIA's Container Toolkit
@@ -536,6 +562,12 @@ _OF_PROGRAMS = (
         "check the network between the nodes: launcher doctor JOB; if a rank hangs, set hang_timeout",
     ),
     Rule(MISSING_LIBRARY, (LINKER,), explain=_missing_library),
+    Rule(
+        r"(?P<library>/?[\w./+-]+\.so[\w.]*): failed to map segment from shared object",
+        (LINKER,),
+        "{library} cannot be executed: its disk is mounted noexec",
+        "put it on another disk: TMPDIR or TORCH_EXTENSIONS_DIR in `env`, or ~/.launcher as a link to a folder there",
+    ),
     Rule(r"No module named '?(?P<module>[\w.]+)'?$", (IMPORT,), explain=_missing_module),
     Rule(r"['\u2018 ](?P<file>[^\s'\u2018\u2019:]+)['\u2019]?: Permission denied$", (SHELL,), explain=_not_executable),
     Rule(r'exec: "(?P<file>[^"]+)": permission denied', (ENGINE,), explain=_not_executable),
@@ -604,7 +636,7 @@ _OF_PROGRAMS = (
         "pull or build it for the node's: `docker build --platform linux/amd64`, or linux/arm64",
     ),
 )
-RULES = (*_OF_MACHINE, *_OF_TOOLKIT, *_OF_GPUS, *_OF_PROGRAMS)
+RULES = (*_OF_MACHINE, *_OF_ENGINE, *_OF_TOOLKIT, *_OF_GPUS, *_OF_PROGRAMS)
 # NCCL often gives a reason elsewhere in the log, and this in the exception
 LAST_RESORT = Rule(
     r"unhandled system error|ncclSystemError",

@@ -108,6 +108,14 @@ class Interface:
 
 
 @dataclass(frozen=True)
+class MountedAs:
+    """The file system of output folders. kind: "ext4", "nfs4"; "" if unknown."""
+
+    kind: str = ""
+    noexec: bool = False
+
+
+@dataclass(frozen=True)
 class Route:
     """A route of the main table. `destination` is a network in CIDR form; the default route is `0.0.0.0/0`, `::/0`."""
 
@@ -131,6 +139,7 @@ class EngineFacts:
     store: str = ""  # image store, for display
     cgroup: str = ""  # its cgroup driver: "systemd", "cgroupfs"
     remapped: bool = False  # whether users in containers are others on the node (userns-remap)
+    inodes_free: int = -1  # free inodes on the file system of root_dir; -1 if unknown
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,9 @@ class NodeFacts:
     memory: int = 0
     shm_size: int = 0  # size of the node's own /dev/shm
     output_free: int = -1  # free bytes on the file system of output folders; -1 if unknown
+    output_inodes: int = -1  # free inodes there; -1 if unknown
+    output_mount: MountedAs = MountedAs()
+    boot: str = ""  # kernel's boot ID
     clock_offset: float = 0.0  # the node's clock minus the caller's, corrected by half the round-trip time
     interfaces: tuple[Interface, ...] = ()
     routes: tuple[Route, ...] = ()

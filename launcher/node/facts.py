@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.errors import NodeUnfit
 from launcher.model import rdma
-from launcher.model.facts import Interface, NodeFacts, Route
+from launcher.model.facts import Interface, MountedAs, NodeFacts, Route
 from launcher.model.home import wrong_home
 from launcher.node import nvidia
 from launcher.node.machine import Machine
@@ -43,6 +43,7 @@ class MachineFacts:
 
     node: NodeFacts  # without its engine
     docker_disk_free: int  # bytes, in DOCKER_ROOT
+    docker_inodes_free: int
     complete: bool  # whether the last line and the user ID arrived
 
 
@@ -100,6 +101,9 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
         memory=total,
         shm_size=max(0, _disk(lines("shm"), 1)),
         output_free=_disk(lines("output_disk"), 3),
+        output_inodes=free_inodes(sections.get("output_inodes", "")),
+        output_mount=mounted_as(first("output_mount")),
+        boot=first("boot"),
         clock_offset=float(clock[0]) - now if clock else 0.0,
         interfaces=_interfaces("\n".join(lines("addresses")), routes, _links(lines("links"))),
         routes=routes,
@@ -113,7 +117,7 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
         ssh_port=_integer(first("ssh").rpartition(" ")[2], 0),
     )
     complete = "end" in sections and node.uid >= 0
-    return MachineFacts(node, _disk(lines("docker_disk"), 3), complete)
+    return MachineFacts(node, _disk(lines("docker_disk"), 3), free_inodes(sections.get("docker_inodes", "")), complete)
 
 
 def listening(machine: Machine) -> tuple[int, ...]:
@@ -126,9 +130,22 @@ def _listening(tcp: str) -> tuple[int, ...]:
     return tuple(sorted({int(port, 16) for port in _LISTENS.findall(tcp)} - {0}))
 
 
-def free_space(df: bytes) -> int:
+def free_space(df: str) -> int:
     """Return the free bytes from the output of `df -Pk`, -1 if unknown."""
-    return _disk(df.decode("utf-8", errors="replace").splitlines(), 3)
+    return _disk(df.splitlines(), 3)
+
+
+def free_inodes(df: str) -> int:
+    """Return the free inodes from `df -Pi`; -1 if unknown, or if the file system does not count them (Btrfs)."""
+    lines = [line for line in df.splitlines() if line.strip()]
+    cells = lines[-1].split() if len(lines) > 1 else []
+    return _integer(cells[3], -1) if len(cells) > 3 and _integer(cells[1], 0) else -1
+
+
+def mounted_as(line: str) -> MountedAs:
+    """Parse the line of /proc/mounts: `server:/home /home nfs4 rw,noexec,vers=4.2 0 0`."""
+    cells = line.split()
+    return MountedAs(cells[2], "noexec" in cells[3].split(",")) if len(cells) >= 4 else MountedAs()
 
 
 def _integer(text: str, default: int) -> int:

@@ -53,10 +53,21 @@ section memory
 grep -E '^Mem(Total|Available):' /proc/meminfo || cat /proc/meminfo
 section shm
 df -Pk -- /dev/shm
+section boot
+cat /proc/sys/kernel/random/boot_id
 section docker_disk
 df -Pk -- /var/lib/docker
+section docker_inodes
+df -Pi -- /var/lib/docker
+output=$HOME/.launcher
+[ -e "$output" ] || output=$HOME
 section output_disk
-df -Pk -- "$HOME/.launcher" || df -Pk -- "$HOME"
+df -Pk -- "$output"
+section output_inodes
+df -Pi -- "$output"
+section output_mount
+point=$(df -Pk -- "$output" | sed -n '$s/^.*% *//p')
+grep -F " $point " /proc/mounts | tail -n 1
 section addresses
 PATH=$PATH:/usr/sbin:/sbin
 ip -o addr show up || cat /proc/net/fib_trie

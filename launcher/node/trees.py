@@ -12,7 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit
-from launcher.node.facts import free_space
+from launcher.model.facts import MountedAs
+from launcher.node.facts import free_inodes, free_space, mounted_as
 from launcher.node.files import Files, Span
 from launcher.node.machine import Done, Machine, shell
 from launcher.node.opened import BELOW, relative
@@ -33,6 +34,12 @@ _ROOM = """
 folder=$1
 while [ -n "$folder" ] && [ ! -e "$folder" ]; do folder=${folder%/*}; done
 df -Pk -- "${folder:-/}"
+echo @@
+df -Pi -- "${folder:-/}"
+echo @@
+point=$(df -Pk -- "${folder:-/}" | sed -n '$s/^.*% *//p')
+grep -F " $point " /proc/mounts | tail -n 1
+true
 """
 # $1: an output folder, $2: the source in it with a slash, "" for itself, $3: the target, $4: a unique name. stdin:
 # paths, one a line. Nodes that share the target may copy the same file at the same time: each renames its own copy.
@@ -110,9 +117,20 @@ def entries(files: Files, root: str) -> Sequence[Entry]:
     return found
 
 
-def room(files: Files, folder: str) -> int:
-    """Return the free bytes for a new folder, -1 if unknown. Raises NodeUnfit, NodeUnreachable."""
-    return free_space(files.run(_ROOM, folder, doing=f"read the free space for {folder}").out)
+@dataclass(frozen=True)
+class Room:
+    """What a folder's file system has for new files. free: bytes; inodes; -1 if unknown."""
+
+    free: int
+    inodes: int
+    mounted: MountedAs
+
+
+def room(files: Files, folder: str) -> Room:
+    """Return the room for a new folder. Raises NodeUnfit, NodeUnreachable."""
+    printed = files.run(_ROOM, folder, doing=f"read the free space for {folder}").out
+    space, inodes, mount = (printed.decode("utf-8", "replace").split("@@\n") + [""] * 2)[:3]
+    return Room(free_space(space), free_inodes(inodes), mounted_as(mount))
 
 
 def copy(files: Files, source: str, target: str, paths: Sequence[str], *, below: str) -> None:

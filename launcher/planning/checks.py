@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from launcher.faults import disk
 from launcher.job.models import Job
 from launcher.job.scalars import NumberOfSeconds, show_duration
 from launcher.model.checked import OUTPUT_ROOT
@@ -20,6 +21,8 @@ SMALL_SHM = 1 << 30
 CLOCK_SLACK = 5.0
 LITTLE_DISK = 40 << 30  # an NVIDIA PyTorch image has 20 GiB or more, and is unpacked next to its archive
 NO_DISK = 2 << 30
+_NETWORK = re.compile(r"nfs|cifs|smb|fuse\.|lustre|beegfs|gpfs|ceph|9p")
+_SNAP = "/var/snap/docker/"
 _EXPANDED_BY_A_SHELL = re.compile(r"^~(/|$)|\$(\w|\{\w)")
 OLDEST = {
     "Docker": "20.10",  # the oldest tested version
@@ -64,6 +67,7 @@ def of_node(node: NodeFacts, job: Job | None = None) -> list[Check]:
     """Return all checks of a single node except those of its GPUs. job: the job it will run, if known."""
     containers = job is None or job.traits.has_images
     found = [_clock(node), *([engine(node, job), _disk(node)] if containers else [])]
+    found += output(node, job)
     if job is not None and job.resources.output is not None:
         found.append(output_room(node, job.resources.output))
     if containers and (job is None or job.docker.ipc == "host"):
@@ -88,6 +92,11 @@ def engine(node: NodeFacts, job: Job | None = None) -> Check:
         return Check(
             node.name, "engine", Level.FAIL, "no container engine was found", "install Docker Engine on the node"
         )
+    if facts.root_dir.startswith(_SNAP):
+        what = "Docker was installed by snap, which cannot mount hidden folders of a home, such as ~/.launcher, and "
+        what += "shows containers other folders than the node's in place of those outside of homes"
+        fix = "install Docker's own packages: docs.docker.com/engine/install, after sudo snap remove docker"
+        return Check(node.name, "engine", Level.FAIL, what, fix)
     numbers, oldest = version_numbers(facts.version), OLDEST[facts.kind]
     if numbers and numbers < version_numbers(oldest):
         what = f"{facts.kind} {facts.version} is too old"
@@ -100,9 +109,22 @@ def engine(node: NodeFacts, job: Job | None = None) -> Check:
     return Check(node.name, "engine", Level.OK, what)
 
 
+def one_machine(nodes: Sequence[NodeFacts]) -> list[Check]:
+    """Return a failure for each node that is an earlier one under another name."""
+    found, known = [], dict[tuple[str, frozenset[str]], str]()
+    for node in nodes:
+        addresses = frozenset(address for interface in node.interfaces for address in interface.addresses)
+        first = known.setdefault((node.boot, addresses), node.name) if node.boot and addresses else node.name
+        if first != node.name:
+            what = f"{first} and {node.name} are the same machine: it has booted and has addresses only once"
+            fix = "name each machine once; `processes` sets its number of workers"
+            found.append(Check(node.name, "machine", Level.FAIL, what, fix))
+    return found
+
+
 def alike(nodes: Sequence[NodeFacts]) -> list[Check]:
     """Return checks of properties that should be the same on all nodes."""
-    found = []
+    found = one_machine(nodes)
     values = [node.arch for node in nodes]
     if len(set(values)) > 1:
         what = "; ".join(f"{node.name}: {value}" for node, value in zip(nodes, values, strict=True))
@@ -125,6 +147,28 @@ def _shm(node: NodeFacts) -> Check:
     return Check(
         node.name, "shared memory", Level.WARN, what, "Enlarge it on the node: mount -o remount,size=8g /dev/shm"
     )
+
+
+def output(node: NodeFacts, job: Job | None = None) -> list[Check]:
+    """Return what is wrong with the file system of output folders: no inodes, no programs, no access for the engine."""
+    folder, found = f"{node.home}/{OUTPUT_ROOT}", []
+    link = f"make {folder} a link to a folder of another disk"
+    if node.output_inodes == 0:
+        cause = disk.no_inodes(f"the disk of {folder}")
+        found.append(Check(node.name, "output", Level.FAIL, cause.what, cause.fix))
+    if node.output_mount.noexec:
+        what = f"{folder}, with the code, is on a disk that is mounted noexec: no file in it can be executed itself"
+        started = job is not None and job.run.command is not None and job.run.command[0].startswith("./")
+        fix = f"start a script with its interpreter (command: [bash, FILE]), or {link}"
+        found.append(Check(node.name, "output", Level.FAIL if started else Level.WARN, what, fix))
+    facts = node.engine
+    if _NETWORK.match(node.output_mount.kind) and facts is not None and not facts.rootless:
+        what = (
+            f"{folder} is on a network file system ({node.output_mount.kind}), which {facts.kind} must read as root: "
+        )
+        what += "it cannot if the server has root_squash"
+        found.append(Check(node.name, "output", Level.WARN, what, f"if containers are refused, {link}"))
+    return found
 
 
 def output_room(node: NodeFacts, needed: int) -> Check:
@@ -154,5 +198,7 @@ def _disk(node: NodeFacts) -> Check:
         fix = f"check it on the node: df -h {folder}"
         return Check(node.name, "disk", Level.WARN, f"free space of {folder} is unknown", fix)
     fix = "free disk space: launcher clean, docker system df"
+    if node.engine and node.engine.inodes_free == 0:
+        return Check(node.name, "disk", Level.FAIL, disk.no_inodes(f"{folder}, where images are stored,").what, fix)
     level = Level.FAIL if free < NO_DISK else Level.WARN if free < LITTLE_DISK else Level.OK
     return Check(node.name, "disk", level, what, "" if level is Level.OK else fix)

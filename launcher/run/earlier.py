@@ -310,7 +310,7 @@ def _check_room(run: RunId, copies: Sequence[_Copy]) -> None:
         needed[copy.heir.host] = needed.get(copy.heir.host, 0) + copy.share.bytes
 
     def check(engine: Engine, folder: str, size: int) -> None:
-        free = trees.room(engine.files, folder)
+        free = trees.room(engine.files, folder).free
         if 0 <= free < size:
             what = f"the files of {run} need {size_text(size)} ({size:,} bytes)"
             what += f", but {folder} has room for {size_text(free)} ({free:,} bytes)"

@@ -13,7 +13,7 @@ from launcher.container_scripts.words import reason
 from launcher.errors import LauncherError
 from launcher.extras import extra
 from launcher.faults import disk
-from launcher.faults.table import IMAGE, NODE, UNLIMITED
+from launcher.faults.table import IMAGE, NODE, NOT_EXECUTABLE, UNLIMITED
 from launcher.hangs import report
 from launcher.model.container import ContainerState
 from launcher.model.host import cluster_name
@@ -205,7 +205,7 @@ def _failure(
         return failure
     collectives = partial(_name_collectives, failure, attached, list(evidence.values()))
     failure = extra("what the ranks waited for is not known", collectives, failure, warn)
-    failure = extra("whether a disk is full is not known", partial(_name_full_disk, failure, attached), failure, warn)
+    failure = extra("whether a disk is full is not known", partial(_name_disk, failure, attached), failure, warn)
     missed = partial(missing_here, failure.words, record, evidence[failure.node].node.rank)
     if hint := extra("whether a file was left out of the code is not known", missed, "", warn):
         failure = replace(failure, cure=hint)
@@ -249,19 +249,25 @@ def _name_collectives(failure: Failure, attached: Attached, evidence: Sequence[E
     return replace(failure, what="; ".join([what, *found]))
 
 
-def _name_full_disk(failure: Failure, attached: Attached) -> Failure:
-    """Name the disk that is full if the output folder has no room, and the program did not name it or left no error:
-    its log is on this disk, too.
+def _name_disk(failure: Failure, attached: Attached) -> Failure:
+    """Name the output folder's disk if it has no room or no inodes, and the program did not name it or left no error
+    (its log is on this disk, too), or if it is mounted noexec and an executable file was refused.
     """
-    unnamed, node, found = disk.full().what, attached.node(failure.node), disk.full(disk.OUTPUT)
-    if unnamed in failure.what:
-        what = failure.what.replace(unnamed, found.what)
-    elif not reason(failure.words) and not failure.cure and failure.exit_code not in (0, HANG_CODE, TIMEOUT_CODE):
-        what = f"{failure.what}; {found.what}"
-    else:
+    node, full, words = attached.node(failure.node), disk.full(disk.OUTPUT), failure.what
+    unnamed = next((text for text in (full.what, disk.full().what) if text in words), "")
+    refused = NOT_EXECUTABLE in words
+    silent = not reason(failure.words) and not failure.cure and failure.exit_code not in (0, HANG_CODE, TIMEOUT_CODE)
+    if not (unnamed or refused or silent):
         return failure
     with contextlib.suppress(LauncherError):
-        if 0 <= trees.room(attached.engines[node.name].files, node.output) < FULL:
+        room = trees.room(attached.engines[node.name].files, node.output)
+        found = disk.no_inodes(disk.OUTPUT) if room.inodes == 0 else full if 0 <= room.free < FULL else None
+        if refused and room.mounted.noexec:
+            what = words.replace(NOT_EXECUTABLE, "cannot be executed: the output folder's disk is mounted noexec")
+            cure = failure.cure.partition(", or ")[2] or "start it with its interpreter: command: [bash, FILE]"
+            return replace(failure, what=what, cure=f"{cure}; or make ~/.launcher a link to a folder of another disk")
+        if found and not refused:
+            what = words.replace(unnamed, found.what) if unnamed else f"{words}; {found.what}"
             return replace(failure, what=what, cure=found.fix)
     return failure
 

@@ -113,12 +113,14 @@ def bed_job(**keys: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def small_disk(folder: Path, size: str = "256k") -> Iterator[None]:
-    """A new folder, with little room. Only root mounts one."""
+def small_disk(folder: Path, size: str = "256k", *options: str) -> Iterator[None]:
+    """A new folder, with little room. options: of mount(8). Only root mounts one."""
     if os.geteuid() != 0:
         pytest.skip("mounts a small disk")
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "launcher-test", folder], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", ",".join((f"size={size}", *options)), "launcher-test", folder], check=True
+    )
     try:
         yield
     finally:

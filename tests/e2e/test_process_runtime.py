@@ -374,6 +374,24 @@ def test_a_full_disk_of_the_output_folder_is_named_in_every_phase(home_cli: Cli,
             )
 
 
+def test_a_home_without_inodes_or_mounted_noexec_is_told_from_a_full_disk_and_a_missing_x(
+    home_cli: Cli, tmp_path: Path
+) -> None:
+    (home_cli.cwd / "go.sh").write_text("#!/bin/sh\necho went\n")
+    (home_cli.cwd / "go.sh").chmod(0o755)
+    job = home_cli.job("goes", **process_job(nodes=["local"], run={"command": ["./go.sh"]}))
+    with small_disk(tmp_path / "noexec", "9m", "noexec"):
+        cli = Cli(home_cli.cwd, {**home_cli.env, "HOME": str(tmp_path / "noexec")})
+        assert "/noexec/.launcher, with the code, is on a disk that is mounted noexec" in cli("up", job, code=3).stderr
+        failed = cli("up", job, "--set", "run.command=[sh, -c, ./go.sh; exit $?]", code=1).stderr
+        assert "./go.sh cannot be executed: the output folder's disk is mounted noexec" in failed
+        assert "chmod" not in failed
+        assert "went" in cli("up", job, "--set", "run.command=[sh, go.sh]").stdout
+    with small_disk(tmp_path / "few", "9m", "nr_inodes=1"):
+        cli = Cli(home_cli.cwd, {**home_cli.env, "HOME": str(tmp_path / "few")})
+        assert "/few/.launcher has no inodes left (`df -i`)" in cli("up", job, code=3).stderr
+
+
 def test_the_time_limit_is_enforced(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job(

@@ -349,33 +349,33 @@ APPLIES = [
         "Usage: c.py [OPTIONS]\nTry 'c.py --help' for help.\n\n"
         "Error: No such option '--batch-size'. Did you mean '--batch_size'?\n",
         "No such option '--batch-size'. Did you mean '--batch_size'?",
-        "args: [--batch_size, VALUE]",
+        "args: {--batch_size: VALUE}",
         2,
     ),
     (
         "Usage: c.py [OPTIONS]\nTry 'c.py --help' for help.\n\nError: No such option: --batch-size\n",
         "No such option: --batch-size",
-        "args: [--batch_size, VALUE]",
+        "args: {--batch_size: VALUE}",
         2,
     ),
     (
         "Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\u256d\u2500 Error \u2500\u2500\u2500\u2500\u256e\n"
         "\u2502 No such option: --batch-size  \u2502\n\u2570\u2500\u2500\u2500\u2500\u256f\n",
         "No such option: --batch-size",
-        "args: [--batch_size, VALUE]",
+        "args: {--batch_size: VALUE}",
         2,
     ),
     (
         "Usage: c.py [OPTIONS]\nTry 'c.py --help' for help.\n\nError: Missing option '--batch_size'.\n",
         "Missing option '--batch_size'",
-        "args: [--batch_size, VALUE]",
+        "args: {--batch_size: VALUE}",
         2,
     ),
     (
         "usage: j.py [--config CONFIG] [--batch_size N]\ntip: For details of accepted options run: j.py --help\n"
         "error: unrecognized arguments: --batch-size=1\n",
         "unrecognized arguments: --batch-size=1",
-        "args: [--batch_size, VALUE]",
+        "args: {--batch_size: VALUE}",
         2,
     ),
     (
@@ -433,6 +433,13 @@ APPLIES = [
         "ulimit -Hn",
         1,
     ),
+    (
+        f"{RAISED}ImportError: /workspace/code/ops.cpython-311-x86_64-linux-gnu.so: failed to map segment from shared "
+        "object",
+        "its disk is mounted noexec",
+        "TORCH_EXTENSIONS_DIR",
+        1,
+    ),
     (f"{RAISED}bdb.BdbQuit", "a breakpoint of pdb", "pdb.set_trace", 1),
     (f"{RAISED}EOFError: EOF when reading a line", "it asks for input", "argument", 1),
     ("train.sh: line 2: $'\\r': command not found", "Windows line endings", "sed -i", 127),
@@ -481,6 +488,7 @@ USERS = [
     "ConnectionRefusedError: [Errno 111] Connection refused",
     "MemoryError",
     "ValueError: No such option: --batch-size",
+    "ValueError: ops.so: failed to map segment from shared object",
     "ValueError: Missing option '--batch_size'",
     "ValueError: /data has an InvalidGitRepositoryError",
     "subprocess.CalledProcessError: Command '['git', 'push']' returned non-zero exit status 128.",
@@ -513,11 +521,54 @@ def test_no_rule_applies_to_the_same_words_of_a_users_program(words: str) -> Non
         assert of_output(end, "", {**KNOWN, "code": "1"}) is None
 
 
+# Docker's words, with the path that is ours
+OF_ENGINE = [
+    (
+        'invalid mount config for type "bind": bind source path does not exist: /home/ada/.launcher/x-1/workdir/a',
+        "its engine has no access to /home/ada/.launcher, the folder of the runs",
+        "root_squash",
+    ),
+    (
+        'invalid mount config for type "bind": stat /home/ada/.launcher/x-1: permission denied',
+        "its engine has no access to /home/ada/.launcher",
+        "root_squash",
+    ),
+    (
+        "error while creating mount source path '/home/ada/.launcher/x-1': mkdir /home/ada: permission denied",
+        "its engine has no access to /home/ada/.launcher",
+        "a link to a folder of a local disk",
+    ),
+    (
+        'OCI runtime create failed: runc create failed: error mounting "/home/ada/.launcher/x-1" to rootfs at "/o": '
+        "stat /home/ada/.launcher/x-1: permission denied: unknown",
+        "its engine has no access to /home/ada/.launcher",
+        "root_squash",
+    ),
+    # https://github.com/marcelauliano/MitoHiFi/issues/73
+    (
+        'failed to register layer: failed to Lchown "/opt/m" for UID 54818, GID 1048853 (try increasing the number of '
+        "subordinate IDs in /etc/subuid and /etc/subgid): lchown /opt/m: invalid argument",
+        "too few user IDs",
+        "/etc/subuid",
+    ),
+    ("exec /usr/bin/sh: exec format error", "another CPU architecture", "--platform"),
+]
+
+
+@pytest.mark.parametrize(("words", "what", "fix"), OF_ENGINE)
+def test_what_an_engine_says_of_the_users_folders_and_of_images(words: str, what: str, fix: str) -> None:
+    found = said(ENGINE, words)
+    assert found is not None
+    assert what in found.what
+    assert fix in found.fix
+    assert said(ENGINE, "bind source path does not exist: /data/.launcher-sets") is None
+
+
 def test_each_rule_has_a_recorded_text_and_words_of_a_user() -> None:
     programs = [end for end, *_ in APPLIES] + [output(error, log) for _, error, log, _, _ in RECORDED]
     asked = ["GPU requires reset", "Failed to initialize NVML: Insufficient Permissions"]
     asked += ['OCI runtime create failed: ... exec: "./train.sh": permission denied: unknown']
-    asked += ["was killed by SIGILL (exit code 132)"]
+    asked += ["was killed by SIGILL (exit code 132)", *(words for words, _, _ in OF_ENGINE)]
     asked += [words for _, words, *_ in TOOLKIT] + [m.failure[0] for m, *_ in FAULTS.values() if m.failure]
     for rule in RULES:
         asks = all(origin in (SMI, ENGINE, SIGNAL) for origin in rule.origins)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.model.facts import Gpu, Interface, Route
-from launcher.node.facts import free_space, parse, script
+from launcher.model.facts import Gpu, Interface, MountedAs, Route
+from launcher.node.facts import free_inodes, free_space, mounted_as, parse, script
 
 OUTPUT = """Welcome to gpu-a!
 @@time
@@ -67,6 +67,16 @@ dead\t0000010A\t00000000\t0000\t0\t0\t0\t00FFFFFF\t0\t0\t0
 Filesystem     1024-blocks      Used Available Capacity Mounted on
 /dev/md0        1000000000 100000000  90000000      53% /home
 
+@@output_inodes
+Filesystem         Inodes   IUsed     IFree IUse% Mounted on
+/dev/md0       1000000000 1000000         0  100% /home
+
+@@output_mount
+/dev/md0 /home xfs rw,nosuid,noexec,relatime 0 0
+
+@@boot
+0f7a4bd2-5b1c-4d0e-9a3f-000000000001
+
 @@infiniband
 yes
 
@@ -88,6 +98,8 @@ def test_complete_output() -> None:
     assert facts.memory == 527942812 * 1024
     assert (facts.shm_size, seen.docker_disk_free) == (64 << 20, 811000000 * 1024)
     assert facts.output_free == 90000000 * 1024
+    assert (facts.output_inodes, facts.output_mount) == (0, MountedAs("xfs", noexec=True))
+    assert facts.boot == "0f7a4bd2-5b1c-4d0e-9a3f-000000000001"
     assert facts.interfaces == (
         Interface("lo", ("127.0.0.1/8",)),
         Interface("eno1", ("10.0.0.5/24", "fe80::1/64")),
@@ -101,6 +113,13 @@ def test_complete_output() -> None:
         Gpu(0, "GPU-8f3a", "NVIDIA H100 80GB HBM3", 81559, "580.65.06"),
         Gpu(1, "GPU-9b11", "NVIDIA H100 80GB HBM3", 81559, "580.65.06"),
     )
+
+
+def test_a_file_system_that_counts_no_inodes_has_no_last_one() -> None:
+    head = "Filesystem     Inodes IUsed IFree IUse% Mounted on\n"
+    assert free_inodes(f"{head}/dev/sda1           0     0     0     - /home\n") == -1  # Btrfs
+    assert free_inodes(f"{head}/dev/sda1         100    58    42   58% /home\n") == 42
+    assert free_inodes("") == -1
 
 
 def test_routes_of_both_families() -> None:
@@ -143,6 +162,8 @@ def test_this_machine_reports_its_facts() -> None:
     assert facts.cpus > 0
     assert facts.memory > 0
     assert any("127.0.0.1/8" in interface.addresses for interface in facts.interfaces)
+    assert len(facts.boot) == 36
+    assert facts.output_mount.kind
 
 
 @pytest.mark.parametrize("cut", range(0, len(OUTPUT), 37))
@@ -154,7 +175,9 @@ def test_truncated_output_is_detected(cut: int) -> None:
 @given(st.binary())
 def test_any_output_is_handled(data: bytes) -> None:
     parse(data)
-    free_space(data)
+    free_space(data.decode("utf-8", "replace"))
+    free_inodes(data.decode("utf-8", "replace"))
+    mounted_as(data.decode("utf-8", "replace"))
 
 
 TOKEN = st.one_of(

@@ -63,10 +63,12 @@ class DockerEngine(Engine):
         engine, seen = login_shell.diagnosed(
             self.machine, self.host, lambda: run_both(self._identify, self.machine_facts)
         )
-        free = seen.docker_disk_free
+        free, inodes = seen.docker_disk_free, seen.docker_inodes_free
         if engine.root_dir not in ("", node_facts.DOCKER_ROOT):
-            free = node_facts.free_space(self.machine.run(["df", "-Pk", "--", engine.root_dir]).out)
-        return replace(seen.node, engine=replace(engine, disk_free=free))
+            printed = self.machine.run(["df", "-Pk", "--", engine.root_dir]).out
+            free = node_facts.free_space(printed.decode("utf-8", "replace"))
+            inodes = -1
+        return replace(seen.node, engine=replace(engine, disk_free=free, inodes_free=inodes))
 
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit (no image, no GPU, missing mount source), EngineFailed."""

@@ -102,13 +102,13 @@ def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherEr
     text = str(error.explanation or error).strip()
     if "container name" in text and "already in use" in text:  # status 409; podman 4: 500
         return NameTaken(node, f"could not {doing}: {text}", "find its run with: launcher status")
+    if found := said(ENGINE, text):
+        return NodeUnfit(node, f"{found.what}: {text}", found.fix)
     source = re.search(r"bind source path does not exist: (.+)", text)
     if source:
         return NodeUnfit(node, f"mount source {source.group(1)} does not exist", "create it, or change `mounts`")
     if isinstance(error, docker.errors.NotFound) and "No such image" in text:
         return NodeUnfit(node, f"the image is missing: {text}", "copy it to the node: launcher image ship")
-    if found := said(ENGINE, text):
-        return NodeUnfit(node, f"{found.what}: {text}", found.fix)
     if disk.is_full(text):
         found = disk.full(disk.ENGINE)
         fix = f"{found.fix}, `docker system df` shows the rest"
