@@ -118,7 +118,7 @@ def refuse_unfit(job: Job, facts: Sequence[NodeFacts]) -> None:
     """Raise NodesFailed with each node that cannot run the job whatever its image is: before anything is copied."""
     found = [checks.engine(node, job) for node in facts if node.engine]
     found += [check for node in facts for check in checks.output(node, job)]
-    found += [] if job.traits.one_machine else checks.one_machine(facts)
+    found += checks.one_machine(facts)
     if (needed := job.resources.output) is not None:
         found += [checks.output_room(node, needed) for node in facts]
     unfit = [check for check in found if check.level is checks.Level.FAIL]

@@ -110,13 +110,13 @@ def engine(node: NodeFacts, job: Job | None = None) -> Check:
 
 
 def one_machine(nodes: Sequence[NodeFacts]) -> list[Check]:
-    """Return a failure for each node that is an earlier one under another name."""
-    found, known = [], dict[tuple[str, frozenset[str]], str]()
+    """Return a failure for each node that is an earlier one under another name. `local` may be there several times."""
+    found, known = [], dict[tuple[str, frozenset[str]], NodeFacts]()
     for node in nodes:
         addresses = frozenset(address for interface in node.interfaces for address in interface.addresses)
-        first = known.setdefault((node.boot, addresses), node.name) if node.boot and addresses else node.name
-        if first != node.name:
-            what = f"{first} and {node.name} are the same machine: it has booted and has addresses only once"
+        first = known.setdefault((node.boot, addresses), node) if node.boot and addresses else node
+        if first.host != node.host:
+            what = f"{first.name} and {node.name} are the same machine: both have the same boot ID and addresses"
             fix = "name each machine once; `processes` sets its number of workers"
             found.append(Check(node.name, "machine", Level.FAIL, what, fix))
     return found

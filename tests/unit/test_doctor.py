@@ -79,4 +79,6 @@ def test_two_names_of_one_machine_are_told() -> None:
     )
     for other in others:
         refuse_unfit(job(2), [first, other])
-    refuse_unfit(job(2, runtime="process", nodes=["local", "local"], image=None), [first, second])
+    processes = [replace(each, host="local") for each in (first, second)]
+    refuse_unfit(job(2, runtime="process", nodes=["local", "local"], image=None), processes)
+    assert alike(processes) == []
