@@ -19,6 +19,7 @@ from launcher.model.progress import Log
 from launcher.node.connect import connect
 from launcher.planning.offline import offline as assume
 from launcher.records import options
+from launcher.records.masking import fsspec_values, hide
 from launcher.records.snapshot import list_code, pack
 from launcher.records.trainer import check_options
 from launcher.run.cluster import kind_of
@@ -38,6 +39,12 @@ def load(
     set: values by dotted key, {"run.args.epochs": 2}, or strings as for --set, "run.args.epochs=2". nodes: use these
     nodes instead of the job's. A Job is returned unchanged. Raises JobInvalid with all problems.
     """
+    loaded = _loaded(source, set, nodes)
+    hide(fsspec_values({**os.environ, **loaded.env}))
+    return loaded
+
+
+def _loaded(source: JobLike, set: Mapping[str, Any] | Sequence[str], nodes: Sequence[str] | None) -> Job:  # noqa: A002
     if isinstance(source, Job):
         return source
     texts = [f"{key}={to_json(key, value)}" for key, value in set.items()] if isinstance(set, Mapping) else set

@@ -13,6 +13,7 @@ from launcher.job.files import check_files, read_secrets
 from launcher.model.forward import parse_forward
 from launcher.model.progress import Log
 from launcher.node.connect import connect
+from launcher.records.masking import hide
 from launcher.records.snapshot import list_code, pack
 from launcher.run.exec_shell import shell
 
@@ -37,6 +38,7 @@ def open_shell(
         raise UsageError("--node", f"{node}: the job's nodes are {', '.join(each.name for each in loaded.machines)}")
     check_files(loaded, Path.cwd(), os.environ)
     secrets = read_secrets(loaded, Path.cwd(), os.environ)
+    hide(secrets.values())
     code = pack(list_code(loaded, Path.cwd(), log), log)
     with connect(
         [pair for pair in loaded.hosts() if pair[0] == entry.name], loaded.runtime, chosen_config(ssh_config)

@@ -28,6 +28,7 @@ from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
 from launcher.planning import ports
 from launcher.records.groups import GROUPED
+from launcher.records.masking import hide
 from launcher.records.options import notes
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.snapshot import Snapshot, list_code, pack
@@ -231,6 +232,7 @@ def inputs_of(job: Job, destination: Destination, log: Log) -> Inputs:
     for note in notes(job, listing):
         now(f"warning: {note}")
     secrets = read_secrets(job, here, os.environ)
+    hide(secrets.values())
     return Inputs(secrets, in_background(partial(pack, listing, messages.append)), messages)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,10 +46,10 @@ def clean(
         every = listed.nodes
         found = list(every if all_projects else map(_of_this_folder, every))
         if json:
-            typer.echo(json_.dumps([_as_json(each) for each in found], indent=2))
+            terminal.say_json([_as_json(each) for each in found])
         else:
             lines = [line for each in found for line in _lines(each)] or ["nothing to remove"]
-            typer.echo(terminal.escaped("\n".join(lines)))
+            terminal.say("\n".join(lines))
             _explain(every, found, kept=not unfetched)
         chosen = [replace(each, outputs=[o for o in each.outputs if unfetched or not o.unfetched]) for each in found]
         if any(chosen) and not yes and not sys.stdin.isatty():

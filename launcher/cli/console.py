@@ -22,6 +22,7 @@ from launcher.container_scripts.words import TRACEBACK, last_traceback, lost_pee
 from launcher.logs.lines import Lines
 from launcher.model.plan import RunId
 from launcher.node.parallel import uninterrupted
+from launcher.records.masking import printed
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.wanted import EVENTS
@@ -278,7 +279,7 @@ class Screen(Reporter):
         self._live.update(Text("\n", no_wrap=True, overflow="ellipsis").join(shown))
 
     def _clean(self, line: str) -> str:
-        return self.mask(line if self._raw else terminal.coloured(line))
+        return printed(self.mask(line if self._raw else terminal.coloured(line)))
 
     def _write(self, lines: list[str]) -> None:
         if not lines:

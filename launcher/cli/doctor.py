@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +91,7 @@ def _conclude(
     worst = next((level for level in reversed(Level) if count[level]), Level.OK)
     if json:
         report = {"level": worst.value, "checks": [plain(check) for check in seen], "gpus": gpus.rows(with_gpus)}
-        typer.echo(json_.dumps(report | {each.key: each.report for each in examined}, indent=2))
+        terminal.say_json(report | {each.key: each.report for each in examined})
     else:
         if with_gpus:
             terminal.table_console().print(gpus.table(with_gpus))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from rich.markup import escape
 
 import launcher
 from launcher.api.run import of_group, runs_to_stop, unfinished
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NotConfirmed, RunUnknown, UsageError
 from launcher.model import labels
@@ -92,7 +91,7 @@ def down(
     if missing and missing == len(names) and not all_:
         raise options.nothing_of_sweep(run, nodes, on)
     if json:
-        typer.echo(json_.dumps(results, indent=2))
+        terminal.say_json(results)
     if not all_ and nodes is None and on is None:
         _name_others(results, run, report)
     if errors:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import NodesFailed
 
@@ -35,11 +34,11 @@ def fetch(
     for problem in fetched.problems:
         Reporter().warn(problem)
     if json:
-        typer.echo(json_.dumps({"run": found.id, "folder": str(fetched.shown), "bytes": fetched.bytes}))
+        terminal.say_json({"run": found.id, "folder": str(fetched.shown), "bytes": fetched.bytes})
     else:
-        typer.echo(f"{found.id}: downloaded {fetched.bytes:,} bytes to {fetched.shown}/")
+        terminal.say(f"{found.id}: downloaded {fetched.bytes:,} bytes to {fetched.shown}/")
         for command in fetched.trackers():
-            typer.echo(f"  experiment tracker: {command}")
+            terminal.say(f"  experiment tracker: {command}")
         if written is not None:
             Reporter().log(found.mask(str(written)))
     if fetched.failed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,7 +92,7 @@ def verify_(
     """
     verdict = verify_image(tag, LongWork, node=node, ssh_config=ssh_config)
     if json:
-        typer.echo(json_.dumps({"image": verdict.image, "rows": verdict.rows(), "faults": verdict.faults()}, indent=2))
+        terminal.say_json({"image": verdict.image, "rows": verdict.rows(), "faults": verdict.faults()})
     else:
         terminal.table_console().print(table_of(verdict))
     verdict.check()
@@ -114,7 +113,7 @@ def list_(
         raise UsageError("--tag", f"{tag} is not a documented release", "a job may use any tag: its image is probed")
     rows: Sequence[Release] = [found] if found else releases()
     if json:
-        typer.echo(json_.dumps([{**vars(row), "mismatch": row.mismatch} for row in rows], indent=2))
+        terminal.say_json([{**vars(row), "mismatch": row.mismatch} for row in rows])
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("release", "torch", "torchvision", "CUDA", "Python", "driver", "known mismatch"):
@@ -142,10 +141,10 @@ def table_of(verdict: ImageVerdict) -> Table:
 
 def _report(done: ImageOnNodes | str) -> None:
     if isinstance(done, str):
-        typer.echo(done)
+        terminal.say(done)
         return
     if done.why:
-        typer.echo(terminal.escaped(done.why))
+        terminal.say(done.why)
     for node, sent in done.shipped.items():
-        typer.echo(f"{node}: {sent:,} bytes")
-    typer.echo(f"{done.reference} {done.id}")
+        terminal.say(f"{node}: {sent:,} bytes")
+    terminal.say(f"{done.reference} {done.id}")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli import terminal
 from launcher.errors import NodeUnfit, UsageError
 from launcher.local_files import write_atomic
 from launcher.shipped import shipped
@@ -38,12 +39,12 @@ def init(
     if example is None:
         path = path or Path("job.yaml")
         _write({path: TEMPLATE}, force)
-        typer.echo(f"wrote {path}; to preview the run: launcher plan {path} --offline")
+        terminal.say(f"wrote {path}; to preview the run: launcher plan {path} --offline")
         return
     if path is not None:
         raise UsageError(f"--example {example.value}", "has names of its own for its files", f"omit {path}")
     _write({Path(name): shipped(name) for name in example.files}, force)
-    typer.echo(f"wrote {', '.join(example.files)}; to run it: launcher up {example.files[0]}")
+    terminal.say(f"wrote {', '.join(example.files)}; to run it: launcher up {example.files[0]}")
 
 
 def _write(files: Mapping[Path, Path], force: bool) -> None:

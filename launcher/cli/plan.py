@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import shlex
 from dataclasses import replace
 from typing import Annotated
@@ -45,15 +44,15 @@ def plan(
     if on is not None:
         if docker or json:
             raise UsageError(f"--on {on}", "on a cluster the plan is an sbatch script", "omit --docker and --json")
-        typer.echo(plan_text(loaded, on, terminal.Reporter().log), nl=False)
+        terminal.say(plan_text(loaded, on, terminal.Reporter().log), nl=False)
         return
     if docker and not loaded.traits.has_limits:
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "run: launcher plan JOB")
     made = launcher.plan(loaded, offline=offline_, log=terminal.Reporter().log, ssh_config=ssh_config)
     if json:
-        typer.echo(made.to_json())
+        terminal.say(made.to_json())
     elif docker:
-        typer.echo(docker_lines(made))
+        terminal.say(docker_lines(made))
     else:
         show(made, terminal.console())
 
@@ -162,4 +161,4 @@ def schema() -> None:
 
     Example: launcher schema > job.schema.json
     """
-    typer.echo(json_.dumps(json_schema(), indent=2))
+    terminal.say_json(json_schema())

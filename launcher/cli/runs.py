@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json as json_
 from collections.abc import Sequence
 
-import typer
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -35,7 +33,7 @@ def runs(
     else:
         rows, failed = runs_on(hosts, log, ssh_config=ssh_config)
     if json:
-        typer.echo(json_.dumps(plain(rows), indent=2))
+        terminal.say_json(plain(rows))
     else:
         if rows or not failed:
             _print(rows, "top-1" if hosts is None else "by")

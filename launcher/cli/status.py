@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -69,7 +68,7 @@ def status(
     if json:
         reports = [seen.to_dict() for seen in every]
         report = reports if named != [run] else dict(*reports) | ({"gpus": gpus.rows(machines)} if machines else {})
-        typer.echo(json_.dumps(report, indent=2))
+        terminal.say_json(report)
     elif machines:
         terminal.table_console().print(gpus.table(machines))
     reasons += [node.reason for seen in every for node in seen.nodes if node.reason is not None]

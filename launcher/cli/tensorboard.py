@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from launcher import Run
-from launcher.cli import completion, options
+from launcher.cli import completion, options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, UsageError
 from launcher.node.parallel import in_background
@@ -103,7 +103,7 @@ def _serve(curves: Path, host: str, port: int, log: Path) -> None:
         server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=errors)
     try:
         if _answers(server, host, chosen):
-            typer.echo(f"TensorBoard: http://{host}:{chosen}/ (press Ctrl-C to quit)")
+            terminal.say(f"TensorBoard: http://{host}:{chosen}/ (press Ctrl-C to quit)")
             server.wait()
         lines = log.read_text(errors="replace").strip().splitlines()[-5:]
         raise UsageError(

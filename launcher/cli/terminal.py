@@ -1,10 +1,12 @@
 """Terminal output: the launcher's messages, and text from nodes without escape sequences that control the terminal.
 
-Only this module enforces it: every Console is created here, and plain lines and followed output pass through it.
+Only this module enforces it: every Console is created here, and plain lines and followed output pass through it. It
+also masks the secrets that this process knows (records.masking): a text is masked before it is cut or escaped.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -12,12 +14,14 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, TextIO
 
+import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
 from launcher.cli import wrapping
+from launcher.records.masking import printed
 
 # All of C0 except tab and line feed, DEL, C1, bidirectional controls, and surrogates, which cannot be encoded
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -68,6 +72,9 @@ class SafeConsole(Console):
 
     def _print(self, *objects: Any, **options: Any) -> None:
         text, *more = objects or ("",)
+        if isinstance(text, str):
+            text = printed(text)
+            objects = (text, *more)
         if more or not isinstance(text, (str, Text)) or not (self.is_terminal and self.soft_wrap):
             super().print(*objects, **options)
             return
@@ -77,7 +84,7 @@ class SafeConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(escaped(segment.text), segment.style)
+            yield segment if segment.control else Segment(escaped(printed(segment.text)), segment.style)
 
 
 def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
@@ -92,13 +99,22 @@ def table_console() -> Console:
     return made
 
 
+def say(text: str, *, nl: bool = True) -> None:
+    """Print to stdout what a command was asked for."""
+    typer.echo(escaped(printed(text)), nl=nl)
+
+
+def say_json(value: Any) -> None:
+    typer.echo(printed(json.dumps(value, indent=2)))
+
+
 def note(text: str) -> None:
     """Print a line to stderr that is no message of the launcher about a run."""
-    console(stderr=True).print(escape(text))
+    console(stderr=True).print(escape(printed(text)))
 
 
 def show_error(text: str) -> None:
-    console(stderr=True).print(f"[bold red]error[/] {escape(text)}")
+    console(stderr=True).print(f"[bold red]error[/] {escape(printed(text))}")
 
 
 def interactive() -> bool:
@@ -124,6 +140,7 @@ class Reporter:
         self.log(f"warning: {text}")
 
     def log(self, text: str) -> None:
+        text = printed(text)
         if not interactive():
             try:
                 sys.stderr.write(f"launcher: {escaped(text)}\n")  # one write, or the exit comes between the two

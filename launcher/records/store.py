@@ -27,7 +27,7 @@ from launcher.model.host import cluster_name
 from launcher.model.plan import Plan, RunId, is_run_id, plain
 from launcher.model.runtime import TRAITS, Traits
 from launcher.records.code_files import LeftOut
-from launcher.records.masking import Masker
+from launcher.records.masking import Masker, hide
 from launcher.records.paths import RUNS, RunPaths, as_shown, not_a_folder, require_folder
 from launcher.records.workdir import SentCode, sent_files
 
@@ -145,6 +145,7 @@ class Record:
 
     @cached_property
     def mask(self) -> Masker:
+        hide(self._known_secrets[0])
         return Masker(self._known_secrets[0])
 
     @property

@@ -61,13 +61,13 @@ def compare(
     found = [row | {"settings": settings[row["run"]]} for row in found]
     ordered = [settings[row["run"]] for row in found]
     table = json_.dumps(found, indent=2) if json else markdown(rows, width, others, ordered)
-    typer.echo(terminal.escaped(table))  # contains text from a program's metrics
+    terminal.say(table)  # contains text from a program's metrics
     if plot is not None:
         write_atomic(plot, draw(rows, plot.suffix.lower()[1:]))
-        typer.echo(f"wrote {plot}", err=True)
+        terminal.note(f"wrote {plot}")
     if html is not None:
         write_atomic(html, page(rows, "Comparison: " + ", ".join(runs or [job_of(chosen[-1][0].run)]), others).encode())
-        typer.echo(f"wrote {html}", err=True)
+        terminal.note(f"wrote {html}")
 
 
 def _read(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,10 +97,10 @@ def push_(
         sizes = {"sent": done.delivered.sent, "received": done.delivered.received}
         if parsed.url:
             sizes["downloaded"] = vars(done.downloaded)
-        typer.echo(json_.dumps({"content": done.delivered.content, **sizes, "paths": dict(done.paths)}, indent=2))
+        terminal.say_json({"content": done.delivered.content, **sizes, "paths": dict(done.paths)})
         return
     for line in _pushed(done):
-        typer.echo(terminal.escaped(line))
+        terminal.say(line)
 
 
 def _pushed(done: Distributed) -> Iterator[str]:
@@ -124,7 +123,7 @@ def list_(nodes: Nodes, json: options.Json = False, ssh_config: options.SshConfi
         found = {**_copies(fleet), **_downloads()}
         if json:
             every = [{**vars(copy), "whole": copy.whole} for each in found.values() for copy in each]
-            typer.echo(json_.dumps(every, indent=2))
+            terminal.say_json(every)
         else:
             terminal.table_console().print(_table(found))
         if fleet.failed:
@@ -150,7 +149,7 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
         outcomes = run_all_settled(steps)
     for copy, outcome in zip(whole, outcomes, strict=True):
         if not isinstance(outcome, LauncherError):
-            typer.echo(f"{copy.node}: {copy.name[:12]} is whole: {copy.files:,} files, {decimal(copy.size)}")
+            terminal.say(f"{copy.node}: {copy.name[:12]} is whole: {copy.files:,} files, {decimal(copy.size)}")
     failed = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
     if failed:
         raise NodesFailed(failed, of=len(outcomes))
@@ -174,7 +173,7 @@ def rm(which: Which, nodes: Nodes, ssh_config: options.SshConfig = None) -> None
             else:
                 engine = engines[copy.node]
                 remove(engine, root_of(engine, settings, copies=False), copy)
-            typer.echo(f"{copy.node}: removed {copy.name[:12]}")
+            terminal.say(f"{copy.node}: removed {copy.name[:12]}")
 
         run_all([partial(remove_, copy) for copy in chosen])
 

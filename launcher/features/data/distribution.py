@@ -23,6 +23,7 @@ from launcher.node.connect import LOCAL, connect
 from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine
 from launcher.node.parallel import run_all
+from launcher.records.masking import fsspec_values, hide
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,11 @@ def distribute(
     """
     settings, downloaded = read_settings(os.environ), Downloaded()
     if source.url:
+        variables = variables or Variables()
+        hide([*variables.secrets.values(), *fsspec_values({**os.environ, **variables.env})])
         found = run_all([partial(root_of, node.engine, settings) for node in nodes])
         ends = [node.endpoint(root) for node, root in zip(nodes, found, strict=True)]
-        source, downloaded = download(source, ends, variables or Variables(), log, on_progress)
+        source, downloaded = download(source, ends, variables, log, on_progress)
         if downloaded.by == HERE:
             log(f"the download stays on {HERE} until `launcher data rm` removes it: {source.path}")
     holders = [node for node in nodes if has_source(source, node.engine)]

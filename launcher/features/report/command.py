@@ -82,7 +82,7 @@ def report(
     size = _write(Path(f"{name}.tar.gz"), name, packed)
     if json:
         files = [{"name": part.name, "bytes": len(part.text.encode()), "why": part.why} for part in packed]
-        typer.echo(json_.dumps({"archive": f"{name}.tar.gz", "bytes": size, "files": files}, indent=2))
+        terminal.say_json({"archive": f"{name}.tar.gz", "bytes": size, "files": files})
     everything = " ".join(part.text for part in packed)
     if renamed := [
         f"{old} is {new}" for old, new in mask.pseudonyms.items() if new in everything and "address" not in new

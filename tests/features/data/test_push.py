@@ -56,7 +56,7 @@ class Here(ProcessEngine):
 
     def __init__(self, node: str) -> None:
         super().__init__(node)
-        self.machine = Reached(node, "me")
+        self.host, self.machine = node, Reached(node, "me")
 
     def tool(self, wanted: Tool) -> CommandStream:
         first = Path(wanted.mounts[0].source) / "first.sh"
