@@ -18,9 +18,10 @@ class _Sessions(paramiko.ServerInterface):
     def __init__(self, server: SshServer) -> None:
         self._server = server
         self._given = 0
+        self._wanted, self._factors = server.wants, list(server.factors)
 
     def get_allowed_auths(self, username: str) -> str:
-        return "publickey"
+        return self._wanted
 
     def check_auth_none(self, username: str) -> int:
         self._server.methods.append("none")
@@ -28,7 +29,11 @@ class _Sessions(paramiko.ServerInterface):
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         self._server.methods.append("publickey")
-        return paramiko.AUTH_FAILED if self._server.accepts_none else paramiko.AUTH_SUCCESSFUL
+        if self._factors and self._wanted == "publickey":
+            self._wanted = self._factors.pop(0)
+            return paramiko.AUTH_PARTIALLY_SUCCESSFUL
+        refuses = self._server.accepts_none or self._server.wants != "publickey"
+        return paramiko.AUTH_FAILED if refuses else paramiko.AUTH_SUCCESSFUL
 
     def check_channel_pty_request(self, channel: paramiko.Channel, *_: object) -> bool:
         self._server.requests.append("pty")
@@ -85,7 +90,8 @@ class SshServer:
     """`accepted`, `sessions`: numbers of connections and sessions so far.
 
     `drop`: how many of the next connections are closed before any data. `most_sessions`: of one connection, ever.
-    `accepts_none`: logs everybody in without a key, and nobody with one. `forwards`: allows tunnels, which then fail.
+    `accepts_none`: logs everybody in without a key, and nobody with one. `wants`: the first method; `factors`: further
+    ones after a key. `forwards`: allows tunnels, which then fail.
     `methods`, `requests`: of clients so far, to log in (a method each) and in sessions (`pty`, `forward`, a command).
     """
 
@@ -94,6 +100,8 @@ class SshServer:
         self.accepted = self.sessions = self.drop = self.refuse_sessions = 0
         self.most_sessions = 1000
         self.accepts_none = self.forwards = False
+        self.wants: str = "publickey"
+        self.factors: tuple[str, ...] = ()
         self.methods: list[str] = []
         self.requests: list[str] = []
         self.frozen = threading.Event()
@@ -111,9 +119,10 @@ class SshServer:
 
     def config(self, **options: object) -> str:
         """An ssh config in which this server is `node`."""
-        lines = ["Host *", "HostName 127.0.0.1", f"Port {self.port}", "User me", "IdentityAgent none"]
+        lines = ["Host *", *(f"{name} {value}" for name, value in options.items())]  # the first value counts
+        lines += ["HostName 127.0.0.1", f"Port {self.port}", "User me", "IdentityAgent none"]
         lines += [f"IdentityFile {self._folder}/id", f"UserKnownHostsFile {self._folder}/known_hosts"]
-        lines += ["GlobalKnownHostsFile /dev/null", *(f"{name} {value}" for name, value in options.items())]
+        lines += ["GlobalKnownHostsFile /dev/null"]
         file = self._folder / "config"
         file.write_text("\n ".join(lines) + "\n")
         return str(file)

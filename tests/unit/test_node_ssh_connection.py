@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +13,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from launcher.errors import HostKeyChanged, NodeUnfit, NodeUnreachable
+from launcher.errors import AuthFailed, HostKeyChanged, NodeUnfit, NodeUnreachable
 from launcher.node.parallel import run_all
 from launcher.node.ssh.connection import CHANNELS, SshPool
 from launcher.node.ssh.machine import SshMachine
@@ -175,6 +178,63 @@ def test_a_server_that_knows_the_user_already_gets_no_key(server: SshServer, mak
 def test_other_servers_get_a_key_next(server: SshServer, make: Make) -> None:
     assert make().run(["true"]).code == 0
     assert server.methods == ["none", "publickey"]
+
+
+def test_a_second_factor_is_told_from_a_rejected_key(server: SshServer, make: Make) -> None:
+    server.factors = ("keyboard-interactive",)
+    with pytest.raises(AuthFailed) as refused:
+        make().run(["true"])
+    told = str(refused.value)
+    assert "/id for user me, which is not enough; it requires keyboard-interactive as well" in told
+    assert "AuthenticationMethods publickey" in told
+    assert "no ControlMaster is used" in told
+    assert "ssh-copy-id" not in told
+
+
+def test_a_second_key_is_offered_if_the_server_wants_one(server: SshServer, make: Make, tmp_path: Path) -> None:
+    server.factors = ("publickey",)
+    paramiko.ECDSAKey.generate().write_private_key_file(str(tmp_path / "second"))
+    assert make(IdentityFile=tmp_path / "second").run(["true"]).code == 0
+    assert server.methods == ["none", "publickey", "publickey"]
+
+
+def test_a_server_that_accepts_no_keys_needs_no_copy_of_one(server: SshServer, make: Make) -> None:
+    server.wants = "password"
+    with pytest.raises(AuthFailed, match="it accepts only password, no keys") as refused:
+        make().run(["true"])
+    assert "PubkeyAuthentication yes" in refused.value.next_step
+
+
+class _Agent:
+    """An ssh-agent that lists a key and never signs with it; silent: it does not even list one."""
+
+    def __init__(self, path: Path, *, silent: bool) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._key = paramiko.ECDSAKey.generate().asbytes()
+        self._silent = silent
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            self._held, _ = self._listener.accept()
+            self._held.recv(5)  # length and type: asks for its keys
+            if not self._silent:
+                body = b"\x0c" + struct.pack(">II", 1, len(self._key)) + self._key + struct.pack(">I", 4) + b"work"
+                self._held.sendall(struct.pack(">I", len(body)) + body)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_hanging_agent_is_named(server: SshServer, make: Make, tmp_path: Path, *, silent: bool) -> None:
+    (tmp_path / "id").unlink()
+    agent = _Agent(tmp_path / "agent", silent=silent)
+    with pytest.raises(AuthFailed, match="no ssh-agent responds at") as refused:
+        make(IdentityAgent=tmp_path / "agent", ConnectTimeout=2).run(["true"])
+    assert "ssh-add -l" in refused.value.next_step
+    assert "ssh-copy-id" not in refused.value.next_step
+    assert ("did not sign with work (agent)" in refused.value.what) != silent
+    assert agent is not None
 
 
 def test_endless_output_is_given_up(make: Make) -> None:

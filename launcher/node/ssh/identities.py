@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import paramiko
 from paramiko.agent import AgentSSH
@@ -22,6 +22,11 @@ from launcher.errors import AuthFailed
 from launcher.node.ssh.config import SshTarget
 
 _AGENT_TIMEOUT = 10.0  # seconds
+_NO_AGENT = "no ssh-agent responds"
+
+
+class SilentAgentError(paramiko.SSHException, TimeoutError):
+    """The agent did not respond in time. paramiko's thread would crash with a TimeoutError."""
 
 
 class SocketAgent(AgentSSH):
@@ -48,6 +53,12 @@ class SocketAgent(AgentSSH):
         except BaseException:
             connection.close()
             raise
+
+    def _send_message(self, msg: object) -> Any:
+        try:
+            return super()._send_message(msg)  # type: ignore[misc]
+        except TimeoutError as error:
+            raise SilentAgentError("timed out") from error
 
     def close(self) -> None:
         self._close()
@@ -139,15 +150,16 @@ def authenticate(transport: paramiko.Transport, target: SshTarget, files: KeyFil
     if _without_a_key(transport, target, deadline, reasons):
         return
     tried: list[str] = []
+    accepted: list[str] = []
     agent_keys: Sequence[paramiko.PKey] = ()
     with contextlib.ExitStack() as stack:
         if target.identity_agent:
-            timeout = max(0.1, min(_AGENT_TIMEOUT, deadline - time.monotonic()))
+            timeout = max(0.1, min(_AGENT_TIMEOUT, (deadline - time.monotonic()) / 2))  # to know who was silent
             try:
                 agent = stack.enter_context(contextlib.closing(SocketAgent(target.identity_agent, timeout)))
                 agent_keys = agent.get_keys()
             except (OSError, paramiko.SSHException) as error:
-                reasons.append(f"no ssh-agent responds at {target.identity_agent}: {error}")
+                reasons.append(f"{_NO_AGENT} at {target.identity_agent}: {error}")
         for name, key in offers(target, agent_keys, files, reasons):
             if not transport.is_active() or time.monotonic() > deadline:
                 lost = tried or not transport.is_active()
@@ -161,14 +173,23 @@ def authenticate(transport: paramiko.Transport, target: SshTarget, files: KeyFil
                 reasons.append(f"it accepts only {', '.join(error.allowed_types)}, no keys")
                 break
             except (paramiko.SSHException, EOFError, OSError) as error:
+                if isinstance(error, SilentAgentError):  # it hangs, or waits in a prompt
+                    tried.pop()
+                    reasons.append(f"{_NO_AGENT} at {target.identity_agent}: it did not sign with {name}")
+                    break
                 if not isinstance(error, paramiko.AuthenticationException):
                     reasons.append(f"{name}: {error}")
                 continue
             if not further:
                 return
-            reasons.append(f"it requires {', '.join(further)} in addition to a key")
-            break
-    offered = f"rejected all keys for user {target.user} ({', '.join(tried)})" if tried else "no ssh key to offer"
+            accepted.append(name)
+            if "publickey" not in further:
+                reasons.append(f"it requires {', '.join(further)} as well")
+                break
+    if accepted:
+        offered = f"accepted {' and '.join(accepted)} for user {target.user}, which is not enough"
+    else:
+        offered = f"rejected all keys for user {target.user} ({', '.join(tried)})" if tried else "no ssh key to offer"
     raise AuthFailed(target.alias, "; ".join([offered, *reasons]), _fix(target, reasons))
 
 
@@ -178,6 +199,15 @@ def _fix(target: SshTarget, reasons: Sequence[str]) -> str:
             return f"add it to your ssh-agent: ssh-add {reason.split(' is encrypted')[0]}"
         if "permissions are too open" in reason:
             return f"run: chmod 600 {reason.split(' is ignored')[0]}"
+        if reason.startswith(_NO_AGENT):
+            return (
+                "`ssh-add -l` must list your keys: restart your ssh-agent and set SSH_AUTH_SOCK, or confirm its prompt"
+            )
+        if reason.startswith("it requires "):
+            only = "let this user log in with a key alone (AuthenticationMethods publickey in its sshd_config)"
+            return f"{only}: nobody is asked for a password or a second factor, and no ControlMaster is used for nodes"
+        if reason.startswith("it accepts only "):
+            return "its sshd must accept keys (PubkeyAuthentication yes in sshd_config): nobody is asked for a password"
         if "closed the connection" in reason:
             return "too many keys: set IdentitiesOnly yes and IdentityFile for this host in your ssh config"
     return f"only key authentication is supported; add your key there: ssh-copy-id {target.alias}"
