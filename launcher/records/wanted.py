@@ -100,7 +100,7 @@ def want(path: str, *, checkpoints: bool = False, trackers: bool = False) -> Wan
 def is_safe(path: str) -> bool:
     """Whether a path that comes from a node may be one below a local folder."""
     parts = PurePosixPath(path).parts
-    return bool(parts) and ".." not in parts and parts[0] != "/" and "\\" not in path and path.isprintable()
+    return bool(parts) and ".." not in parts and not path.startswith("/") and "\\" not in path and path.isprintable()
 
 
 def aside(path: str, node: str) -> str:
