@@ -9,6 +9,8 @@ from enum import Enum
 from launcher.model.container import Mount
 from launcher.model.rdma import Port
 
+CLOCK_SLACK = 5.0  # seconds by which a node's clock may differ without a word
+
 
 @dataclass(frozen=True)
 class GpuProcess:

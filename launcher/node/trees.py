@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import re
@@ -12,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit
-from launcher.model.facts import MountedAs
+from launcher.model.facts import CLOCK_SLACK, MountedAs
 from launcher.node.facts import free_inodes, free_space, mounted_as
 from launcher.node.files import Files, Span
 from launcher.node.machine import Done, Machine, shell
@@ -22,12 +23,15 @@ from launcher.node.parallel import Future, in_background
 _TIMEOUT = 3600.0  # seconds; checkpoints may be large, and a disk slow
 _QUEUED = 16  # pieces of at most 64 KiB that wait for a slow node; reading pauses while its queue is full
 
-# $1: a folder, which need not exist. Links are listed, not followed.
+# $1: a folder, which need not exist. Links are listed, not followed. Prints the node's time first.
 _LIST = """
+echo "@@time $(date +%s.%N)"
 [ -e "$1" ] || exit 0
 cd -- "$1" || exit
 find . -type f -printf 'f %s %T@ %P\\0\\0' -o -type l -printf 'l %s %T@ %P\\0%l\\0'
 """
+_TIME = re.compile(rb"@@time (\d{1,12})(\.\d{1,9})?")  # busybox prints no fraction, or "%N"
+_TICK = 0.01  # seconds; the resolution of a file's time is that of the kernel's ticks
 _LISTED = re.compile(rb"([fl]) (\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) ([^\0]+)\0([^\0]*)\0")
 # $1: a folder, which need not exist
 _ROOM = """
@@ -88,22 +92,44 @@ class Entry:
     mtime: float
     link: str = ""
 
-    def same(self, other: Entry) -> bool:
-        """Whether the other one is a copy of it, which keeps the time (`fetch` to a microsecond)."""
+    def same(self, other: Entry, shift: float = 0.0, error: float = 0.001) -> bool:
+        """Whether the other one is a copy of it, which keeps the time (`fetch` to a microsecond), moved by `shift`."""
         same_content = (self.size, self.link) == (other.size, other.link)
-        return same_content and (bool(self.link) or abs(self.mtime - other.mtime) < 0.001)
+        return same_content and (bool(self.link) or abs(self.mtime + shift - other.mtime) < error)
+
+
+@dataclass(frozen=True)
+class NodeClock:
+    """A node's clock. offset: its time minus this machine's, in seconds, give or take `error`. read: when it was read,
+    by this machine's clock; inf: it was not.
+    """
+
+    offset: float = 0.0
+    error: float = 0.0
+    read: float = math.inf
+
+    def shift(self, other: NodeClock) -> float:
+        """Return what is added to a file's time on a node with the other clock; 0.0 if the clocks hardly differ, as a
+        copy is recognised by its time.
+        """
+        found = other.offset - self.offset
+        return found if abs(found) > CLOCK_SLACK else 0.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder on a machine, which files are written to."""
+    """A folder on a machine, which files are written to. shift: seconds that are added to their times."""
 
     machine: Machine
     folder: str
+    shift: float = 0.0
 
 
-def entries(files: Files, root: str) -> Sequence[Entry]:
-    """Return the files and links below `root`, which need not exist. Raises NodeUnfit, NodeUnreachable."""
+def entries(files: Files, root: str) -> tuple[Sequence[Entry], NodeClock]:
+    """Return the files and links below `root`, which need not exist, and the node's clock.
+
+    Raises NodeUnfit, NodeUnreachable.
+    """
 
     def only_removed(done: Done) -> bool:  # by a program that still runs
         lines = done.err.splitlines()
@@ -114,7 +140,16 @@ def entries(files: Files, root: str) -> Sequence[Entry]:
     for kind, size, mtime, path, link in _LISTED.findall(done.out):
         target = link.decode("utf-8", "surrogateescape") if kind == b"l" else ""
         found.append(Entry(path.decode("utf-8", "surrogateescape"), int(size), float(mtime), target))
-    return found
+    return found, _clock(done)
+
+
+def _clock(done: Done) -> NodeClock:
+    read, there = (done.started + done.first) / 2, _TIME.search(done.out)
+    if there is None:
+        return NodeClock()
+    whole, fraction = there.groups(b"")
+    error = (done.first - done.started) / 2 + (_TICK if fraction else 1.0)
+    return NodeClock(float(whole + fraction) - read, error, read)
 
 
 @dataclass(frozen=True)
@@ -160,7 +195,7 @@ def fan_out(node: str, source: Files, folder: str, wanted: Mapping[Entry, Sequen
     try:
         for entry, piece in _stream(node, source, folder, list(wanted), below):
             for place in wanted[entry]:
-                writers[place].put(piece)
+                writers[place].put(_head(entry, place) if piece is None else piece)
         for writer in writers.values():
             writer.put(b"")
     except BaseException as error:
@@ -175,17 +210,22 @@ def fan_out(node: str, source: Files, folder: str, wanted: Mapping[Entry, Sequen
         raise NodesFailed(failures)
 
 
+def _head(entry: Entry, place: Place) -> bytes:
+    """Return what `_RECEIVE` reads of a file before its content; of a link all."""
+    content = os.fsencode(entry.link)
+    kind, size = ("l", len(content)) if entry.link else ("f", entry.size)
+    return f"{kind} {size} {entry.mtime + place.shift:.9f}\n{entry.path}\n".encode() + content
+
+
 def _stream(
     node: str, source: Files, folder: str, wanted: Sequence[Entry], below: str
-) -> Iterator[tuple[Entry, bytes]]:
-    """Yield what `_RECEIVE` reads, with the file to which each piece belongs."""
+) -> Iterator[tuple[Entry, bytes | None]]:
+    """Yield each file with the pieces of its content, before them None for its head."""
     regular = [Span(f"{folder}/{entry.path}", 0, entry.size) for entry in wanted if not entry.link]
     with closing(source.read_spans(regular, below=below)) as pieces:
         for entry in wanted:
-            content = os.fsencode(entry.link)
-            size = len(content) if entry.link else entry.size
-            yield entry, f"{'l' if entry.link else 'f'} {size} {entry.mtime:.9f}\n{entry.path}\n".encode() + content
-            left = size - len(content)
+            yield entry, None
+            left = 0 if entry.link else entry.size
             while left:
                 span, piece = next(pieces, (None, b""))
                 if span is None or span.path != f"{folder}/{entry.path}":

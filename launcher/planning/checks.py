@@ -14,11 +14,10 @@ from launcher.faults import disk
 from launcher.job.models import Job
 from launcher.job.scalars import NumberOfSeconds, show_duration
 from launcher.model.checked import OUTPUT_ROOT
-from launcher.model.facts import NodeFacts
+from launcher.model.facts import CLOCK_SLACK, NodeFacts
 from launcher.model.version import version_numbers
 
 SMALL_SHM = 1 << 30
-CLOCK_SLACK = 5.0
 LITTLE_DISK = 40 << 30  # an NVIDIA PyTorch image has 20 GiB or more, and is unpacked next to its archive
 NO_DISK = 2 << 30
 _NETWORK = re.compile(r"nfs|cifs|smb|fuse\.|lustre|beegfs|gpfs|ceph|9p")

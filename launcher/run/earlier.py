@@ -17,8 +17,10 @@ from pathlib import Path, PurePosixPath
 
 from launcher.elastic.generations import GENERATIONS
 from launcher.errors import LauncherError, NodeUnfit
+from launcher.job.scalars import duration
 from launcher.local_files import open_regular
 from launcher.model.container import WORKDIR
+from launcher.model.facts import CLOCK_SLACK
 from launcher.model.plan import Plan, RunId
 from launcher.model.sizes import size_text
 from launcher.node import trees
@@ -27,12 +29,12 @@ from launcher.node.engine import Engine
 from launcher.node.files import Files, Span
 from launcher.node.machine import PIECE, LocalMachine
 from launcher.node.parallel import on_each, run_all, run_all_settled
-from launcher.node.trees import Entry, Place
+from launcher.node.trees import Entry, NodeClock, Place
 from launcher.records.paths import ASIDE, RECORD_FILES, RUNS
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import CHECKPOINTS, is_programs, is_safe, is_saved
 from launcher.records.workdir import SentCode, contents, in_workdir, is_sent, sent_files
-from launcher.run.inherit import Heir, Holder, Share, is_log, shares
+from launcher.run.inherit import Heir, Holder, Share, is_log, shares, undecided
 from launcher.run.locate import Attached
 
 OUTPUT = "output"  # the areas in which files are inherited: the output folder without WORKDIR, and this
@@ -45,6 +47,7 @@ class _Listing:
     engine: Engine
     output: str
     entries: Sequence[Entry]
+    clock: NodeClock
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class _Copy:
     engine: Engine
     heir: Heir
     share: Share
+    clock: NodeClock  # of the node
 
     def at(self, holder: Holder) -> Sequence[Entry]:
         """Return the files that it gets from there."""
@@ -109,7 +113,8 @@ def files_of(
         silent = ", ".join(sorted([*failed, *others.failed]))
         holders = {OUTPUT: _outputs(listed, old), WORKDIR: _workdirs(listed, old)}
         yours, theirs = _settle(holders[WORKDIR], code, old)
-        copies = [copy for area in holders for copy in _copies(holders[area], area, plan, fleet)]
+        clocks = {each.engine.host: each.clock for each in listed}
+        copies = [copy for area in holders for copy in _copies(holders[area], area, plan, fleet, clocks)]
         if yours or theirs:
             log(_settled(run, yours, theirs, known=old.sent_code is not None))
         found_any = any(copy.share.newest for copy in copies)
@@ -121,6 +126,12 @@ def files_of(
             yield lambda: None
             return
         _check_room(run, copies)
+        for line in _of_clocks(listed, [each for area in holders.values() for each in area]):
+            log(line)
+        if not plan.min_nodes:
+            for area in holders.values():
+                if doubt := _doubt(undecided(area)):
+                    log(doubt)
         for engine in fleet.engines:
             log(f"{engine.node}: {_describe(run, [copy for copy in copies if engine.node in copy.nodes])}")
         yield partial(_copy_all, copies)
@@ -137,13 +148,14 @@ def checkpoint_of(attached: Attached, *, workdirs: bool = True) -> str:
     listed = run_all_settled([partial(_list, engine, output) for (_, output), engine in on.items()])
     known = [each for each in listed if isinstance(each, _Listing)]
     holders = [*(_workdirs(known, record) if workdirs else []), *_outputs(known, record)]
-    saved = {path: e for each in holders for path, e in each.entries.items() if is_saved(path)}
-    found = {path: entry for path, entry in saved.items() if not is_log(entry)}
-    return _shown(*_newest(found)) if found else ""
+    files = [(path, (each, e)) for each in holders for path, e in each.entries.items() if is_saved(path)]
+    found = [(path, file) for path, file in files if not is_log(file[1])]
+    path, last = max(found, key=_when, default=("", None))
+    return _shown(path, *last) if last else ""
 
 
 def _list(engine: Engine, output: str) -> _Listing:
-    return _Listing(engine, output, trees.entries(engine.files, output))
+    return _Listing(engine, output, *trees.entries(engine.files, output))
 
 
 def _outputs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
@@ -153,7 +165,8 @@ def _outputs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
         at = [node for node in old.nodes() if node.host == each.engine.host]
         if entries := whole(entry for entry in each.entries if _is_output(entry.path, _nodes(each, old))):
             name, engine = next((node.name for node in at), each.engine.node), each.engine
-            found.append(Holder(name, engine.host, _ranks(at), engine.files, each.output, each.output, entries))
+            rest = (_ranks(at), engine.files, each.output, each.output, entries)
+            found.append(Holder(name, engine.host, *rest, clock=each.clock))
     missing = [node for node in old.nodes() if node.host not in {holder.host for holder in found}]
     root = old.paths.root
     beside = [_fetched(old, root / ASIDE / node.name, _ranks([node])) for node in missing]
@@ -174,7 +187,8 @@ def _workdirs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
             if entries := whole(written):
                 folder = posixpath.join(each.output, WORKDIR, name)
                 mine, engine = ranks.get(name, frozenset()), each.engine
-                found.append(Holder(name, engine.host, mine, engine.files, each.output, folder, entries))
+                rest = (mine, engine.files, each.output, folder, entries)
+                found.append(Holder(name, engine.host, *rest, clock=each.clock))
     present = {holder.name for holder in found}
     root = old.paths.root / WORKDIR
     return [*found, *(_fetched(old, root / name, () if name in present else ranks[name]) for name in ranks)]
@@ -268,11 +282,14 @@ def _fetched(record: Record, folder: Path, ranks: Iterable[int]) -> Holder:
         apart = (*RECORD_FILES, ASIDE, WORKDIR)
         entries = [e for e in entries if PurePosixPath(e.path).parts[0] not in apart and _is_output(e.path, ())]
     here = _Fetched(LocalMachine("this machine", ""))
-    return Holder("this machine", LOCAL, frozenset(ranks), here, str(root), str(folder), whole(entries), fetched=True)
+    mine, inside = (frozenset(ranks), here, str(root), str(folder)), whole(entries)
+    return Holder("this machine", LOCAL, *mine, inside, fetched=True, clock=NodeClock(read=time.time()))
 
 
-def _copies(holders: Sequence[Holder], area: str, plan: Plan, fleet: Fleet) -> list[_Copy]:
-    """Decide what each node gets in an area."""
+def _copies(
+    holders: Sequence[Holder], area: str, plan: Plan, fleet: Fleet, clocks: Mapping[str, NodeClock]
+) -> list[_Copy]:
+    """Decide what each node gets in an area. clocks: by host."""
     heirs: dict[tuple[str, str, str], list[tuple[Engine, frozenset[int]]]] = {}
     for engine in fleet.engines:
         planned = plan.on(engine.node)
@@ -289,7 +306,7 @@ def _copies(holders: Sequence[Holder], area: str, plan: Plan, fleet: Fleet) -> l
     ]
     found = shares(holders, known, elastic=plan.min_nodes > 0)
     return [
-        _Copy(area, [engine.node for engine, _ in on], on[0][0], heir, share)
+        _Copy(area, [engine.node for engine, _ in on], on[0][0], heir, share, clocks[heir.host])
         for on, heir, share in zip(heirs.values(), known, found, strict=True)
     ]
 
@@ -320,13 +337,34 @@ def _check_room(run: RunId, copies: Sequence[_Copy]) -> None:
     run_all([partial(check, first[host].engine, first[host].heir.folder, size) for host, size in needed.items()])
 
 
+def _of_clocks(listed: Sequence[_Listing], holders: Sequence[Holder]) -> Iterator[str]:
+    """Yield which clocks are wrong, and which files are of the future by their own node's clock."""
+    for each in listed:
+        if each.entries and abs(each.clock.offset) > CLOCK_SLACK:
+            how = "ahead of" if each.clock.offset > 0 else "behind"
+            off = duration(abs(each.clock.offset))
+            yield f"{each.engine.node}: its clock is {off} {how} this machine's; the times of its files are corrected"
+    for holder in holders:
+        if late := holder.of_the_future:
+            what = f"{_named(late)} {'has a time' if len(late) == 1 else 'have times'} in the future of its own clock"
+            yield f"warning: {holder.name}: {what}, and may not be the newest"
+
+
+def _doubt(near: Sequence[tuple[Holder, Entry]]) -> str:
+    """near: the result of undecided()."""
+    if not near:
+        return ""
+    shown = " and ".join(f"{holder.name}'s {entry.path} ({_moment(holder, entry)})" for holder, entry in near)
+    return f"which is newer is not certain, by the clocks of their nodes: {shown}; {near[0][0].name}'s are used"
+
+
 def _describe(run: RunId, copies: Sequence[_Copy]) -> str:
     """Say from what a node resumes: how many files, of which node, and the newest of them."""
-    groups: dict[str, dict[str, Entry]] = {}
+    groups: dict[str, dict[str, tuple[Holder, Entry]]] = {}
     for copy in copies:
-        for path, (holder, entry) in copy.share.files.items():
-            whose = "its own" if copy.share.is_own(path) else f"{holder.name}'s"
-            groups.setdefault(whose, {})[path] = entry
+        for path, found_ in copy.share.files.items():
+            whose = "its own" if copy.share.is_own(path) else f"{found_[0].name}'s"
+            groups.setdefault(whose, {})[path] = found_
     if not any(copy.share.newest for copy in copies):
         return f"does not resume: no file of {run} is for it"
     found = [_group(whose, files) for whose, files in sorted(groups.items(), key=lambda item: item[0] == "its own")]
@@ -334,24 +372,30 @@ def _describe(run: RunId, copies: Sequence[_Copy]) -> str:
     return f"resumes from {' and '.join(found)}" + (f"; not from its own {_named(left)}" if left else "")
 
 
-def _group(whose: str, files: Mapping[str, Entry]) -> str:
+def _group(whose: str, files: Mapping[str, tuple[Holder, Entry]]) -> str:
     path, last = _newest(files)
     if len(files) == 1:
-        return f"{whose} {_shown(path, last)}"
-    size = size_text(sum(entry.size for entry in files.values()))
-    return f"{whose} {len(files)} files ({size}), the newest {path} ({_moment(last)})"
+        return f"{whose} {_shown(path, *last)}"
+    size = size_text(sum(entry.size for _, entry in files.values()))
+    return f"{whose} {len(files)} files ({size}), the newest {path} ({_moment(*last)})"
 
 
-def _newest(files: Mapping[str, Entry]) -> tuple[str, Entry]:
-    return max(files.items(), key=lambda item: (not is_log(item[1]), item[1].mtime))
+def _newest(files: Mapping[str, tuple[Holder, Entry]]) -> tuple[str, tuple[Holder, Entry]]:
+    return max(files.items(), key=_when)
 
 
-def _shown(path: str, entry: Entry) -> str:
-    return f"{path} ({_moment(entry)}, {size_text(entry.size)})"
+def _when(file: tuple[str, tuple[Holder, Entry]]) -> tuple[bool, float]:
+    """Return what orders files by time, logs first."""
+    _, (holder, entry) = file
+    return not is_log(entry), holder.written(entry)
 
 
-def _moment(entry: Entry) -> str:
-    return time.strftime("%a %H:%M:%S", time.localtime(entry.mtime))
+def _shown(path: str, holder: Holder, entry: Entry) -> str:
+    return f"{path} ({_moment(holder, entry)}, {size_text(entry.size)})"
+
+
+def _moment(holder: Holder, entry: Entry) -> str:
+    return time.strftime("%a %H:%M:%S", time.localtime(entry.mtime - holder.clock.offset))
 
 
 def _named(paths: Sequence[str]) -> str:
@@ -373,7 +417,7 @@ def _copy_all(copies: Sequence[_Copy]) -> None:
     for copy in copies:
         for holder, entry in copy.share.files.values():
             if holder.host != copy.heir.host:
-                place = Place(copy.engine.machine, copy.heir.folder)
+                place = Place(copy.engine.machine, copy.heir.folder, holder.clock.shift(copy.clock))
                 missing.setdefault(holder, {}).setdefault(entry, []).append(place)
     for holder, wanted in missing.items():
         trees.fan_out(holder.name, holder.files, holder.folder, wanted, below=holder.output)

@@ -4,8 +4,8 @@ Every rank of a program may load a checkpoint if it finds one, so all nodes must
 files of unknown programs, which are told apart by name and time only. The rules, for `checkpoints/` and for the working
 directories:
 
-1. **Names that several nodes have** come from one node, the one that wrote the newest of these files. So files of one
-   moment are not combined with files of another.
+1. **Names that several nodes have** come from one node, the one that wrote the newest of these files, by its clock with
+   the measured offset. So files of one moment are not combined with files of another.
 2. **Every node** gets all files of two nodes: of the earlier run's first node, where rank 0 writes for all, and of the
    node that wrote last.
 3. **What only another node has**, such as the shard of its rank, stays there. It is copied only if the new run has the
@@ -23,16 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from launcher.node.files import Files
-from launcher.node.trees import Entry
+from launcher.node.trees import Entry, NodeClock
 
 ABOUT_THE_SAME = 10.0  # seconds; with min_nodes, nodes write the same checkpoint at about the same time
+_LATE = 2.0  # seconds; times are rounded, and a clock may be adjusted slowly
 LOGS = (".log", ".out", ".err")
 EVENTS = ".tfevents."  # curves: on every node they would be shown once for each
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Files of the earlier run in a folder below its output folder. ranks: of its processes there.
+    """Files of the earlier run in a folder below its output folder. ranks: of its processes there. clock: the node's.
 
     fetched: copies on this machine, with the ranks of the nodes that they stand in for.
     """
@@ -45,11 +46,28 @@ class Holder:
     folder: str
     entries: dict[str, Entry] = field(compare=False)
     fetched: bool = False
+    clock: NodeClock = field(default=NodeClock(), compare=False)
 
     @property
     def newest(self) -> Entry | None:
-        """The file that was written last, by the clock of the node that wrote it; None if there are only logs."""
+        """The file that was written last; None if there are only logs."""
         return newest(self.entries.values())
+
+    def written(self, entry: Entry | None) -> float:
+        """Return when a file was written, by this machine's clock: not after now, whatever its time is. None: never."""
+        return min(entry.mtime - self.clock.offset, self.clock.read) if entry else -math.inf
+
+    @property
+    def of_the_future(self) -> Sequence[str]:
+        """Files that were written after now, by the node's own clock."""
+        late = self.clock.offset + self.clock.read + _LATE
+        return [path for path, entry in self.entries.items() if entry.mtime > late and not is_log(entry)]
+
+    def copy(self, entry: Entry, other: Holder) -> Entry | None:
+        """Return the other one's copy of a file."""
+        there, shift = other.entries.get(entry.path), self.clock.shift(other.clock)
+        error = self.clock.error + other.clock.error + 0.001 if shift else 0.001
+        return there if there and (entry.same(there) or entry.same(there, shift, error)) else None
 
 
 @dataclass(frozen=True)
@@ -79,8 +97,10 @@ class Share:
 
     def is_own(self, path: str) -> bool:
         """Whether it keeps its own file: also if it has a copy of the one that it gets."""
-        mine = self.own.entries.get(path) if self.own else None
-        return mine is not None and path in self.files and mine.same(self.files[path][1])
+        if self.own is None or path not in self.files:
+            return False
+        holder, entry = self.files[path]
+        return holder.copy(entry, self.own) is not None
 
     @property
     def replaced(self) -> Sequence[str]:
@@ -96,7 +116,7 @@ def newest(entries: Iterable[Entry]) -> Entry | None:
 
 def shares(holders: Sequence[Holder], heirs: Sequence[Heir], *, elastic: bool) -> list[Share]:
     """Return the share of each heir. elastic: the runs have min_nodes; the first heir has rank 0."""
-    known = sorted((each for each in holders if each.entries), key=lambda each: min(each.ranks, default=math.inf))
+    known = _by_rank(holders)
     if not known:
         return [Share(None, {}) for _ in heirs]
     if elastic:
@@ -105,24 +125,45 @@ def shares(holders: Sequence[Holder], heirs: Sequence[Heir], *, elastic: bool) -
     return [_share(known, heir, common) for heir in heirs]
 
 
+def _by_rank(holders: Sequence[Holder]) -> list[Holder]:
+    return sorted((each for each in holders if each.entries), key=lambda each: min(each.ranks, default=math.inf))
+
+
 def _common(holders: Sequence[Holder]) -> Mapping[str, tuple[Holder, Entry]]:
     """Return what every node gets: rules 1 and 2. holders: by rank; the lowest wins a tie."""
     claimed: dict[str, tuple[Holder, Entry]] = {}
-    for holder in sorted(holders, key=lambda each: _contested(each, holders), reverse=True):
+    for holder in sorted(holders, key=lambda each: each.written(_contested(each, holders)), reverse=True):
         for path, entry in holder.entries.items():
             claimed.setdefault(path, (holder, entry))
     last = max(holders, key=_written)
     return {path: claimed[path] for each in (holders[0], last) for path in each.entries if EVENTS not in path}
 
 
-def _contested(holder: Holder, holders: Sequence[Holder]) -> float:
-    """Return the time of its newest file that another one has with other content."""
+def _contested(holder: Holder, holders: Sequence[Holder]) -> Entry | None:
+    """Return its newest file that another one has with other content."""
 
     def differs(entry: Entry) -> bool:
-        return any((there := other.entries.get(entry.path)) and not there.same(entry) for other in holders)
+        return any(entry.path in other.entries and not holder.copy(entry, other) for other in holders)
 
-    found = newest(entry for entry in holder.entries.values() if differs(entry))
-    return found.mtime if found else -math.inf
+    return newest(entry for entry in holder.entries.values() if differs(entry))
+
+
+def undecided(holders: Sequence[Holder]) -> Sequence[tuple[Holder, Entry]]:
+    """Return the newest files of names that several nodes have, the newest first, if their order is not certain: those
+    that are older by less than the error of the clocks of both machines. At least two, or none.
+    """
+    found = [(holder, entry) for holder in _by_rank(holders) if (entry := _contested(holder, holders))]
+    if not found:
+        return []
+    found.sort(key=lambda pair: pair[0].written(pair[1]), reverse=True)
+    best, newest_ = found[0]
+
+    def near(holder: Holder, entry: Entry) -> bool:
+        later = best.written(newest_) - holder.written(entry)
+        return holder.host != best.host and later < best.clock.error + holder.clock.error
+
+    others = [pair for pair in found[1:] if near(*pair)]
+    return [found[0], *others] if others else []
 
 
 def _share(holders: Sequence[Holder], heir: Heir, common: Mapping[str, tuple[Holder, Entry]]) -> Share:
@@ -159,16 +200,15 @@ def _nearest(
     def below_another(path: str) -> bool:
         return any(str(parent) in files for parent in PurePosixPath(path).parents)
 
-    def nearest(source: Holder, entry: Entry) -> Holder:
-        copies = (each for each in here if (there := each.entries.get(entry.path)) and there.same(entry))
-        return source if source.host == heir.host else next(copies, source)
+    def nearest(source: Holder, entry: Entry) -> tuple[Holder, Entry]:
+        copies = ((each, there) for each in here if (there := source.copy(entry, each)))
+        return (source, entry) if source.host == heir.host else next(copies, (source, entry))
 
-    kept = {path: found for path, found in files.items() if not below_another(path)}
-    return {path: (nearest(source, entry), entry) for path, (source, entry) in kept.items()}
+    return {path: nearest(*found) for path, found in files.items() if not below_another(path)}
 
 
 def _written(holder: Holder) -> float:
-    return holder.newest.mtime if holder.newest else -math.inf
+    return holder.written(holder.newest)
 
 
 def is_log(entry: Entry) -> bool:

@@ -227,7 +227,7 @@ def test_a_new_run_resumes_from_nothing_that_is_reached_through_a_link(
     else:
         area.mkdir()
         (area / "a.log").symlink_to(tmp_path / "private" / "a.log")
-    assert [e for e in trees.entries(files, str(output)) if not e.link and e.path.startswith("checkpoints")] == []
+    assert [e for e in trees.entries(files, str(output))[0] if not e.link and e.path.startswith("checkpoints")] == []
     source, target = str(area), str(tmp_path / "new" / "checkpoints")
     with contextlib.suppress(NodeUnfit):  # as if it had been a file when it was listed
         trees.copy(files, source, target, ["a.log"], below=str(output))
