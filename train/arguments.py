@@ -37,7 +37,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def option(group: str, text: str, default: Any, **limits: Any) -> Any:
-    """Return a field that is also a command-line option. `limits`: argparse keywords, `above`, `minimum`, `maximum`."""
+    """Return a field that is also a command-line option, as fields without a group are not.
+
+    `limits`: argparse keywords, `above`, `minimum`, `maximum`.
+    """
     return field(default=default, metadata={"group": group, "help": text, **limits})
 
 
@@ -66,7 +69,9 @@ def _parser(declared: Any, prog: str, description: str) -> Parser:
     groups: dict[str, Any] = {}
     for item in fields(declared):
         meta = dict(item.metadata)
-        group = meta.pop("group")
+        group = meta.pop("group", "")
+        if not group:
+            continue
         groups[group] = groups.get(group) or root.add_argument_group(group)
         groups[group].add_argument(f"--{item.name.replace('_', '-')}", **_argument(item.default, meta))
     return root

@@ -6,13 +6,14 @@ import ast
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from train.arguments import check_limits, option, parsed
 from train.errors import TrainError
-from train.foreign import is_foreign, settings
+from train.foreign import RECOMMENDED, about_timm, builder, is_foreign, is_timm, recommended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,6 +448,21 @@ class Config(
 ):
     """The validated options of a run. Field `batch_size` is option `--batch-size`."""
 
+    # options that were not given and that the model may set once it is built: see `settled`
+    left_to_model: frozenset[str] = frozenset()
+
+    def settled(self, about: Mapping[str, Any]) -> Config:
+        """Return the options with those that are left to the model as it recommends, in a mapping `about` as in timm.
+
+        Raises:
+            TrainError: such a value is invalid.
+        """
+        side = None if "image_size" in self.left_to_model else self.image_size
+        found = {name: value for name, value in recommended(about, side).items() if name in self.left_to_model}
+        config = replace(self, left_to_model=frozenset(), **found)
+        config.check()
+        return config
+
     def side(self, epoch: int) -> int:
         """Return the size of training images in epoch `epoch` (from 0): that of the current phase, else image_size."""
         side = self.image_size
@@ -467,8 +483,8 @@ class Config(
             group.check(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON and checkpoints."""
-        return asdict(self)
+        """Return the options as plain values, for JSON and checkpoints."""
+        return {name: value for name, value in asdict(self).items() if name != "left_to_model"}
 
 
 def declared(argv: list[str]) -> tuple[Config, frozenset[str]]:
@@ -497,8 +513,8 @@ def parse(argv: list[str]) -> Config:
     config, given = declared(argv)
     if not is_foreign(config.arch):
         return config
-    side = config.image_size if "image_size" in given else None
-    recommended = settings(config.arch, config.model_options(), side)
-    config = replace(config, **{name: value for name, value in recommended.items() if name not in given})
-    config.check()
+    config = replace(config, left_to_model=frozenset(RECOMMENDED) - given)
+    if is_timm(config.arch):
+        return config.settled(about_timm(config.arch))
+    builder(config.arch)  # its module can be imported; the model is built once the classes are known
     return config

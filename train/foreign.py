@@ -21,6 +21,10 @@ def is_foreign(arch: str) -> bool:
     return ":" in arch
 
 
+def is_timm(arch: str) -> bool:
+    return arch.startswith("timm:")
+
+
 def builder(arch: str) -> Build:
     """Return a function of `num_classes` and --model-kwargs that builds a model from images (n, 3, H, W) to logits.
 
@@ -31,30 +35,33 @@ def builder(arch: str) -> Build:
     return _of_timm(name) if where == "timm" else _of_user(arch, where, name)
 
 
-def settings(arch: str, options: Mapping[str, Any], side: int | None) -> dict[str, Any]:
-    """Return the model's recommended mean, std, image_size and val_resize; `side`: the image size, if given.
+RECOMMENDED = ("mean", "std", "image_size", "val_resize")  # options that a model may set
 
-    They are read, as in timm, from a mapping `pretrained_cfg` or `default_cfg` with mean, std, input_size and crop_pct;
-    for timm by the model's name, for a user's model by building it.
 
-    Raises:
-        TrainError: see `builder`.
+def recommended(about: Mapping[str, Any], side: int | None) -> dict[str, Any]:
+    """Return the values of RECOMMENDED in a mapping as in timm, with mean, std, input_size and crop_pct.
+
+    `side`: the image size, if given.
     """
-    build = builder(arch)
-    if arch.startswith("timm:"):
-        found = importlib.import_module("timm").get_pretrained_cfg(arch.partition(":")[2])
-        recommended = found.to_dict() if found else {}
-    else:
-        model = build(num_classes=2, **options)
-        recommended = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    result: dict[str, Any] = {
-        name: tuple(map(float, recommended[name])) for name in ("mean", "std") if name in recommended
-    }
-    if side is None and "input_size" in recommended:
-        side = result["image_size"] = int(recommended["input_size"][-1])
-    if side and recommended.get("crop_pct"):
-        result["val_resize"] = math.floor(side / recommended["crop_pct"])
+    result: dict[str, Any] = {name: tuple(map(float, about[name])) for name in ("mean", "std") if name in about}
+    if side is None and "input_size" in about:
+        side = result["image_size"] = int(about["input_size"][-1])
+    if side and about.get("crop_pct"):
+        result["val_resize"] = math.floor(side / about["crop_pct"])
     return result
+
+
+def about_timm(arch: str) -> Mapping[str, Any]:
+    """Return what timm knows about its model, without building it. Raises TrainError: see `builder`."""
+    builder(arch)
+    found = importlib.import_module("timm").get_pretrained_cfg(arch.partition(":")[2])
+    return found.to_dict() if found else {}
+
+
+def about_model(model: nn.Module) -> Mapping[str, Any]:
+    """Return a model's `pretrained_cfg` or `default_cfg`; empty if it has none."""
+    found: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    return found
 
 
 def _of_timm(name: str) -> Build:

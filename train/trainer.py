@@ -33,6 +33,7 @@ from train.distributed.world import StopSignal, World
 from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
 from train.forecast import forecast
+from train.foreign import about_model
 from train.hardware import device_name, ideal_seconds, node_name, peak_memory
 from train.infiniband import Ports
 from train.log import Interval, Validated, Writer, common_facts, conclude, make_log
@@ -93,7 +94,12 @@ class Trainer:
 
         # what follows is read from the node's disk and packages, which may differ between ranks
         self.dataset = together(lambda: open_dataset(config.data, config.image_size))
-        self.model = together(self._make_model)
+        self.model, self.config = together(self._make_model)
+        if config.left_to_model:
+            config = self.config
+            agree_on_options(config, world)
+            if is_synthetic(config.data):
+                self.dataset = open_dataset(config.data, config.image_size)
         read_within = config.timeout if world.size > 1 else None
         contents = together(lambda: Contents.of(self.dataset, read_within))
         decoder = together(lambda: choose_decoder(config.decoder, self.log.say))
@@ -529,10 +535,14 @@ class Trainer:
 
     # Parts that can be invalid.
 
-    def _make_model(self) -> nn.Module:
-        """Build the model, with the weights of --evaluate or --pretrained, and check its shapes and gradients."""
-        config, classes, say = self.config, self.dataset.classes, self.log.say
-        model = configured_model(config, len(classes))
+    def _make_model(self) -> tuple[nn.Module, Config]:
+        """Build the model, with the weights of --evaluate or --pretrained, and check its shapes and gradients.
+
+        Also return the options, with those that are left to the model.
+        """
+        classes, say = self.dataset.classes, self.log.say
+        model = configured_model(self.config, len(classes))
+        config = self.config.settled(about_model(model))
         on_device = partial(self.precision.trial, device=self.world.device)
         if warning := check_sides(model, config.arch, config.sides(), len(classes), on_device):
             say(warning)
@@ -546,7 +556,7 @@ class Trainer:
             say(f"train: warning: {found}: the forward pass does not use it")
         if self.resumed is None and (file := config.evaluate or config.pretrained):
             load_initial(file, model, classes, evaluating=bool(config.evaluate), say=say)
-        return model
+        return model, config
 
     def _count_images(self) -> int:
         """Return the images per step on all ranks; a smaller world than the job's uses more micro-batches.

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.runs import digit_tree, finish, start
+from tests.train.runs import ROOT, digit_tree, finish, run, start
 from train.__main__ import main
 from train.config import Config, parse
 from train.errors import TrainError
+from train.foreign import about_model
 from train.hardware import ideal_seconds
 from train.models import make_model
 from train.precision import choose_precision
@@ -74,6 +75,16 @@ def judging_two(num_classes):
     return Judging(2, 8)
 
 
+calls = []
+
+
+def counted(num_classes):
+    calls.append(num_classes)
+    if num_classes != 9:
+        raise ValueError(f"there are 9 classes, not {num_classes}")
+    return Net(num_classes, 8)
+
+
 def unused(num_classes):
     model = Net(num_classes, 8)
     model.second_head = nn.Linear(8, num_classes)
@@ -98,10 +109,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_model_sets_the_default_image_options(module: str) -> None:
-    config = parse(["--data", "x", "--arch", f"{module}:build"])
+    about = about_model(make_model(f"{module}:build", 5))
+    config = parse(["--data", "x", "--arch", f"{module}:build"]).settled(about)
     assert (config.mean, config.std) == ((0.5,) * 3, (0.25,) * 3)
     assert (config.image_size, config.val_resize) == (16, 20)
-    config = parse(["--data", "x", "--arch", f"{module}:build", "--image-size", "32", "--mean", "0", "0", "0"])
+    options = ["--data", "x", "--arch", f"{module}:build", "--image-size", "32", "--mean", "0", "0", "0"]
+    config = parse(options).settled(about)
     assert (config.mean, config.std) == ((0.0,) * 3, (0.25,) * 3)
     assert (config.image_size, config.val_resize) == (32, 40)
 
@@ -128,6 +141,17 @@ def test_an_unusable_model_is_refused_in_one_line(
     (error,) = capfd.readouterr().err.splitlines()
     assert error.startswith("train: error: --arch ")
     assert says in error
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_users_function_is_called_once_with_the_classes_of_the_data(ranks: int, module: str, tmp_path: Path) -> None:
+    options = ["--data", "synthetic:9", *QUICK.split(), "--batch-size", 4, "--arch", f"{module}:counted"]
+    listing = f"import {module}\nfrom train.__main__ import main\nprint(main(), {module}.calls)"
+    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    found = run(tmp_path / "out", ranks, *options, program=("-c", listing), env=path)
+    assert [rank.lines[-1] for rank in found] == ["0 [9]"] * ranks
+    config = found[0].checkpoint()["config"]
+    assert (config["image_size"], config["val_resize"], config["mean"]) == (16, 20, (0.5, 0.5, 0.5))
 
 
 @pytest.mark.parametrize("amp", ["none", "bf16", "O2"])

@@ -34,11 +34,11 @@ _data: list[Contents] = []  # data set of the served run
 _options: list[dict[str, Any]] = []  # that must be the same everywhere
 
 
-def serve(server: ParameterServer, data: Contents, config: Config) -> None:
-    """Set what handles calls to this rank, and the data set and options that all workers must have."""
+def serve(server: ParameterServer, data: Contents, options: dict[str, Any]) -> None:
+    """Set what handles calls to this rank, and the data set and `shared_options` that all workers must have."""
     _served.append(server)
     _data.append(data)
-    _options.append(shared_options(config, sharded=False))
+    _options.append(options)
 
 
 def join(rank: int, size: int) -> None:

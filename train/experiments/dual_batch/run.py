@@ -20,6 +20,7 @@ from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
 from train.deadline import exit_after_sigterm
+from train.distributed.agreement import shared_options
 from train.distributed.world import World, choose_device
 from train.errors import Stopped, TrainError
 from train.evaluate import evaluate
@@ -29,6 +30,7 @@ from train.experiments.dual_batch.options import device_index, plan_of
 from train.experiments.dual_batch.plan import DualBatchPlan
 from train.experiments.dual_batch.server import ParameterServer, Rates
 from train.experiments.dual_batch.worker import work
+from train.foreign import about_model
 from train.hardware import peak_memory
 from train.log import Interval, Validated, Writer, common_facts, conclude
 from train.metrics import Scores, check_finite
@@ -86,10 +88,11 @@ class Server:
         saving: threading.Event,
     ) -> None:
         """`stop`: set on SIGTERM; `saving`: will be set when it stops for that."""
-        self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
-        self._saving = saving
+        self._world, self._dataset, self._plan, self._stop = world, dataset, plan, stop
+        self._saving, self._options = saving, shared_options(config, sharded=False)
         self._precision: Precision = choose_precision(config, world.device)
         self._model = configured_model(config, len(dataset.classes))
+        self._config = config = config.settled(about_model(self._model))
         on_device = partial(self._precision.trial, device=world.device)
         warning = check_sides(self._model, config.arch, config.sides(), len(dataset.classes), on_device)
         self._folder = config.checkpoint_folder
@@ -133,7 +136,7 @@ class Server:
             Stopped: SIGTERM arrived; the finished local epochs are saved.
         """
         self._announce()
-        serve(self._server, Contents.of(self._dataset, self._config.timeout), self._config)
+        serve(self._server, Contents.of(self._dataset, self._config.timeout), self._options)
         join(0, size)
         self._store = store()
         self._server.all_joined()

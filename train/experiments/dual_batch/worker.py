@@ -20,6 +20,7 @@ from train.errors import Stopped, TrainError
 from train.experiments.dual_batch.network import Remote
 from train.experiments.dual_batch.plan import Share
 from train.experiments.dual_batch.server import Grant
+from train.foreign import about_model
 from train.models import configured_model, has_batch_norm
 from train.precision import choose_precision
 from train.step import Plan, Step
@@ -55,6 +56,7 @@ def _out_of_memory(error: Exception) -> bool:
 def _work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:
     dataset = open_dataset(config.data)
     model = configured_model(config, len(dataset.classes))
+    config = config.settled(about_model(model))
     precision = choose_precision(config, world.device)
     model = precision.cast(model, world.device)
     decoder, transfer = choose_decoder(config.decoder), Transfer(world.device)

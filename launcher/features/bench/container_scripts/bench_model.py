@@ -16,6 +16,7 @@ import time
 import torch
 
 from train.config import Config, parse
+from train.foreign import about_model
 from train.models import configured_model
 from train.precision import choose_precision
 
@@ -33,8 +34,10 @@ class Steps:
     """Steps of the model on random images."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
-        self._config, self._device, self._precision = config, device, choose_precision(config, device)
-        self._model = self._precision.cast(configured_model(config, CLASSES), device).train()
+        model = configured_model(config, CLASSES)
+        self._config, self._device = config.settled(about_model(model)), device
+        self._precision = choose_precision(config, device)
+        self._model = self._precision.cast(model, device).train()
         self.trained = [each for each in self._model.parameters() if each.requires_grad]
         self._optimizer = torch.optim.SGD(self.trained, lr=1e-6, momentum=0.9)
 
