@@ -142,6 +142,7 @@ class Trainer:
         self.ports = Ports("nccl" in world.backend and world.local_rank == 0 and world.local_size < world.size)
         if found:
             together(lambda: self._resume(found))
+            self.resumed = replace(found, state={})  # which has the size of all weights and moments
 
     # Positions and sizes.
 

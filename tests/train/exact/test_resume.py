@@ -1,5 +1,6 @@
 """An interrupted run ends bitwise identical to an uninterrupted one."""
 
+import gc
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from train.distributed.world import World
 from train.errors import TrainError
 from train.models import make_model
 from train.precision import LossScale, choose_precision
+from train.trainer import Trainer
 
 # batch norm, random crops and flips: everything with state or randomness
 OPTIONS = "--arch cifar_resnet20 --image-size 16 --crop-scale 0.5 --epochs 3 --batch-size 4 --lr 0.5 --log-every 1"
@@ -155,6 +157,23 @@ def test_a_restarted_run_goes_on_from_its_own_checkpoint(data: Path, tmp_path: P
         assert "would be overwritten" in other.text
     else:
         assert f"resumed {options[-1]}/last.pt at epoch 2, step 0" in other.text
+
+
+def test_a_resumed_run_keeps_no_copy_of_its_checkpoint(data: Path, tmp_path: Path) -> None:
+    options = "--arch cifar_resnet20 --image-size 8 --batch-size 16 --workers 1 --threads 1 --epochs 1 --ema-decay 0.9"
+    more = ["--data", str(data), "--output", str(tmp_path), "--optimizer", "adamw", "--lr", "0.001"]
+    assert main([*options.split(), *more]) == 0
+    before = tensor_bytes()
+    trainer = Trainer(parse([*options.split(), *more, "--epochs", "2"]), World(0, 1, 0, 1, torch.device("cpu"), "none"))
+    weights = sum(value.nbytes for value in trainer.model.parameters())
+    assert 4 * weights <= tensor_bytes() - before < 5 * weights  # they, two moments, the average
+    trainer.close()
+
+
+def tensor_bytes() -> int:
+    gc.collect()
+    found = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}.values())
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "5 minutes", "1.5m"])

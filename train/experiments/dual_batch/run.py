@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -103,6 +104,7 @@ class Server:
         self._best = -1.0
         if self._found:
             done, self._best = self._resume(self._found)
+            self._found = replace(self._found, state={})
         self._model = self._precision.cast(self._model, world.device)
         drops = tuple(round(share * config.epochs) * workers for share in config.milestones)
         rates = Rates(peak_rate(config, config.batch_size), config.gamma, drops)
