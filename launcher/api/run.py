@@ -247,12 +247,13 @@ class Run:
         return exec_shell.execute(self._now(), argv, node, rank, forwards, self._log)
 
     def down(
-        self, *, purge: bool = False, unfetched: bool = True, any_owner: bool = False, own_only: bool = False
+        self, *, purge: bool = False, unfetched: bool | None = None, any_owner: bool = False, own_only: bool = False
     ) -> list[Removed]:
         """Stop the run and remove its containers: SIGTERM, 45 s for a checkpoint, SIGKILL; logs are fetched first.
 
-        purge: also delete the output folders on the nodes; unfetched=False: without those that have files which are not
-        in runs/ (`kept` of what is returned). any_owner: also stop the run of another user. own_only: do
+        purge: also delete the output folders on the nodes. unfetched: also what has files that were not fetched:
+        containers, with files outside of the output folder, and output folders; default: only with `purge`. What is
+        kept for them is `kept` of what is returned. any_owner: also stop the run of another user. own_only: do
         not stop a run that another caller with the same account has started. The call may be repeated. Raises
         UsageError for a run that it may not stop, NotConfirmed if a node did not confirm.
         """
@@ -263,7 +264,9 @@ class Run:
         if attached.owner is Owner.ACCOUNT and own_only and not any_owner:
             what = f"was started by another caller with the same account: {attached.started_by}"
             raise UsageError(self.id, what, f"to stop it, name the run: launcher down {self.id}")
-        removed, errors = take_down(attached, self._warn, purge=purge, unfetched=unfetched)
+        removed, errors = take_down(
+            attached, self._warn, purge=purge, unfetched=purge if unfetched is None else unfetched
+        )
         if errors:
             raise not_confirmed(removed, errors)
         return removed
@@ -356,7 +359,7 @@ class Run:
         """Remove everything but the output folders from the nodes; all evidence has been recorded. Return errors."""
         fix = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
         try:
-            stop(self._connected().fleet.engines, self.id, code=self._record.sent_code)
+            stop(self._connected().fleet.engines, self.id, code=self._record.sent_code, record=self._record)
         except Exception as left:  # noqa: BLE001 - said
             return [f"{fix}\n{in_words(left)}"]
         except KeyboardInterrupt:

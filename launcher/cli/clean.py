@@ -14,7 +14,7 @@ from launcher.cli import options, terminal
 from launcher.errors import NodesFailed, NotConfirmed
 from launcher.model.facts import ImageInfo
 from launcher.model.sizes import counted, size_text
-from launcher.run.leftovers import Leftovers, OldOutput
+from launcher.run.leftovers import Leftovers, OldContainer, OldOutput
 
 
 def clean(
@@ -22,9 +22,7 @@ def clean(
     all_projects: Annotated[
         bool, typer.Option("--all-projects", help="Also output folders and images of runs that other folders started.")
     ] = False,
-    unfetched: Annotated[
-        bool, typer.Option("--unfetched", help="Also output folders with files that were not fetched.")
-    ] = False,
+    unfetched: Annotated[bool, typer.Option("--unfetched", help="Also what has files that were not fetched.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
@@ -34,8 +32,8 @@ def clean(
     no container, containers of runs that `down` stopped while the node was
     unreachable, and containers of a killed `doctor --bench` or `shell`.
 
-    Output folders with checkpoints or other files that are not in runs/ are
-    listed, and kept without --unfetched: launcher fetch RUN --checkpoints.
+    Output folders and containers with checkpoints or other files that are not in
+    runs/ are listed, and kept without --unfetched: launcher fetch RUN --checkpoints.
 
     By default, all nodes of the runs recorded here are checked. Without a
     terminal and without --yes, leftovers are only listed.
@@ -51,7 +49,7 @@ def clean(
             lines = [line for each in found for line in _lines(each)] or ["nothing to remove"]
             terminal.say("\n".join(lines))
             _explain(every, found, kept=not unfetched)
-        chosen = [replace(each, outputs=[o for o in each.outputs if unfetched or not o.unfetched]) for each in found]
+        chosen = found if unfetched else [_fetched(each) for each in found]
         if any(chosen) and not yes and not sys.stdin.isatty():
             terminal.note("nothing was removed; to remove the listed items, use --yes")
         elif any(chosen) and (yes or typer.confirm(_question(found, chosen))):
@@ -70,18 +68,23 @@ def _of_this_folder(found: Leftovers) -> Leftovers:
     return replace(found, outputs=outputs, images=[image for image in found.images if image.id in found.recorded])
 
 
+def _fetched(found: Leftovers) -> Leftovers:
+    """Return what may be removed without --unfetched."""
+    outputs = [output for output in found.outputs if not output.unfetched]
+    return replace(found, outputs=outputs, containers=[each for each in found.containers if not each.kept])
+
+
 def _question(found: Sequence[Leftovers], chosen: Sequence[Leftovers]) -> str:
-    everything = sum(len(each.outputs) for each in found) == sum(len(each.outputs) for each in chosen)
-    return "Remove all of these?" if everything else "Remove these, except the output folders that are kept?"
+    return "Remove all of these?" if found == chosen else "Remove these, except what is kept?"
 
 
 def _explain(every: Sequence[Leftovers], found: Sequence[Leftovers], *, kept: bool) -> None:
     """Name what is not removed: on stderr, as it is no leftover of this folder, or its user may want it."""
-    unfetched = dict.fromkeys(output.run for each in found for output in each.outputs if output.unfetched)
+    unfetched = [output.run for each in found for output in each.outputs if output.unfetched]
+    unfetched += [each.run for one in found for each in one.containers if each.kept]
     if unfetched and kept:
-        first = next(iter(unfetched))
-        fix = f"to download them: launcher fetch {first} --checkpoints; to remove them: --unfetched"
-        terminal.note(f"output folders with files that are not in runs/ are kept; {fix}")
+        fix = f"to download them: launcher fetch {unfetched[0]} --checkpoints; to remove them: --unfetched"
+        terminal.note(f"output folders and containers with files that are not in runs/ are kept; {fix}")
     others = [o for each, shown in zip(every, found, strict=True) for o in each.outputs if o not in shown.outputs]
     images = [i for each, shown in zip(every, found, strict=True) for i in each.images if i not in shown.images]
     for kind, sizes in (("output folder", [o.size for o in others]), ("image", [i.size for i in images])):
@@ -94,7 +97,7 @@ def _explain(every: Sequence[Leftovers], found: Sequence[Leftovers], *, kept: bo
 def _as_json(found: Leftovers) -> dict[str, object]:
     return {
         "node": found.engine.node,
-        "containers": [container.name for container in found.containers],
+        "containers": [container.state.name for container in found.containers],
         "images": [
             {"name": _name(image), "bytes": image.size, "used_here": image.id in found.recorded}
             for image in found.images
@@ -120,10 +123,16 @@ def _name(image: ImageInfo) -> str:
 def _lines(found: Leftovers) -> list[str]:
     node = found.engine.node
     return [
-        *(f"{node}: container {container.name} of a stopped run" for container in found.containers),
+        *(f"{node}: {_container(container)}" for container in found.containers),
         *(f"{node}: image {_name(image)}  {size_text(image.size)}" for image in found.images),
         *(f"{node}: {_output(output)}" for output in found.outputs),
     ]
+
+
+def _container(container: OldContainer) -> str:
+    if container.kept is None:
+        return f"container {container.state.name} of a stopped run"
+    return str(container.kept)
 
 
 def _output(output: OldOutput) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,11 @@ def down(
     ] = False,
     purge: Annotated[bool, typer.Option("--purge", help="Also delete the output folders on the nodes.")] = False,
     unfetched: Annotated[
-        bool, typer.Option("--unfetched", help="With --purge: also those with files that were not fetched.")
+        bool,
+        typer.Option(
+            "--unfetched",
+            help="Also delete what has files that were not fetched: containers, and output folders with --purge.",
+        ),
     ] = False,
     any_owner: Annotated[bool, typer.Option("--any-owner", help="Also stop the run of another user.")] = False,
     nodes: options.Nodes = None,
@@ -47,8 +51,9 @@ def down(
     did not confirm or was left out of --nodes: run the same command again to
     finish. RUN may also be the ID of a sweep of this folder.
 
-    --purge keeps and names output folders with files that are not in runs/,
-    without --unfetched: launcher fetch RUN --checkpoints.
+    Without --unfetched, a container with files outside of its output folder, and
+    with --purge an output folder, that were not fetched, is kept and named:
+    launcher fetch RUN --checkpoints. Its GPUs and port are free.
 
     Example: launcher down imagenet
     """
@@ -85,9 +90,9 @@ def down(
         results.append({"run": found.id, "nodes": nodes_, "failed": [str(e) for e in failed], "written": kept})
         errors += failed
         if not json:
-            if written is not None:
-                report.log(found.mask(str(written)))
-            _print(report.err, found, removed, confirmed=not failed)
+            if written is not None and (said := str(replace(written, outside=None))):  # what is kept is named below
+                report.log(found.mask(said))
+            _print(report.err, found, removed, purge=purge, confirmed=not failed)
     if missing and missing == len(names) and not all_:
         raise options.nothing_of_sweep(run, nodes, on)
     if json:
@@ -142,23 +147,23 @@ def _removed(removed: Removed) -> dict[str, object]:
         {"name": c.state.name, "exit_code": c.state.exit_code, "stopped": c.stopped} for c in removed.containers
     ]
     kept = [
-        {"path": folder.path, "unfetched": [{"path": f.path, "bytes": f.size} for f in folder.unfetched]}
-        for folder in removed.kept
+        {"what": each.what, "why": each.why, "unfetched": [{"path": f.path, "bytes": f.size} for f in each.unfetched]}
+        for each in removed.kept
     ]
     return {"node": removed.node, "containers": containers, "swept": list(removed.swept), "kept": kept}
 
 
-def _print(console: Console, run: launcher.Run, removed: Sequence[Removed], *, confirmed: bool) -> None:
+def _print(console: Console, run: launcher.Run, removed: Sequence[Removed], *, purge: bool, confirmed: bool) -> None:
     for node in removed:
         shown = [_ended(c) for c in node.containers if c.state.labels.get(labels.PURPOSE) != "claim"]
         swept = f", also removed {', '.join(node.swept)}" if node.swept else ""
         console.print(f"{escape(node.node)}: {escape(', '.join(shown) or 'nothing to remove')}{escape(swept)}")
-    kept = [f"{node.node}: {folder}" for node in removed for folder in node.kept]
+    kept = [f"{node.node}: {each}" for node in removed for each in node.kept]
     for line in kept:
         console.print(escape(run.mask(line)))
     if kept:
         fix = f"to download these files: launcher fetch {run.id} --checkpoints; to delete them: "
-        console.print(f"{fix}launcher down {run.id} --purge --unfetched")
+        console.print(f"{fix}launcher down {run.id}{' --purge' * purge} --unfetched")
     if confirmed:
         console.print(f"[bold]down[/] {run.id}")
 

@@ -84,10 +84,11 @@ def stop_now(run: Run, screen: Screen) -> int:
     """Stop the run and return the exit code."""
     screen.log(f"stopping {run.id}; the program may save a checkpoint first")
     with without_ctrl_c():
-        run.down()
+        removed = run.down()
     if written := run.written():
         screen.log(run.mask(str(written)))
-    screen.log("stopped; only the output folders remain on the nodes")
+    kept = " and the containers with these files" if any(node.kept for node in removed) else ""
+    screen.log(f"stopped; only the output folders{kept} remain on the nodes")
     return StoppedByUser.exit_code
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,13 @@ from launcher.model.forward import Forward
 from launcher.node import ends
 from launcher.node import facts as node_facts
 from launcher.node.ends import Ends, EndsWanted
-from launcher.node.files import Files
+from launcher.node.files import FileEntry, Files
 from launcher.node.machine import CommandStream, Machine
 
 if TYPE_CHECKING:  # plain processes do not need docker-py
     from launcher.node.docker.images import DockerImages
 
+GROWN_WITHIN = 5.0  # seconds in which the files of a container's own layer are listed
 UID = 'echo "@@uid $(id -u)"'  # marked, because a login shell may print other lines
 # Files that PyTorch, Python, NCCL, OpenMP and UCX leave in /dev/shm with --ipc=host when they are killed. Other names
 # are kept, as they may be a user's data set.
@@ -131,6 +132,18 @@ class Engine(ABC):
     @abstractmethod
     def logs(self, container: str, tail: int = 200) -> bytes:
         """Return the engine's own log of the container, for when the entry script never ran."""
+
+    def grown(self, container: str, timeout: float | None = GROWN_WITHIN) -> Sequence[FileEntry]:  # noqa: ARG002
+        """Return the files that a program wrote to the container's own layer, which go with it, if they are of a size
+        to miss. timeout: seconds to list them; after that one entry without a path has the size of all. None: no limit.
+
+        Plain processes and clusters have none, nor has a container that does not exist.
+        """
+        return ()
+
+    def read_grown(self, container: str, file: FileEntry) -> Iterator[bytes]:
+        """Return the content of such a file. Raises EngineFailed, NodeUnreachable."""
+        raise EngineFailed(self.node, f"{container} has no files of its own, such as {file.path}")
 
     @abstractmethod
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:

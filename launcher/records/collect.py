@@ -29,7 +29,7 @@ from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.parallel import run_all_settled
 from launcher.records.masking import Masker
-from launcher.records.paths import ASIDE, RECORD_FILES, as_shown
+from launcher.records.paths import ASIDE, LAYER, RECORD_FILES, as_shown
 from launcher.records.store import NodeOfRun
 from launcher.records.wanted import CHECKPOINTS, EVENTS, Want, aside, is_ours, is_programs, want
 from launcher.records.workdir import SentCode, in_workdir, is_sent
@@ -242,7 +242,7 @@ class _Plan:
     def _fits(self, target: Path) -> bool:
         """Whether a file can be at this path: neither of the record, nor where another one is a folder or in one."""
         above = [parent for parent in target.parents if parent.is_relative_to(self.local)]
-        if target.relative_to(self.local).parts[0] in (*RECORD_FILES, ASIDE):
+        if target.relative_to(self.local).parts[0] in (*RECORD_FILES, ASIDE, LAYER):
             return False
         return (
             target not in self._folders

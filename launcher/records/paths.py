@@ -12,6 +12,7 @@ from launcher.model.plan import RunId
 
 RUNS = Path("runs")
 ASIDE = "output"  # in runs/<run id>/: files of the output folder of a node that cannot be at their own path
+LAYER = "container"  # in runs/<run id>/: files that a program wrote elsewhere in a node's container, LAYER/NODE/PATH
 RECORD_FILES = ("job.yaml", "plan.json", "code.tar.gz", "left_out.json", "events.jsonl", "result.json")
 NCCL = r"\.nccl\.[0-9]{1,10}"  # in logs/: NCCL's log of a process, after the node's name
 

@@ -33,6 +33,7 @@ from launcher.records.workdir import SentCode, sent_files
 
 _LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
 FETCHED = "fetched"  # event: `fetch` copied files to another folder
+BROUGHT = "brought"  # event: `fetch` copied what a program had written elsewhere in a node's container
 _STARTS = ("started", "undone")  # events; with `up --wait`, several
 # The values of result.json and of a container in plan.json that are used; anybody may have written these files
 _RESULT = {
@@ -256,8 +257,8 @@ class Record:
 
     @property
     def confirmed_down(self) -> bool:
-        """Whether every node has confirmed to `down` that nothing of it is left there."""
-        return any(line.get("failed") == [] for line in self.events("down"))
+        """Whether every node has confirmed to `down` that nothing of it is left there but output folders."""
+        return any(line.get("failed") == [] and not line.get("kept") for line in self.events("down"))
 
     @property
     def resumes(self) -> RunId | None:
@@ -277,6 +278,10 @@ class Record:
         """The folders to which `fetch` copied files of it, other than its own."""
         named = (line.get("folder") for line in self.events(FETCHED))
         return [Path(folder) for folder in dict.fromkeys(named) if isinstance(folder, str) and folder.startswith("/")]
+
+    def brought(self) -> set[str]:
+        """The nodes from whose containers `fetch` has copied what the program wrote elsewhere."""
+        return {node for line in self.events(BROUGHT) if isinstance(node := line.get("node"), str)}
 
     @property
     def taken_down(self) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.model.sizes import counted, size_text
 from launcher.node.files import FileEntry
 from launcher.records.collect import same_time
+from launcher.records.paths import LAYER
 from launcher.records.store import Record
 from launcher.records.wanted import CHECKPOINTS, aside, is_of_no_use, is_programs, want
 from launcher.records.workdir import SentCode, in_workdir, is_sent
@@ -17,11 +18,33 @@ _NAMED = 3  # files that a message names, the largest
 
 
 @dataclass(frozen=True)
+class Outside:
+    """What the program wrote to its containers' own layers. names: of the largest files; none if they are not listed.
+
+    size: bytes.
+    """
+
+    files: int
+    size: int
+    names: tuple[str, ...]
+
+    def text(self, fetch: str) -> str:
+        """fetch: the command that brings the files."""
+        them, they = ("it", "it goes") if self.files == 1 else ("them", "they go")
+        count = f"{counted(self.files, 'file')}, {size_text(self.size)}" if self.names else size_text(self.size)
+        names = _named(self.names) if self.names else "files not listed"
+        kept = f"{they} with the container, which is kept until {fetch} has brought {them}"
+        return (
+            f"{count}, outside the output folder: {names}: {kept}; save below $LAUNCHER_OUTPUT or the working directory"
+        )
+
+
+@dataclass(frozen=True)
 class Written:
     """What the program wrote. size: bytes. where: "output folder", "working directory", or both.
 
     names: of the files, the largest first; a program may write files of the same name on each node. unlisted: why a
-    node's files are not included. run: its ID, unless it is the latest run.
+    node's files are not included. run: its ID, unless it is the latest run. outside: of these folders.
     """
 
     files: int
@@ -30,14 +53,21 @@ class Written:
     unlisted: str = ""
     run: str = ""
     where: tuple[str, ...] = ()
+    outside: Outside | None = None
 
     def __str__(self) -> str:
+        fetch = f"launcher fetch {self.run and f'{self.run} '}--checkpoints"
+        found = []
         if self.unlisted:
-            return f"what the program wrote could not be listed: {self.unlisted}"
-        count, them = ("1 file", "it") if self.files == 1 else (f"{self.files:,} files", "them")
-        places = " and ".join(f"its {place}" for place in self.where)
-        wrote = f"the program wrote {count} to {places} ({size_text(self.size)}): {_named(self.names)}"
-        return f"{wrote}; launcher fetch {self.run and f'{self.run} '}--checkpoints brings {them}"
+            found.append(f"what the program wrote could not be listed: {self.unlisted}")
+        elif self.files:
+            count, them = ("1 file", "it") if self.files == 1 else (f"{self.files:,} files", "them")
+            places = " and ".join(f"its {place}" for place in self.where)
+            wrote = f"the program wrote {count} to {places} ({size_text(self.size)}): {_named(self.names)}"
+            found.append(f"{wrote}; {fetch} brings {them}")
+        if self.outside:
+            found.append(self.outside.text(fetch))
+        return ". ".join(found)
 
 
 def is_written(file: FileEntry, nodes: Collection[str], code: SentCode | None) -> bool:
@@ -106,10 +136,25 @@ def _same(here: Path, file: FileEntry, *, grows: bool = False, replica: bool = F
     return found.st_size == file.size and (grows or same_time(found.st_mtime, file.mtime))
 
 
+def left_outside(files: Iterable[FileEntry], node: str, record: Record) -> list[FileEntry]:
+    """Return the files of a node's container (Engine.grown) that are only there."""
+    places = [place / LAYER / node for place in (record.paths.root, *record.fetched_to())]
+    return [f for f in files if not f.path or not any(_same(place / f.path.lstrip("/"), f) for place in places)]
+
+
+def outside(files: Sequence[FileEntry]) -> Outside | None:
+    """files: of all containers (Engine.grown)."""
+    found = sorted(files, key=lambda file: file.size, reverse=True)
+    names = dict.fromkeys(file.path for file in found if file.path and file.path.isprintable())
+    return Outside(len(found), sum(f.size for f in found), tuple(names)[: _NAMED + 1]) if found else None
+
+
 def not_fetched(files: Sequence[FileEntry]) -> str:
     """Return `NOT FETCHED: 2 files, 3 MB, such as checkpoints/last.pt`."""
     largest = max(files, key=lambda file: file.size)
     size = size_text(sum(file.size for file in files))
+    if not largest.path:
+        return f"NOT FETCHED: {size}, files not listed"
     return f"NOT FETCHED: {counted(len(files), 'file')}, {size}, such as {largest.path}"
 
 

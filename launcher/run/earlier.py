@@ -30,7 +30,7 @@ from launcher.node.files import Files, Span
 from launcher.node.machine import PIECE, LocalMachine
 from launcher.node.parallel import on_each, run_all, run_all_settled
 from launcher.node.trees import Entry, NodeClock, Place
-from launcher.records.paths import ASIDE, RECORD_FILES, RUNS
+from launcher.records.paths import ASIDE, LAYER, RECORD_FILES, RUNS
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import CHECKPOINTS, is_programs, is_safe, is_saved
 from launcher.records.workdir import SentCode, contents, in_workdir, is_sent, sent_files
@@ -279,7 +279,7 @@ def _fetched(record: Record, folder: Path, ranks: Iterable[int]) -> Holder:
     found = [(path, path.lstat()) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     entries = [Entry(path.relative_to(folder).as_posix(), s.st_size, s.st_mtime) for path, s in found]
     if folder == root:
-        apart = (*RECORD_FILES, ASIDE, WORKDIR)
+        apart = (*RECORD_FILES, ASIDE, LAYER, WORKDIR)
         entries = [e for e in entries if PurePosixPath(e.path).parts[0] not in apart and _is_output(e.path, ())]
     here = _Fetched(LocalMachine("this machine", ""))
     mine, inside = (frozenset(ranks), here, str(root), str(folder)), whole(entries)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.errors import LauncherError, NodeUnfit, NoRoomHere
+from launcher.errors import EngineFailed, LauncherError, NodeUnfit, NoRoomHere
 from launcher.model.container import WORKDIR
+from launcher.node.engine import GROWN_WITHIN, Engine
 from launcher.node.files import FileEntry
 from launcher.node.parallel import run_all_settled
 from launcher.records.collect import Collected, OutputFolder, collect, output_folders
-from launcher.records.paths import as_shown
-from launcher.records.store import FETCHED, Record
-from launcher.records.written import Written, is_another_nodes, is_here, is_written, summary
+from launcher.records.paths import LAYER, as_shown
+from launcher.records.store import BROUGHT, FETCHED, NodeOfRun, Record
+from launcher.records.wanted import is_safe
+from launcher.records.writer import replace as write_whole
+from launcher.records.written import Written, is_another_nodes, is_here, is_written, left_outside, outside, summary
 from launcher.run.attempts import collected, newest
 from launcher.run.locate import Attached
 
@@ -25,15 +29,27 @@ def written(attached: Attached, without: Collection[str] = ()) -> Written | None
 
     None: all of it is in the run's folder here.
     """
-    record = attached.record
+    record, asked = attached.record, [node for node in attached.nodes if node.name not in without]
     nodes = [node.name for node in record.nodes()]
-    folders = output_folders(attached.engines, [node for node in attached.nodes if node.name not in without])
-    listed = run_all_settled([partial(files_of_program, folder, record) for folder in folders])
+    folders = output_folders(attached.engines, asked)
+    listing = [partial(files_of_program, folder, record) for folder in folders]
+    growing = [partial(not_brought, attached.engines[node.name], node.name, node.container, record) for node in asked]
+    answers = run_all_settled([*listing, *growing])
+    listed, grown = answers[: len(listing)], answers[len(listing) :]
     found = [file for each in listed if not isinstance(each, LauncherError) for file in each]
-    unlisted = next((f"{each.where}: {each.what}" for each in listed if isinstance(each, NodeUnfit)), "")
-    if not unlisted and all(is_here(file, record) for file in found):
-        return None
-    return replace(summary(found, nodes), unlisted=unlisted)
+    beside = outside([file for each in grown if not isinstance(each, LauncherError) for file in each])
+    unlisted = next(
+        (f"{each.where}: {each.what}" for each in answers if isinstance(each, (NodeUnfit, EngineFailed))), ""
+    )
+    if unlisted or not all(is_here(file, record) for file in found):
+        return replace(summary(found, nodes), unlisted=unlisted, outside=beside)
+    return Written(0, 0, (), outside=beside) if beside else None
+
+
+def not_brought(engine: Engine, node: str, container: str, record: Record) -> list[FileEntry]:
+    """Return what only this container of a node has, in its own layer, as Engine.grown. Raises EngineFailed, ..."""
+    known = engine.grown(container, None if node in record.brought() else GROWN_WITHIN)
+    return left_outside(known, node, record)
 
 
 def files_of_program(folder: OutputFolder, record: Record) -> list[FileEntry]:
@@ -85,7 +101,8 @@ class Fetched:
 def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fetched:
     """Copy TensorBoard logs, metrics, error files, rank logs and what trackers wrote from the reachable nodes.
 
-    checkpoints: also copy them, and what else the program wrote to its output folder and its working directory.
+    checkpoints: also copy them, and what else the program wrote to its output folder and its working directory, or
+    elsewhere in its container.
     """
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     record, nodes = attached.record, [node.name for node in attached.record.nodes()]
@@ -98,6 +115,9 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
     results = copy(folders, checkpoints=checkpoints, trackers=True, replicas=record.min_nodes > 0)
     if target != record.paths.root:
         record.event(FETCHED, folder=str(target.absolute()))
+    if checkpoints:
+        bring = [partial(_bring, attached.engines[node.name], node, record, target) for node in attached.nodes]
+        results += run_all_settled(bring)
     done = [result for result in results if isinstance(result, Collected)]
     failed = [result for result in results if isinstance(result, LauncherError)]
     problems = [problem for one in done for problem in one.problems]
@@ -106,3 +126,26 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
     if unmasked := record.unmasked:
         left.insert(0, unmasked)
     return Fetched(target, sum(one.moved for one in done), tuple(left), (*failed, *attached.unreachable.values()))
+
+
+def _bring(engine: Engine, node: NodeOfRun, record: Record, target: Path) -> Collected:
+    """Copy what the program wrote to the own layer of the node's container."""
+    moved, problems = 0, list[LauncherError]()
+    for file in left_outside(engine.grown(node.container, None), node.name, record):
+        path = f"{LAYER}/{node.name}/{file.path.lstrip('/')}"
+        free = shutil.disk_usage(target).free
+        try:
+            if not is_safe(path):
+                problems.append(NodeUnfit(node.name, f"{file.path!r} has a name that cannot be used here: ignored"))
+            elif file.size > free:
+                what = f"{file.path} was not copied: it has {file.size:,} bytes, more than {free:,}"
+                problems.append(NodeUnfit(node.name, what, "free disk space on this machine"))
+            else:
+                moved += write_whole(target / path, engine.read_grown(node.container, file), file.mtime)
+        except OSError as error:
+            what = f"{file.path} could not be written here: {error.strerror}"
+            problems.append(NodeUnfit(node.name, what))
+        except EngineFailed as error:
+            problems.append(error)
+    record.event(BROUGHT, node=node.name)
+    return Collected(moved, tuple(problems))

@@ -23,6 +23,7 @@ from launcher.node.files import FileEntry
 from launcher.node.parallel import run_all_settled
 from launcher.records.store import Record
 from launcher.records.written import not_fetched, unfetched
+from launcher.run.stop import Kept, kept_container
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,18 @@ class OldOutput:
 
 
 @dataclass(frozen=True)
+class OldContainer:
+    """A container without a use. kept: it has files that only it has."""
+
+    state: ContainerState
+    kept: Kept | None = None
+
+    @property
+    def run(self) -> RunId:
+        return self.state.labels.get(labels.RUN, "")
+
+
+@dataclass(frozen=True)
 class Leftovers:
     """Leftovers of ended runs on one node.
 
@@ -56,7 +69,7 @@ class Leftovers:
     engine: Engine
     images: Sequence[ImageInfo]
     outputs: Sequence[OldOutput]
-    containers: Sequence[ContainerState] = ()
+    containers: Sequence[OldContainer] = ()
     recorded: Collection[str] = ()
     unread: LauncherError | None = None
 
@@ -74,7 +87,7 @@ def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[L
         images = run_all_settled([partial(_images, engine) for engine in (*engines, *([here] if here else []))])
     named = [[] if isinstance(each, LauncherError) else each for each in images]
     sources = [image for index, each in enumerate(named) for image in each if image.tags or index == len(engines)]
-    down = {record.run for record in known if record.taken_down}
+    down = {record.run: record for record in known if record.taken_down}
     found = run_all_settled([partial(_examine, engine, sources, down) for engine in engines])
     alive = {run for each in found if isinstance(each, _Examined) for run in each.alive}
     complete = not any(isinstance(each, LauncherError) for each in found)
@@ -100,7 +113,7 @@ class _Examined:
     engine: Engine
     root: str
     images: Sequence[ImageInfo]
-    containers: Sequence[ContainerState]
+    containers: Sequence[OldContainer]
     alive: Collection[RunId]
     folders: Mapping[RunId, Sequence[FileEntry]]
     unread: LauncherError | None
@@ -110,7 +123,7 @@ def _images(engine: Engine) -> Sequence[ImageInfo]:
     return engine.images.list({}) if engine.images else ()
 
 
-def _examine(engine: Engine, sources: Sequence[ImageInfo], taken_down: Collection[RunId]) -> _Examined:
+def _examine(engine: Engine, sources: Sequence[ImageInfo], taken_down: Mapping[RunId, Record]) -> _Examined:
     root = posixpath.join(engine.facts().home, OUTPUT_ROOT)
     listed = engine.list({labels.RUN: None})
     alive = {state.labels.get(labels.RUN, "") for state in listed}
@@ -119,7 +132,7 @@ def _examine(engine: Engine, sources: Sequence[ImageInfo], taken_down: Collectio
     # doctor --bench and shell remove their containers, unless these commands were killed.
     short = [state for state in own if state.phase.ended and state.labels.get(labels.PURPOSE) in ("bench", "shell")]
     ended = {*taken_down, *(state.labels.get(labels.RUN) for state in short)}
-    back = [state for state in idle if state.labels.get(labels.RUN) in ended]
+    back = [_old(engine, state, taken_down) for state in idle if state.labels.get(labels.RUN) in ended]
     found: dict[RunId, list[FileEntry]] = {}
     marked = set()
     unread: list[LauncherError] = []
@@ -131,6 +144,12 @@ def _examine(engine: Engine, sources: Sequence[ImageInfo], taken_down: Collectio
     folders = {run: found[run] for run in sorted(marked)}
     images = unused_images(engine, sources)
     return _Examined(engine, root, images, back, alive, folders, unread[0] if unread else None)
+
+
+def _old(engine: Engine, state: ContainerState, taken_down: Mapping[RunId, Record]) -> OldContainer:
+    record = taken_down.get(state.labels.get(labels.RUN, ""))
+    is_run = record is not None and state.labels.get(labels.PURPOSE) == "run" and labels.readable(state.labels)
+    return OldContainer(state, kept_container(engine, state, record) if record and is_run else None)
 
 
 def _leftovers(
@@ -169,7 +188,7 @@ def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[Ima
 def remove_leftovers(leftovers: Leftovers) -> None:
     """Remove exactly these leftovers. Layers that other images need are kept."""
     for container in leftovers.containers:
-        leftovers.engine.remove(container.id)
+        leftovers.engine.remove(container.state.id)
     for image in leftovers.images:
         for name in image.tags or (image.id,):
             image_store(leftovers.engine).remove(name)

@@ -28,6 +28,7 @@ from launcher.records.workdir import SentCode, list_sent, remove_sent
 from launcher.records.written import not_fetched
 from launcher.records.written import unfetched as only_there
 from launcher.run import attempts
+from launcher.run.fetch import not_brought
 from launcher.run.locate import Attached, Note, Owner, caller, list_runs
 from launcher.run.state import SIGKILL_CODE, RunState, state_of
 
@@ -44,18 +45,18 @@ class EndedContainer:
 
 
 @dataclass(frozen=True)
-class KeptFolder:
-    """An output folder that `down --purge` did not delete, as it has files that were not fetched.
+class Kept:
+    """A container, or with --purge an output folder, that `down` has left, as it has files that were not fetched.
 
-    why: it could not be listed; "" if it was.
+    what: the path of the folder, or `container NAME`. why: its files could not be listed; "" if they were.
     """
 
-    path: str
+    what: str
     unfetched: Sequence[FileEntry]
     why: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path} is kept: {not_fetched(self.unfetched) if self.unfetched else self.why}"
+        return f"{self.what} is kept: {not_fetched(self.unfetched) if self.unfetched else self.why}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Removed:
     node: str
     containers: tuple[EndedContainer, ...]
     swept: tuple[str, ...]
-    kept: tuple[KeptFolder, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
 
 def stop(
@@ -73,12 +74,14 @@ def stop(
     run: RunId,
     *,
     code: SentCode | None,
+    record: Record | None = None,
     grace: float = GRACE,
 ) -> None:
     """Stop and remove all containers of the run on these nodes, its files in shared memory, and its unchanged code.
 
-    code: the files of the code that was sent; None: keep everything in the working directories. Raises NodesFailed with
-    every node on which a step failed.
+    code: the files of the code that was sent; None: keep everything in the working directories. record: the run's, to
+    keep containers with files that only they have; None: keep none. Raises NodesFailed with every node on which a step
+    failed.
     """
 
     def end(engine: Engine) -> Sequence[EndedContainer]:
@@ -86,7 +89,7 @@ def stop(
         return _end(engine, [state for state in own if labels.readable(state.labels)], grace, lambda _: None)
 
     ended = run_all_settled([partial(end, engine) for engine in engines])
-    removed = run_all_settled([partial(_remove, *pair, code) for pair in zip(engines, ended, strict=True)])
+    removed = run_all_settled([partial(_remove, *pair, code, record) for pair in zip(engines, ended, strict=True)])
     failures = [outcome for outcome in removed if isinstance(outcome, LauncherError)]
     if failures:
         raise NodesFailed(failures, of=len(engines))
@@ -163,19 +166,36 @@ def _killed(attached: Attached, ended: Mapping[Engine, Ended]) -> Iterator[str]:
                 yield from (f"rank {rank} on {node.name}" for rank in sorted(killed[-1] if killed else ()))
 
 
-def _remove(engine: Engine, ended: Ended, code: SentCode | None) -> Removed:
+def _remove(engine: Engine, ended: Ended, code: SentCode | None, record: Record | None) -> Removed:
+    """record: as for `stop`. The locks of a container that is kept are removed."""
     if isinstance(ended, LauncherError):
         raise ended
 
-    def remove() -> None:
-        for container in ended:  # the code first: once there is no container, nothing would find it
-            if code is not None and container.state.labels.get(labels.PURPOSE) != "claim":
+    def remove() -> list[Kept]:
+        kept = []
+        for container in ended:
+            claim = container.state.labels.get(labels.PURPOSE) == "claim"
+            if record is not None and not claim and (left := kept_container(engine, container.state, record)):
+                kept.append(left)  # with its code: the engine reads files only while the folders that it mounts exist
+                continue
+            if code is not None and not claim:  # first: once there is no container, nothing would find it
                 _remove_code(engine, container.state, code)
             engine.remove(container.state.id)
+        return kept
 
     started = [container.state.started for container in ended if container.state.started]
-    _, swept = run_both(remove, lambda: engine.sweep_shared_memory(min(started)) if started else ())
-    return Removed(engine.node, tuple(ended), tuple(swept))
+    kept, swept = run_both(remove, lambda: engine.sweep_shared_memory(min(started)) if started else ())
+    return Removed(engine.node, tuple(ended), tuple(swept), tuple(kept))
+
+
+def kept_container(engine: Engine, state: ContainerState, record: Record) -> Kept | None:
+    """Return what keeps a run's container: files that only it has, or that it is unknown whether it has some."""
+    what = f"container {state.name}"
+    try:
+        left = not_brought(engine, labels.read(state.labels).node, state.id, record)
+    except Exception as error:  # noqa: BLE001 - said
+        return Kept(what, (), in_words(error))
+    return Kept(what, left) if left else None
 
 
 def _remove_code(engine: Engine, state: ContainerState, code: SentCode) -> None:
@@ -190,11 +210,11 @@ def take_down(
 ) -> tuple[list[Removed], list[LauncherError]]:
     """Stop the run and remove it from the nodes that have just listed it; return what was removed, and the errors.
 
-    purge: also remove output folders; unfetched: also those that have files which are only there. Logs and curves are
-    collected first; warn: called for each file that could not be collected, which stays in the output folder. Records
-    the outcome if no launcher did.
+    purge: also remove output folders. unfetched: also those, and containers, that have files which are only there. Logs
+    and curves are collected first; warn: called for each file that could not be collected, which stays in the output
+    folder. Records the outcome if no launcher did.
     """
-    options = " --purge" * purge + " --unfetched" * (purge and unfetched)
+    options = " --purge" * purge + " --unfetched" * unfetched
     record, errors = attached.record, [*attached.unreachable.values(), *_not_asked(attached, options)]
     code = None if purge and unfetched else record.sent_code
     engines = [*attached.listed]
@@ -206,7 +226,7 @@ def take_down(
         for who in _killed(attached, dict(zip(engines, ended, strict=True))):
             warn(f"{who} did not exit in time after SIGTERM and was killed: what it was saving may be incomplete")
     removing = [
-        partial(_remove, engine, outcome, None if engine in unread else code)
+        partial(_remove, engine, outcome, None if engine in unread else code, None if unfetched else record)
         for engine, outcome in zip(engines, ended, strict=True)
     ]
     outcomes = run_all_settled(removing)
@@ -217,14 +237,14 @@ def take_down(
         nodes = [node for node in attached.nodes if attached.engines[node.name] not in left]
         folders = output_folders(attached.engines, nodes)
         every = unfetched or attached.owner is Owner.OTHER  # of another user: the error says that it is not removed
-        purged = run_all_settled([partial(_purge, folder, record, unfetched=every) for folder in folders])
+        using = {one.node for one in removed if one.kept}  # a container is kept
+        used = [any(attached.engines[node].node in using for node in folder.nodes) for folder in folders]
+        purging = [partial(_purge, *pair, record, unfetched=every) for pair in zip(folders, used, strict=True)]
+        purged = run_all_settled(purging)
         errors += [problem for problem in purged if isinstance(problem, LauncherError)]
-        kept = {
-            attached.engines[folder.node].node: each
-            for folder, each in zip(folders, purged, strict=True)
-            if isinstance(each, KeptFolder)
-        }
-        removed = [replace(one, kept=(kept[one.node],)) if one.node in kept else one for one in removed]
+        on = {attached.engines[folder.node].node: each for folder, each in zip(folders, purged, strict=True)}
+        folders_kept = {node: each for node, each in on.items() if isinstance(each, Kept)}
+        removed = [replace(o, kept=(*o.kept, *filter(None, [folders_kept.get(o.node)]))) for o in removed]
     elif code is None and any(one.containers for one in removed):
         why = f"{as_shown(record.paths.code)} is missing, which tells the code from what the program wrote"
         warn(f"the working directories were kept as they are: {why}")
@@ -233,15 +253,17 @@ def take_down(
     return removed, errors
 
 
-def _purge(folder: OutputFolder, record: Record, *, unfetched: bool) -> KeptFolder | None:
-    """Delete an output folder; if it is kept, say so. Raises NodeUnfit, NodeUnreachable."""
+def _purge(folder: OutputFolder, used: bool, record: Record, *, unfetched: bool) -> Kept | None:
+    """Delete an output folder; if it is kept, say so. used: by a container that is kept. Raises NodeUnfit, ..."""
+    if used:
+        return Kept(folder.path, (), "its container, which is kept, uses it")
     if not unfetched:
         try:
             left = only_there(folder.files.scan(folder.path), record)
         except NodeUnfit as error:
-            return KeptFolder(folder.path, (), error.what)
+            return Kept(folder.path, (), error.what)
         if left:
-            return KeptFolder(folder.path, left)
+            return Kept(folder.path, left)
     output_folder.remove(folder.files, folder.path, record.run)
     return None
 
@@ -256,7 +278,8 @@ def _conclude(
 
     states: of the containers that still existed.
     """
-    record.event("down", removed=[r.node for r in removed], failed=[str(e) for e in errors])
+    kept = [r.node for r in removed if any(each.what.startswith("container ") for each in r.kept)]
+    record.event("down", removed=[r.node for r in removed], failed=[str(e) for e in errors], kept=kept)
     if errors or record.result() is not None:
         return ""
     # if it was running, it is now stopped

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import Cli
+from tests.bed.bed import Bed
+from tests.e2e.cli import Cli, bed_job
 from tests.e2e.test_process_runtime import process_job
 
 PLACES = {  # of saves.py, and where fetch puts them
@@ -42,7 +43,7 @@ def test_what_is_saved_anywhere_is_named_kept_resumed_from_and_fetched(home_cli:
     assert "NOT FETCHED: 5 files, 5 B, such as " in home_cli("clean", "--yes").stdout
     (removed,) = json.loads(home_cli("down", "--purge", "--json").stdout)
     (folder,) = removed["nodes"][0]["kept"]
-    assert (folder["path"].rpartition("/")[2], len(folder["unfetched"])) == (first, 5)
+    assert (folder["what"].rpartition("/")[2], len(folder["unfetched"])) == (first, 5)
 
     resumed = home_cli("up", job(home_cli, 4), "--resume", first)
     assert [line for line in resumed.stdout.splitlines() if line.endswith("from epoch 2")] == [
@@ -130,3 +131,36 @@ def test_a_run_resumes_from_its_file_and_not_from_an_older_one_that_is_sent_agai
     unknown = home_cli("up", epochs(home_cli, 11), "--resume", second)
     assert unknown.stdout == "from 2, config edited\n"
     assert f"are yours, as the code that was sent to {second} is not recorded here\n" in unknown.stderr
+
+
+@pytest.mark.bed
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_container_with_files_of_its_own_is_kept_until_they_are_fetched(bed_cli: Cli, bed: Bed, code: int) -> None:
+    save = "mkdir -p /tmp/ckpt ~/ckpt ~/.cache; head -c 2000000 /dev/zero | tee /tmp/ckpt/model.pth >~/.cache/hub"
+    program = f"{save}; head -c 1000000 /dev/zero >~/ckpt/model.pth; exit {code}"
+    file = bed_cli.job("layer", **bed_job(nodes=["node1"], run={"command": ["sh", "-c", program]}))
+    ended = bed_cli("up", file, code=code).stderr
+    run, node = bed_cli.runs()[-1], bed.nodes[0]
+    container = f"launcher-{run.name}-0"
+    names = "/tmp/ckpt/model.pth, /.launcher/home/ckpt/model.pth"
+    assert (
+        f"2 files, 3 MB, outside the output folder: {names}: they go with the container, which is kept until" in ended
+    )
+    for command in ("down", "clean --yes", "down --purge"):
+        said = bed_cli(*command.split())
+        assert f"container {container} is kept: NOT FETCHED: 2 files, 3 MB, such as /tmp/ckpt/model.pth" in (
+            said.stdout + said.stderr
+        )
+        assert bed.docker(node, "ps", "-a", "--format", "{{.Names}}").split() == [container]  # and no lock
+    bed_cli("fetch", "--checkpoints")
+    copies = {str(path.relative_to(run)): path.stat().st_size for path in run.glob("container/**/*.pth")}
+    assert copies == {
+        "container/node1/tmp/ckpt/model.pth": 2_000_000,
+        "container/node1/.launcher/home/ckpt/model.pth": 1_000_000,
+    }
+    assert "kept" not in bed_cli("down").stderr
+    assert bed.docker(node, "ps", "-aq") == ""
+    bed_cli("up", file, code=code)
+    bed_cli("down", "--unfetched")
+    assert bed.docker(node, "ps", "-aq") == ""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import secrets
+import tarfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import TypeAlias, cast
+from urllib.parse import quote
 
+import requests
 from docker import APIClient
 from docker.errors import APIError
 
@@ -19,18 +24,31 @@ from launcher.model import labels as names
 from launcher.model.container import KIT, WANTED_ULIMITS, ContainerSpec, ContainerState, Phase, Tool
 from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.model.forward import Forward
+from launcher.model.sizes import counted
 from launcher.node import cache, docker_exec, login_shell
 from launcher.node import facts as node_facts
-from launcher.node.docker.client import Dial, DockerClient, found, ids
+from launcher.node.docker.client import CONNECTIONS, Dial, DockerClient, checked, found, ids
 from launcher.node.docker.images import DockerImages
-from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter, tool_argv
-from launcher.node.engine import Engine
-from launcher.node.machine import CommandStream, Machine
-from launcher.node.parallel import run_both
+from launcher.node.docker.values import (
+    container_request,
+    container_state,
+    engine_facts,
+    file_of_container,
+    label_filter,
+    tool_argv,
+    wrote_outside,
+)
+from launcher.node.engine import GROWN_WITHIN, Engine
+from launcher.node.files import FileEntry
+from launcher.node.machine import PIECE, CommandStream, Machine
+from launcher.node.parallel import in_background, run_both
 
 _REMOVAL_TIMEOUT = 60
 _RETRY_PAUSE = 1.0  # seconds between attempts to reach an unreachable node
 _SHORTEST_ROUND = 0.1  # seconds
+_GROWN = 1 << 20  # bytes of a program in its container's own layer that are worth a word
+_OWN = 1 << 18  # bytes; at most so many of the launcher's are there
+_DELETED = 2  # a kind of change
 _NO_RLIMIT = "rlimit"  # runc: "error setting rlimit type 8", crun: "setrlimit `RLIMIT_MEMLOCK`"
 
 Ulimits: TypeAlias = tuple[tuple[str, int], ...]
@@ -166,6 +184,59 @@ class DockerEngine(Engine):
     def logs(self, container: str, tail: int = 200) -> bytes:
         return self._client.ask(f"read the log of {container}", lambda api: bytes(api.logs(container, tail=tail)))
 
+    def grown(self, container: str, timeout: float | None = GROWN_WITHIN) -> Sequence[FileEntry]:
+        """One request, unless the container's layer is larger than the launcher's own files make it."""
+        asked = self._client.find(
+            f"inspect {container}", lambda api: dict(_get(api, container, "json", size="1").json())
+        )
+        known = asked or {}
+        layer = int(known.get("SizeRw") or 0)
+        if layer < _GROWN + _OWN:
+            return ()
+        mounts = {str(mount.get("Destination")) for mount in known.get("Mounts") or ()}
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        listing = in_background(partial(self._list_grown, container, mounts, until))
+        late = timeout is not None and not listing.wait(timeout)
+        if late or (files := listing()) is None:
+            return (FileEntry("", layer, 0.0),)
+        return files if sum(file.size for file in files) >= _GROWN else ()
+
+    def _list_grown(self, container: str, mounts: set[str], until: float) -> Sequence[FileEntry] | None:
+        """Return None if that takes longer than `until` (time.monotonic())."""
+        doing = f"list what was written in {container}"
+        changes = self._client.find(doing, lambda api: api.diff(container)) or ()
+        paths = [str(each["Path"]) for each in changes if each["Kind"] != _DELETED]
+        folders = {path.rpartition("/")[0] for path in paths}
+        paths = [path for path in paths if path not in folders and wrote_outside(path, mounts)]
+
+        def ask(path: str) -> tuple[str, str] | None:
+            header = self._client.find(doing, lambda api: _head(api, container, path))
+            return None if header is None else (path, header)
+
+        stats: list[tuple[str, str]] = []
+        for start in range(0, len(paths), CONNECTIONS):
+            if time.monotonic() > until:
+                return None
+            stats += found(ask, paths[start : start + CONNECTIONS])
+        if paths and not stats:  # not only removed meanwhile
+            what = f"the engine cannot read the {counted(len(paths), 'file')} that were written in {container}"
+            raise EngineFailed(self.node, what, "check that the folders that it mounts still exist")
+        return [file for path, header in stats if (file := file_of_container(path, header))]
+
+    def read_grown(self, container: str, file: FileEntry) -> Iterator[bytes]:
+        doing, headers = f"read {file.path} of {container}", _GROWN
+        with self._client.transfer(doing, EngineFailed, longest=file.size + headers) as api:
+            answer = _get(api, container, "archive", stream=True, path=file.path)
+            try:
+                with tarfile.open(fileobj=_Pieces(answer.iter_content(PIECE)), mode="r|") as tar:
+                    member = tar.next()
+                    content = tar.extractfile(member) if member and member.size == file.size else None
+                    if content is not None:
+                        return (yield from iter(partial(content.read, PIECE), b""))
+            except tarfile.TarError as error:
+                raise EngineFailed(self.node, f"could not {doing}: {error}", "try again") from error
+        raise EngineFailed(self.node, f"could not {doing}: it has changed", "try again")
+
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:
         """Raises NodeUnreachable, NodeUnfit."""
         within = ("sh", f"{KIT}/within.sh", *argv)
@@ -236,6 +307,34 @@ class DockerEngine(Engine):
                 return True  # limits are set before the program is searched for
             raise
         return True
+
+
+def _get(api: APIClient, container: str, what: str, *, stream: bool = False, **params: str) -> requests.Response:
+    """GET /containers/{id}/{what} with parameters that docker-py does not pass on."""
+    return checked(api.get(_url(api, container, what), params=params, stream=stream, timeout=api.timeout))
+
+
+def _head(api: APIClient, container: str, path: str) -> str:
+    answer = checked(api.head(_url(api, container, "archive"), params={"path": path}, timeout=api.timeout))
+    return str(answer.headers["X-Docker-Container-Path-Stat"])
+
+
+def _url(api: APIClient, container: str, what: str) -> str:
+    return f"{api.base_url}/v{api.api_version}/containers/{quote(container)}/{what}"
+
+
+class _Pieces(io.RawIOBase):
+    """Pieces of bytes as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        while len(self._rest) < size and (piece := next(self._pieces, b"")):
+            self._rest += piece
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
 
 
 def granted(wanted: Ulimits, starts_with: Callable[[Ulimits], bool]) -> Ulimits:

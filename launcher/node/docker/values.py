@@ -6,6 +6,7 @@ Reference: docs.docker.com/reference/api/engine.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -16,8 +17,9 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from launcher.model import labels
-from launcher.model.container import ContainerSpec, ContainerState, Mount, Phase, Tool
+from launcher.model.container import KIT, ContainerSpec, ContainerState, Mount, Phase, Tool
 from launcher.model.facts import EngineFacts, ImageInfo
+from launcher.node.files import FileEntry
 
 LOG_FILE_SIZE = "64m"  # so that the log cannot fill the disk; it is a fallback: the run has its own log files
 LOG_FILES = "2"
@@ -29,6 +31,14 @@ _CONFIGURATION = (
 _CUDA, _GPU_CODE = "CUDA_VERSION", "TORCH_CUDA_ARCH_LIST"  # in the environment of NVIDIA's images
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 _PHASES = {phase.value: phase for phase in Phase} | {"removing": Phase.DEAD}
+
+# Of a container's own layer, what a program or a package manager can have again
+_AGAIN = re.compile(
+    r"/(\.cache|__pycache__|\.nv|\.triton|site-packages|dist-packages)/|^/tmp/torch(inductor|elastic)_"
+    r"|^/(etc|dev|proc|run|sys)/|^/usr/(s?bin|include|lib[^/]*|share)/|^/(s?bin|lib[^/]*)/|^/var/(cache|lib|log)/"
+)
+_OF_KIT = re.compile(r"/home/(\.entry\.|\.rank\.|\.flight_recorder/|quiet$|meeting\.json$)")
+_NO_REGULAR_FILE = 0b1000_1111_0010_1000 << 16  # Go's os.ModeType: folder, link, pipe, socket, devices, irregular
 
 Line: TypeAlias = Callable[[Any], Iterable[Sequence[str]]]
 
@@ -231,6 +241,22 @@ def container_state(found: Mapping[str, Any]) -> ContainerState:
         finished=timestamp(state.get("FinishedAt")),
         error=str(state.get("Error") or ""),
     )
+
+
+def wrote_outside(path: str, mounts: Iterable[str]) -> bool:
+    """Whether a program may miss a file of its container's own layer: not a mount point, a cache, what packages
+    install, or one of the launcher's.
+    """
+    if path in mounts or _AGAIN.search(path):
+        return False
+    return not path.startswith(f"{KIT}/") or (path.startswith(f"{KIT}/home/") and not _OF_KIT.match(path, len(KIT)))
+
+
+def file_of_container(path: str, header: str) -> FileEntry | None:
+    """From the header X-Docker-Container-Path-Stat of HEAD /containers/{id}/archive; None: it is no regular file."""
+    stat = json.loads(base64.b64decode(header))
+    size, mode = int(stat["size"]), int(stat["mode"])
+    return None if mode & _NO_REGULAR_FILE else FileEntry(path, size, timestamp(stat["mtime"]))
 
 
 def image_info(found: Mapping[str, Any]) -> ImageInfo:
