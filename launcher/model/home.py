@@ -1,7 +1,9 @@
-"""The caller's home, configuration and cache folders (XDG Base Directory Specification)."""
+"""The caller's name, home, configuration and cache folders (XDG Base Directory Specification)."""
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +22,22 @@ def home(environ: Mapping[str, str]) -> Path:
     if wrong := wrong_home(environ["HOME"]):
         raise UsageError("HOME", wrong, FIX)
     return Path(environ["HOME"])
+
+
+def with_home(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with HOME, which services of systemd lack; unchanged if the home folder is unknown."""
+    try:
+        return {**environ, "HOME": str(home(environ))}
+    except UsageError:
+        return dict(environ)
+
+
+def user_name() -> str:
+    """Return the caller's name; the number of one without a name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def wrong_home(found: str) -> str:

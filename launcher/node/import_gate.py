@@ -5,9 +5,9 @@ node.connect imports it when it needs one, and for hosts over ssh while `ssh -G`
 
 from __future__ import annotations
 
-import getpass
 from functools import partial
 
+from launcher.model.home import user_name
 from launcher.model.limits import AnswerLimits
 from launcher.node.docker.channel import dial_local, dial_over_ssh
 from launcher.node.docker.engine import DockerEngine
@@ -18,7 +18,7 @@ from launcher.node.ssh.machine import SshMachine
 
 def local_engine(node: str, host: str, limits: AnswerLimits) -> DockerEngine:
     """Return the engine of DOCKER_HOST, of the current docker context, or at the default socket."""
-    return DockerEngine(node, host, LocalMachine(node, getpass.getuser(), limits), partial(dial_local, node))
+    return DockerEngine(node, host, LocalMachine(node, user_name(), limits), partial(dial_local, node))
 
 
 def remote_engine(node: str, host: str, pool: SshPool, limits: AnswerLimits) -> DockerEngine:

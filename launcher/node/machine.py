@@ -18,6 +18,7 @@ from typing import Protocol
 from launcher.errors import NodeUnfit, NodeUnreachable
 from launcher.model.facts import Reach
 from launcher.model.forward import Forward
+from launcher.model.home import with_home
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.node import terminal as terminals
 from launcher.node.parallel import in_background
@@ -228,7 +229,9 @@ class LocalStream:
     def __init__(self, argv: Sequence[str]) -> None:
         """Raises OSError if it cannot be started."""
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
+        self._process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=with_home(os.environ)
+        )
         self._stdin, *self._outputs = filter(None, (self._process.stdin, self._process.stdout, self._process.stderr))
         self._selector = selectors.DefaultSelector()
         for index, stream in enumerate(self._outputs):
@@ -311,7 +314,7 @@ class LocalMachine(Machine):
     ) -> int:
         """Raises NodeUnfit if the program is not installed."""
         try:
-            return terminals.run_attached(argv, terminal=terminal, interrupt=interrupt)
+            return terminals.run_attached(argv, terminal=terminal, interrupt=interrupt, env=with_home(os.environ))
         except FileNotFoundError as error:
             raise NodeUnfit(self.node, f"{argv[0]} is not installed", "install it") from error
 

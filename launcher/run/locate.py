@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import re
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
+from launcher.model.home import user_name
 from launcher.model.host import cluster_name
 from launcher.model.labels import RunLabels
 from launcher.model.plan import RunId
@@ -38,11 +37,7 @@ class Owner(IntEnum):
 
 def caller() -> str:
     """Return user@host, in a form that is valid in a label."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a uid without a name, as in a container
-        user = str(os.getuid())
-    return re.sub(r"[^!-~]", "_", f"{user}@{socket.gethostname()}")[:400]
+    return re.sub(r"[^!-~]", "_", f"{user_name()}@{socket.gethostname()}")[:400]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import socket
@@ -19,7 +18,7 @@ from launcher.job.scalars import LOCAL
 from launcher.job.settings import read_settings
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.facts import NodeFacts
-from launcher.model.home import home
+from launcher.model.home import home, user_name
 from launcher.model.host import cluster_name
 from launcher.model.labels import OWNER
 from launcher.model.plan import plain
@@ -88,8 +87,7 @@ def _login(host: str) -> str:
 
 def _caller() -> Iterator[str]:
     yield from (os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER"))
-    with suppress(KeyError, OSError):  # a uid without a name
-        yield getpass.getuser()
+    yield user_name()
 
 
 def _owners(plan: dict[str, Any]) -> Iterator[str]:

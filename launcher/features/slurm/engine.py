@@ -6,7 +6,6 @@ to all; any launcher of the same user finds them by the run's files and the job'
 
 from __future__ import annotations
 
-import getpass
 import json
 import posixpath
 import re
@@ -41,6 +40,7 @@ from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import BatchSpec, ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.forward import Forward
+from launcher.model.home import user_name
 from launcher.model.labels import RUN
 from launcher.model.runtime import TRAITS
 from launcher.node.connect import LOCAL, Access
@@ -132,7 +132,7 @@ done
 def reach(host: str, cluster: Cluster, access: Access) -> Callable[[], Engine]:
     """Log in; return a function that opens the cluster's engine. Raises what log_in raises."""
     if cluster.login == LOCAL:
-        machine = LocalMachine(host, getpass.getuser(), access.limits)
+        machine = LocalMachine(host, user_name(), access.limits)
     else:
         login = log_in(cluster.login, access.ssh_config, access.timeout, ask=access.ask)
         machine = LoginMachine(host, login, access.limits)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import getpass
 import json
 import os
 import select
@@ -28,6 +27,7 @@ from launcher.faults import disk
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.forward import Forward
+from launcher.model.home import user_name, with_home
 from launcher.model.inherited import without_a_run
 from launcher.model.labels import NODE, PURPOSE, RUN
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
@@ -49,7 +49,7 @@ class ProcessEngine(Engine):
     """A container's id is its name. Calls are idempotent."""
 
     def __init__(self, node: str, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
-        super().__init__(node, LOCAL, LocalMachine(node, getpass.getuser(), limits))
+        super().__init__(node, LOCAL, LocalMachine(node, user_name(), limits))
 
     def facts(self) -> NodeFacts:
         """Raises NodeUnfit."""
@@ -264,7 +264,12 @@ def _environment(container: folders.Container) -> dict[str, str]:
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
     if path.split(os.pathsep)[0] != own:
         path = f"{own}{os.pathsep}{path}"
-    return {**without_a_run(os.environ), "PATH": path, **container.spec["env"], supervisor.CONTAINER: container.name}
+    return {
+        **without_a_run(with_home(os.environ)),
+        "PATH": path,
+        **container.spec["env"],
+        supervisor.CONTAINER: container.name,
+    }
 
 
 def _start_fix(container: folders.Container) -> str:
