@@ -190,6 +190,8 @@ def _measure(
     model: the options of the trainer, whose model is measured too.
     """
     facts = [node for node, _ in selected.nodes.values()]
+    entries = tuple(entry for entry in job.machines if entry.name in selected.nodes)
+    job = job.model_copy(update={"nodes": entries, "spares": None})
     image = inspect_image(job, fleet, facts)[0]
     if not image.python:
         raise ImageUnfit(f"image {image.reference}", "has no Python, which --bench needs", "use an image with torch")
@@ -202,8 +204,7 @@ def _measure(
     spec["precision"] = _precision(job)
     program = (image.python, _PROGRAMS[0], json.dumps(spec, separators=(",", ":")))
     limit = math.ceil(times.total(len(turns)) + _LATE)
-    entries = tuple(entry for entry in job.machines if entry.name in selected.nodes)
-    alone = {"nodes": entries, "spares": None, "timeout": limit, "secrets": (), "processes": 1}
+    alone = {"timeout": limit, "secrets": (), "processes": 1}
     code = _code(trainer=model is not None)
     log(f"measuring {len(facts)} nodes, {times.total(len(turns)) / 60:.1f} minutes at most")
     observed = dict(zip(selected.nodes, map(_Observed, fleet.each(_machine_state)), strict=True))
@@ -244,7 +245,7 @@ def _judge(selected: _Selected, measured: _Measured) -> BenchResult:
 
 def _idle(job: Job, engine: Engine) -> tuple[NodeFacts, tuple[str, ...]]:
     """Return the node's facts and GPUs. Raises NodeUnfit if they are used by another run or process; InUse; ..."""
-    node = with_claims(engine)
+    node = with_claims(engine, port=True)
     entry = next(each for each in job.machines if each.name == engine.node)
     chosen = gpus.select(node, job.gpus_of(entry))
     if busy := gpus.in_use(node, [device for device in gpus.devices(node) if device.uuid in chosen]):

@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
+import launcher
 from launcher.features.bench import container_scripts
+from launcher.features.bench.run import bench as measure
+from launcher.node.connect import connect
 from launcher.node.process.engine import ProcessEngine
 from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
 from tests.bed import faults
@@ -71,6 +74,21 @@ def test_two_nodes_are_measured_and_nothing_is_left(home_cli: Cli) -> None:
     assert ways == 2 or why
     assert (bench["lost"], bench["skipped"]) == ({}, {})
     assert left(home_cli) == []
+
+
+@pytest.mark.ci
+def test_a_node_that_does_not_respond_is_skipped_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("home", "project"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "project")
+    local = {"runtime": "process", "nodes": ["local"] * 3, "gpus": "none", "env": {"OMP_NUM_THREADS": "1"}}
+    job = launcher.load({"name": "bench", "run": {"command": ["true"]}, **local})
+    with connect(job.hosts(), job.runtime, None) as fleet:
+        found = measure(job, fleet, 3, {"local-1": "no response within 10 s"}, lambda _: None)
+    assert found.skipped == {"local-1": "no response within 10 s"}
+    assert found.nodes == ("local-0", "local-2")
+    assert {measure.node for measure in found.measures} | set(found.lost) == {"local-0", "local-2"}
 
 
 @pytest.mark.slow
