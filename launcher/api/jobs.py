@@ -15,7 +15,7 @@ from launcher.job.models import Job
 from launcher.job.overrides import of_one_run
 from launcher.job.settings import read_settings
 from launcher.model.plan import Plan
-from launcher.model.progress import Log
+from launcher.model.progress import Log, silent
 from launcher.node.connect import connect
 from launcher.planning.offline import offline as assume
 from launcher.records import options
@@ -54,13 +54,15 @@ def _loaded(source: JobLike, set: Mapping[str, Any] | Sequence[str], nodes: Sequ
 
 
 def plan(
-    job: JobLike, *, offline: bool = False, log: Log = print, ssh_config: str | PathLike[str] | None = None
+    job: JobLike, *, offline: bool = False, log: Log | None = print, ssh_config: str | PathLike[str] | None = None
 ) -> Plan:
     """Return the exact containers, variables and commands of a run of this job; `up` executes such a plan.
 
     offline: contact no node and assume the properties of the nodes. Otherwise the nodes are inspected; nothing is
-    built, pulled or sent. log: called with each line of text. Raises JobInvalid, PlanInvalid, NodesFailed.
+    built, pulled or sent. log: called with each line of text; None: silent. Raises JobInvalid, PlanInvalid,
+    NodesFailed.
     """
+    log = log or silent
     loaded = of_one_run(load(job))
     check_files(loaded, Path.cwd(), os.environ)
     listing = list_code(loaded, Path.cwd(), log)

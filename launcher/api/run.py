@@ -21,6 +21,7 @@ from launcher.model.container import ContainerState
 from launcher.model.forward import parse_forward
 from launcher.model.host import cluster_host
 from launcher.model.plan import Membership, Plan, RunId
+from launcher.model.progress import silent
 from launcher.records.groups import latest_of, membership, runs_of
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, job_of, read_json_lines, records
@@ -375,13 +376,14 @@ def find(
     nodes: Sequence[str] | None = None,
     cluster: str | None = None,
     ssh_config: str | PathLike[str] | None = None,
-    log: Note = print,
+    log: Note | None = print,
 ) -> Run:
     """Return the run with this ID, unique prefix of an ID, or job name (its latest run); None: the latest run.
 
     runs: folder of the records. nodes, cluster: search these nodes, or a cluster of the settings file, by the labels
-    of containers; no record is needed then. Raises RunUnknown, NodesFailed.
+    of containers; no record is needed then. log: None: silent. Raises RunUnknown, NodesFailed.
     """
+    log = log or silent
     config = chosen_config(ssh_config)
     hosts = [cluster_host(cluster)] if cluster is not None else nodes
     if hosts is None:

@@ -23,7 +23,7 @@ from launcher.job.models import Job
 from launcher.job.settings import read_settings
 from launcher.model.host import cluster_host
 from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
-from launcher.model.progress import Log, OnProgress, no_progress
+from launcher.model.progress import Log, OnProgress, no_progress, silent
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
 from launcher.planning import ports
@@ -81,8 +81,8 @@ def up(
     on: str | None = None,
     resume: str | None = None,
     wait: bool = False,
-    log: Log = print,
-    progress: OnProgress = no_progress,
+    log: Log | None = print,
+    progress: OnProgress | None = None,
     group: Membership | None = None,
     ssh_config: str | PathLike[str] | None = None,
 ) -> Run:
@@ -90,13 +90,14 @@ def up(
 
     on: a cluster of the settings file, used instead of the job's nodes. resume: an earlier run (ID, prefix or job
     name), from whose latest checkpoint it starts; or the URL of the trainer's --mirror. wait: wait while GPUs or the
-    port are in use. log: called with each line of text. progress: called with (node, bytes sent, total bytes) while an
-    image is sent. group: the sweep to which the run belongs. May be called from several threads. Raises the errors of
-    launcher.errors; on any error, and on Ctrl-C, nothing of the run remains on the nodes.
+    port are in use. log: called with each line of text; None: silent. progress: called with (node, bytes sent, total
+    bytes) while an image is sent. group: the sweep to which the run belongs. May be called from several threads. Raises
+    the errors of launcher.errors; on any error, and on Ctrl-C, nothing of the run remains on the nodes.
     """
+    log = log or silent
     with until_started():
         loaded, earlier = from_store(_without_sweep(load(job)), resume)
-    options = StartOptions(run_to_resume(earlier), False, wait, log, progress, chosen_config(ssh_config))
+    options = StartOptions(run_to_resume(earlier), False, wait, log, progress or no_progress, chosen_config(ssh_config))
     with until_started(options.started):
         destination = own_machines(loaded) if on is None else on_cluster(on)
         return start_run(loaded, destination, inputs_of(loaded, destination, log), group, options)

@@ -56,8 +56,7 @@ def _write(files: Mapping[Path, Path], force: bool) -> None:
             raise UsageError(str(target), "is not a regular file", "choose another name")
     for target, source in files.items():
         try:
-            if source != TEMPLATE:
-                target.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(target.resolve(), source.read_bytes())
         except OSError as error:
             fix = "check free space and permissions, or choose another path"

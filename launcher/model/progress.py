@@ -23,5 +23,9 @@ class Step(str):
         return step
 
 
+def silent(text: str) -> None:
+    """For callers that display no messages."""
+
+
 def no_progress(node: str, sent: int, total: int) -> None:
     """For callers that display no progress."""

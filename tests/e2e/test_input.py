@@ -225,3 +225,10 @@ def test_down_names_the_nodes_that_were_left_out(bed_cli: Cli, bed: Bed, first: 
     assert f"\ndown {run}" in whole.stderr
     assert bed.wait_clean(bed.nodes[:2]) == []
     assert f"\ndown {run}" in bed_cli("down", run).stderr
+
+
+def test_a_job_file_in_a_new_folder(cli: Cli) -> None:
+    cli("init", "jobs/new/job.yaml")
+    assert (cli.cwd / "jobs/new/job.yaml").is_file()
+    (cli.cwd / "file").touch()
+    assert "file/job.yaml: could not be written" in cli("init", "file/job.yaml", code=3).stderr

@@ -68,6 +68,14 @@ def followers() -> set[int]:
     return found
 
 
+def test_no_messages_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    launcher.plan(job("true", 1), offline=True, log=None)
+    with launcher.up(job("true", 1), log=None, progress=None) as run:
+        assert run.wait().state is RunState.DONE
+        assert launcher.find(run.id, log=None).id == run.id
+    assert capsys.readouterr().out == ""
+
+
 def test_a_change_of_the_working_directory_does_not_split_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
