@@ -37,7 +37,7 @@ done | while IFS= read -r file; do
   changed=$(stat -c %Y -- "$file" 2>/dev/null) || continue
   [ "$changed" -ge "$since" ] || continue
   grep -qsF -- "$file" /proc/[0-9]*/maps && continue
-  find /proc/[0-9]*/fd -lname "$file" 2>/dev/null | grep -q . && continue
+  ls -l /proc/[0-9]*/fd 2>/dev/null | grep -qF -- "-> $file" && continue
   rm -f -- "$file" && printf '%s\\n' "${{file##*/}}"
 done
 """

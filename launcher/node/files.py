@@ -18,6 +18,7 @@ from pathlib import Path
 
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
 from launcher.faults import disk
+from launcher.node.listing import HELPERS
 from launcher.node.machine import CommandStream, Done, Machine, shell
 from launcher.node.opened import BELOW, bounded, relative
 from launcher.node.tail import Tail
@@ -42,12 +43,17 @@ part=$3.$5.part
 # $1: the output folder, $2: a folder in it, "" for itself. $3, $4: patterns; of the files whose path matches the first,
 # only those whose name matches the second are listed. Prints `<kind> <bytes> <time> <path>`. A working folder cannot be
 # exchanged, and find does not follow links. h: a hard link to another user's file (node/opened.py).
-_SCAN = f"""{BELOW}
+_SCAN = f"""{BELOW}{HELPERS}
 at "$1"
 [ -e "$root/$2" ] || [ -L "$root/$2" ] || {{ ls -d -- "$root/$2" >/dev/null; exit; }}
 enter find "$2" || exit
-find . -type d -o -path "$3" ! -name "$4" -o \\
-  -type f -links +1 ! -user "$(id -u)" -printf "h %s %T@ %P\\0" -o -printf "%y %s %T@ %P\\0"
+if has_printf; then
+  find . -type d -o -path "$3" ! -name "$4" -o \\
+    -type f -links +1 ! -user "$(id -u)" -printf "h %s %T@ %P\\0" -o -printf "%y %s %T@ %P\\0"
+else
+  find . -type d -o -path "$3" ! -name "$4" -o -type f -links +1 ! -user "$(id -u)" \\
+    -exec env HARD=h sh -c "$by_stat" sh {{}} + -o -exec sh -c "$by_stat" sh {{}} +
+fi
 """
 _READ = f"""{BELOW}
 slice() {{ tail -c "+$1" | head -c "$2"; }}

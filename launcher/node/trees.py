@@ -16,6 +16,7 @@ from launcher.errors import LauncherError, NodesFailed, NodeUnfit
 from launcher.model.facts import CLOCK_SLACK, MountedAs
 from launcher.node.facts import free_inodes, free_space, mounted_as
 from launcher.node.files import Files, Span
+from launcher.node.listing import HELPERS
 from launcher.node.machine import Done, Machine, shell
 from launcher.node.opened import BELOW, relative
 from launcher.node.parallel import Future, in_background
@@ -24,11 +25,13 @@ _TIMEOUT = 3600.0  # seconds; checkpoints may be large, and a disk slow
 _QUEUED = 16  # pieces of at most 64 KiB that wait for a slow node; reading pauses while its queue is full
 
 # $1: a folder, which need not exist. Links are listed, not followed. Prints the node's time first.
-_LIST = """
+_LIST = f"""{HELPERS}
 echo "@@time $(date +%s.%N)"
 [ -e "$1" ] || exit 0
 cd -- "$1" || exit
-find . -type f -printf 'f %s %T@ %P\\0\\0' -o -type l -printf 'l %s %T@ %P\\0%l\\0'
+if has_printf; then find . -type f -printf 'f %s %T@ %P\\0\\0' -o -type l -printf 'l %s %T@ %P\\0%l\\0'
+else TARGETS=yes find . '(' -type f -o -type l ')' -exec sh -c "$by_stat" sh {{}} +
+fi
 """
 _TIME = re.compile(rb"@@time (\d{1,12})(\.\d{1,9})?")  # busybox prints no fraction, or "%N"
 _TICK = 0.01  # seconds; the resolution of a file's time is that of the kernel's ticks

@@ -15,15 +15,18 @@ from itertools import groupby
 
 from launcher.model.container import WORKDIR
 from launcher.node.files import Files
+from launcher.node.listing import HELPERS
 from launcher.node.opened import BELOW
 
 _TIMEOUT = 600.0  # seconds; a program may have unpacked a data set there
 _ENTRY = re.compile(rb"([fl]) (\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) (.+)", re.DOTALL)
 _CACHE = re.compile(r"((?:.*/)?)__pycache__/([^/]+)\.[^/.]+(?:\.opt-\d)?\.pyc")
 # $1: the output folder, $2: the node. Prints `<type> <bytes> <epoch seconds> <path>`, each terminated by a NUL.
-_LIST = f"""{BELOW}
+_LIST = f"""{BELOW}{HELPERS}
 at "$1"; enter find {WORKDIR}/$2 2>/dev/null || exit 0
-find . -type f -printf 'f %s %T@ %P\\0' -o -type l -printf 'l %s %T@ %P\\0'
+if has_printf; then find . -type f -printf 'f %s %T@ %P\\0' -o -type l -printf 'l %s %T@ %P\\0'
+else find . '(' -type f -o -type l ')' -exec sh -c "$by_stat" sh {{}} +
+fi
 exit 0 # a folder may be unreadable, or removed meanwhile
 """
 # $1: the output folder, $2: the node. stdin: for each folder a line with a slash and its path, then the names of files
@@ -46,7 +49,8 @@ while IFS= read -r line; do
   esac
 done
 [ $# -eq 0 ] || rm -f -- "$@"
-enter find "$node" && find . -depth -mindepth 1 -type d -empty -delete
+enter find "$node" && {{ find . -depth -mindepth 1 -type d -empty -delete 2>/dev/null ||
+  find . -depth -mindepth 1 -type d -exec rmdir {{}} + 2>/dev/null; }} # BusyBox may lack -delete
 enter find {WORKDIR} && rmdir -- "./${{node#*/}}" && cd -P .. && rmdir -- ./{WORKDIR}
 exit 0
 """

@@ -58,7 +58,9 @@ digest() { sha256sum | cut -c1-12; }
 [ -e "$1" ] || { echo missing; exit; }
 if [ ! -d "$1" ]; then echo "1 $(digest <"$1")"; exit; fi
 cd -- "$1" || exit
-listed() { find . -type f -printf '%P %s\\n' 2>/dev/null || find . -type f -exec stat -c '%n %s' {} +; }
+listed() {
+  find . -type f -printf '%P %s\\n' 2>/dev/null || find . -type f -exec stat -c '%n %s' {} + | sed 's|^[.]/||'
+}
 count=$(listed | wc -l | tr -d ' ')
 [ "$count" -gt 0 ] || { echo "0 empty"; exit; }
 step=$(((count + $2 - 1) / $2))
