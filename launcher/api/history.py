@@ -15,6 +15,7 @@ from typing import Any
 from launcher.api.jobs import chosen_config
 from launcher.errors import LauncherError
 from launcher.model.plan import RunId
+from launcher.model.progress import silent
 from launcher.node.connect import connect
 from launcher.node.engine import Engine
 from launcher.node.files import Span
@@ -74,10 +75,24 @@ def runs_on(
         codes = [state.exit_code for state in states]
         code = next(filter(None, codes), None if None in codes else 0)
         names = tuple(f.labels.node for f in found)
-        silent = labels.nodes - len(found) if listing.failed else 0  # may be on a node that does not respond
-        state = state_of(states, labels.nodes, min_nodes=labels.min_nodes, silent=silent).value
+        away = labels.nodes - len(found) if listing.failed else 0  # may be on a node that does not respond
+        state = state_of(states, labels.nodes, min_nodes=labels.min_nodes, silent=away).value
         rows.append(RunRow(run, state, code, names, started_by=labels.started_by))
     return rows, [*listing.failed.values()]
+
+
+def maybe_running(job: str | None = None, *, ssh_config: str | PathLike[str] | None = None) -> list[RunId]:
+    """Return the runs of this job, or of all jobs, that were started in this folder and may still be running.
+
+    The nodes of those whose end is not recorded are asked.
+    """
+    records = [each for each in store.records() if each.unfinished and job in (None, store.job_of(each.run))]
+    try:
+        seen = _seen_by_nodes(records, silent, chosen_config(ssh_config)) if records else {}
+    except LauncherError:  # then that is not known
+        seen = {record.run: {"state": RunState.UNREACHABLE.value} for record in records}
+    states = {run: RunState(found["state"]) for run, found in seen.items()}
+    return [run for run, state in states.items() if not (state.ended or state is RunState.REMOVED)]
 
 
 def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None) -> dict[RunId, Mapping[str, Any]]:
@@ -91,9 +106,9 @@ def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None
     seen: dict[RunId, Mapping[str, Any]] = {}
     for record in records:
         states, nodes = [f.state for f in listing.runs.get(record.run, ())], record.nodes()
-        silent = sum(node.host in listing.failed for node in nodes)
-        by = None if silent else stopped.get(record.run)
-        state = state_of(states, len(nodes), min_nodes=record.min_nodes, silent=silent, stopped=by is not None).value
+        away = sum(node.host in listing.failed for node in nodes)
+        by = None if away else stopped.get(record.run)
+        state = state_of(states, len(nodes), min_nodes=record.min_nodes, silent=away, stopped=by is not None).value
         seen[record.run] = {"state": state, "stopped_by": by}
     return seen
 

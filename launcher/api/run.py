@@ -24,7 +24,7 @@ from launcher.model.plan import Membership, Plan, RunId
 from launcher.model.progress import silent
 from launcher.records.groups import latest_of, membership, runs_of
 from launcher.records.paths import RUNS
-from launcher.records.store import Record, job_of, read_json_lines, records
+from launcher.records.store import Record, read_json_lines, records
 from launcher.records.store import find as on_record
 from launcher.records.written import Written
 from launcher.run import exec_shell, messages
@@ -404,11 +404,6 @@ def of_group(text: str | None, *, latest: bool = False) -> list[str | None]:
     if found and latest:
         return [record.run for record in latest_of(str(text)).values()]
     return [*found] or [text]
-
-
-def unfinished(job: str | None = None) -> list[RunId]:
-    """Return the runs of this job, or of all jobs, that were started in this folder and may still be running."""
-    return [record.run for record in records() if record.unfinished and job in (None, job_of(record.run))]
 
 
 def runs_to_stop(

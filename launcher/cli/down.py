@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 import launcher
-from launcher.api.run import of_group, runs_to_stop, unfinished
+from launcher.api.history import maybe_running
+from launcher.api.run import of_group, runs_to_stop
 from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NotConfirmed, RunUnknown, UsageError
@@ -98,7 +99,7 @@ def down(
     if json:
         terminal.say_json(results)
     if not all_ and nodes is None and on is None:
-        _name_others(results, run, report)
+        _name_others(results, run, report, ssh_config)
     if errors:
         raise not_confirmed((), errors)
 
@@ -126,10 +127,12 @@ def _interrupted(left: Sequence[str]) -> NotConfirmed:
     return NotConfirmed("down", what, "to finish, repeat the command; to see what still runs: launcher runs")
 
 
-def _name_others(results: Sequence[Mapping[str, object]], wanted: str | None, report: Reporter) -> None:
+def _name_others(
+    results: Sequence[Mapping[str, object]], wanted: str | None, report: Reporter, ssh_config: Path | None
+) -> None:
     """After a run that the launcher chose, name the others that were meant, perhaps."""
     stopped = {str(result["run"]) for result in results}
-    for other in unfinished(wanted):  # none if `wanted` is an ID
+    for other in maybe_running(wanted, ssh_config=ssh_config):  # none if `wanted` is an ID
         if other not in stopped:
             report.warn(f"{other} may still be running; to stop it, run: launcher down {other}")
 

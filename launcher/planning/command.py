@@ -69,7 +69,7 @@ def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[s
     if job.run.command is not None:
         elastic = () if job.min_nodes is None else (image.python, f"{layout.kit}/elastic.py", "command")
         return (*start, *elastic, *own)
-    _refuse_without_torch(job, image)
+    require_torch(job, image)
     worker = ("sh", f"{layout.kit}/rank.sh", image.python, *own)
     shape = (len(job.nodes), rank, processes, meeting.address, meeting.port)
     if image.launch is Launch.LAUNCH:  # torch before 1.9
@@ -86,7 +86,10 @@ def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[s
     return (*start, image.python, *options, *logs, "--no_python", *worker)
 
 
-def _refuse_without_torch(job: Job, image: ImageFacts) -> None:
+def require_torch(job: Job, image: ImageFacts) -> None:
+    """Raise PlanInvalid if the image, or the Python of plain processes, lacks the torch that the job needs."""
+    if job.run.command is not None:
+        return
     where, fix = f"{image.python} in image {image.reference}", "choose a base image with torch, or use run.command"
     if not image.reference:  # plain processes
         where, fix = image.python, "install torch for this Python, or use run.command"

@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import TypeAlias
 
 from launcher import errors, features
-from launcher.errors import LauncherError, NodesFailed, NodeUnfit
+from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
 from launcher.image import cuda
 from launcher.image.cuda import explained
 from launcher.image.ensure import whereabouts
@@ -30,6 +30,7 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled
 from launcher.planning import checks, gpu_checks, gpus, ports, rdma
 from launcher.planning.checks import Check, Level
+from launcher.planning.command import require_torch
 from launcher.planning.rendezvous import choose, is_tunnel
 from launcher.run.gpus import with_claims
 from launcher.run.prepare import preview
@@ -121,6 +122,8 @@ def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFa
                 locations = ImageLocations([engine for engine, _ in usable], local, lambda _: None)
                 yield _found(job.image, locations, lock)
         yield from _image(job, usable)
+        if not job.traits.has_images:
+            yield from _python(job, [engine for engine, _ in usable])
     if len(facts) > 1:
         yield from checks.alike(facts)
         yield from gpu_checks.alike(need_gpus, job=job is not None and job.each is None)
@@ -176,6 +179,19 @@ def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Che
             level = Level.FAIL if not found.runs else Level.WARN if found.what else Level.OK
             what = found.what or f"driver {node.nvidia.driver} supports CUDA {version} of {cuda.subject(node, name)}"
             yield Check(node.name, "image", level, what, found.fix)
+
+
+def _python(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
+    """Check that the Python of plain processes has what the job's program needs of torch."""
+    if job.run.command is not None or not engines:
+        return
+    found = image_facts(engines[0], "", None, replace(ANY_CONTAINER, env=job.env_of(job.nodes[0])))
+    try:
+        require_torch(job, found)
+    except PlanInvalid as error:
+        yield Check("all", "torch", Level.FAIL, f"{error.where} {error.what}", error.next_step)
+    else:
+        yield Check("all", "torch", Level.OK, f"{found.python} has torch {found.torch}")
 
 
 def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:

@@ -69,6 +69,21 @@ def test_down_names_the_run_that_it_chose_and_those_that_may_still_run(home_cli:
     assert "may still" not in home_cli("down", one).stderr
 
 
+def test_a_run_that_has_ended_unseen_is_not_named(home_cli: Cli) -> None:
+    """As a Slurm job that was cancelled with scancel: nobody recorded its end."""
+    job = home_cli.job("ends", **process_job(run={"command": ["sh", "-c", "echo over; exit 3"]}))
+    home_cli("up", "-d", job)
+    ends = home_cli.runs()[-1].name
+    deadline = time.monotonic() + 60
+    while states(home_cli)[ends] == "running":
+        assert time.monotonic() < deadline
+    assert states(home_cli)[ends] == "failed"
+    two = started(home_cli, "two")
+    said = home_cli("down").stderr
+    assert f"the latest run is {two}" in said
+    assert "may still be running" not in said
+
+
 def test_a_run_of_another_folder_is_neither_the_latest_nor_taken_down_with_all(home_cli: Cli, tmp_path: Path) -> None:
     theirs = started(home_cli, "theirs")
     project = tmp_path / "another project"

@@ -577,3 +577,15 @@ def test_a_program_that_prints_nothing_is_reported_without_a_guess(home_cli: Cli
     done = home_cli("up", home_cli.job(**process_job(nodes=["local"], gpus="none", run={"command": command})))
     assert re.search(r"no output for 3\d s$", done.stderr, re.MULTILINE)
     assert done.stdout == "imported\n"
+
+
+def test_doctor_and_up_agree_on_a_python_without_torch(home_cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "without" / "torch").mkdir(parents=True)
+    (tmp_path / "without" / "torch" / "__init__.py").touch()
+    (home_cli.cwd / "train.py").touch()
+    keys = process_job(gpus="none", env={"PYTHONPATH": str(tmp_path / "without")})
+    job = home_cli.job("job", run={"script": "train.py"}, **keys)
+    missing = "has no torch.distributed, which run.module and run.script require"
+    assert missing in home_cli("up", job, code=2).stderr
+    assert f"FAIL all          torch              {sys.executable} {missing}" in home_cli("doctor", job, code=3).stdout
+    assert "torch" not in home_cli("doctor", home_cli.job("command", run={"command": ["true"]}, **keys)).stdout
