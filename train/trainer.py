@@ -23,7 +23,7 @@ from train.config import Config, Every
 from train.data import sampler
 from train.data.batch import Batch, Request, Transfer, micro_batches
 from train.data.contents import Contents
-from train.data.decode import choose_decoder
+from train.data.decode import choose_decoder, compared
 from train.data.loader import Loader
 from train.data.open import is_synthetic, open_dataset
 from train.data.repeat import Repeated
@@ -421,7 +421,7 @@ class Trainer:
             f"train: {config.arch}, {parameter_count(self.model):,} parameters; {len(data.classes)} classes, "
             f"{len(data.train.labels):,} images to train on, {len(data.val.labels):,} to validate on; "
             f"global batch {self.global_batch}{self._parts()}, {self.total_steps:,} steps, amp {self.precision.name}, "
-            f"decoder {self.decoder}"
+            f"decoder {compared(self.decoder)}"
         )
         if resumed:
             if resumed.damaged:

@@ -50,6 +50,9 @@ class Numbered:
     def read(self, index: int) -> Pixels:
         return np.full((32, 32, 3), self.labels[index], np.uint8)
 
+    def place(self, index: int) -> None:
+        pass
+
 
 class LateTransfer(Transfer):
     """A transfer with a delayed copy stream; waiting for its events can be disabled, which the check must detect."""

@@ -214,7 +214,9 @@ def files(scale: Scale) -> Figures:
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         path = pictures(scale, Path(folder) / "data")
         base = f"--data {path} --epochs 2 --log-every 5 --output /nonexistent"
-        with Ours(scale, {"repeated": "--headspace", "loaded": ""}, base) as ours:
+        half = max(1, len(os.sched_getaffinity(0)) // 2)
+        variants = {"repeated": "--headspace", "loaded": "", f"loaded, {half} threads": f"--workers {half}"}
+        with Ours(scale, variants, base) as ours:
             waits = ours.runs["loaded"].log = Waits()
             found, decoder = ours.rates(), ours.runs["loaded"].decoder
     wait, ratio = statistics.mean(waits.shares or [0.0]), round(found["loaded"] / found["repeated"], 3)

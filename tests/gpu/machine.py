@@ -174,7 +174,7 @@ def decoders() -> str:
         done = subprocess.run([compiler, "-E", "-"], input=source, capture_output=True, text=True, check=False)
         lines.append(f"jpeglib.h: {'there' if done.returncode == 0 else 'missing'}")
     try:
-        lines.append(f"compiled decoder: {roi.build()}")
+        lines.append(f"compiled decoder: {roi.load().path}")
     except roi.BuildError as error:
         lines.append(f"compiled decoder: {error}")
     return "; ".join(lines)

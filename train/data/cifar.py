@@ -51,6 +51,9 @@ class ArraySource:
         image: Pixels = self.pixels[index]
         return image
 
+    def place(self, index: int) -> None:
+        """Nowhere."""
+
 
 def find_cifar(folder: Path) -> str | None:
     """Return the published format in the folder, or None."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train.data.index import members
-from train.data.source import Dataset
+from train.data.source import Dataset, Place
 from train.errors import TrainError
 from train.files import open_regular, read_regular
 
@@ -45,6 +45,10 @@ class FileSource:
         """
         return read_regular(f"{self.root}/{self.files[index]}")  # a Path object per image costs more than the call
 
+    def place(self, index: int) -> Place:
+        """Return the file."""
+        return Place(os.fsencode(f"{self.root}/{self.files[index]}"))
+
 
 @dataclass(frozen=True)
 class TarSource:
@@ -68,6 +72,10 @@ class TarSource:
         """Read the member."""
         descriptor, offset, size = self.extents[index]
         return os.pread(descriptor, size, offset)
+
+    def place(self, index: int) -> Place:
+        """Return the member's part of the archive."""
+        return Place(None, *self.extents[index])
 
 
 def open_folder(path: Path) -> Dataset:

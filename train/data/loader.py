@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,8 +32,8 @@ POLL, REPORT_AFTER, GIVE_UP = 1.0, 30.0, 5.0
 CHUNK = 8  # images per task: small enough to spread a batch over threads, large enough to amortise the overhead
 
 
-# decodes image i of a batch; returns its changes on the device, None if it cannot be read
-DecodeOne = Callable[[int, Pixels], Changes | None]
+# decodes images of a batch, from this one on; returns the changes of each on the device, None if it cannot be read
+DecodeMany = Callable[[int, Pixels], Sequence[Changes | None]]
 
 
 class Slot:
@@ -45,7 +47,7 @@ class Slot:
         self._tasks: list[Future[None]] = []
         self.changes: list[Changes] = []  # by image, to be computed on the device
 
-    def decode(self, request: Request, labels: Tensor, side: int, one: DecodeOne, pool: Executor) -> None:
+    def decode(self, request: Request, labels: Tensor, side: int, many: DecodeMany, pool: Executor) -> None:
         """Start to decode a batch, once the copy of the one before has read the memory."""
         if self._read:
             self._read.synchronize()
@@ -54,8 +56,8 @@ class Slot:
         out, valid, changes = images.numpy(), weights.numpy(), [Changes()] * count
 
         def chunk(start: int) -> None:
-            for index in range(start, min(start + CHUNK, count)):
-                if found := one(index, out[index]):
+            for index, found in enumerate(many(start, out[start : start + CHUNK]), start):
+                if found:
                     changes[index] = found
                 else:
                     valid[index] = 0
@@ -192,8 +194,9 @@ class Loader:
                 while free and (request := next(waiting, None)) is not None:
                     pending.append(free.popleft())
                     rows = request.indices % len(self.source.labels)  # larger ones are copies: see `sampler.order`
-                    labels, one = torch.from_numpy(self.source.labels[rows]), self._decoding(request, rows, epoch, side)
-                    pending[-1].decode(request, labels, side, one, self._pool)
+                    labels = torch.from_numpy(self.source.labels[rows])
+                    many = self._decoding(request, rows, epoch, side)
+                    pending[-1].decode(request, labels, side, many, self._pool)
                 if not pending:
                     return
                 pending[0].send(self._transfer, self._stalls)
@@ -215,35 +218,45 @@ class Loader:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)  # a read may never return
 
-    def _decoding(self, request: Request, rows: sampler.Indices, epoch: int, side: int) -> DecodeOne:
-        """Return the function that decodes an image of the request; its random numbers depend on nothing else."""
+    def _decoding(self, request: Request, rows: sampler.Indices, epoch: int, side: int) -> DecodeMany:
+        """Return the function that decodes images of the request; their random numbers depend on nothing else."""
         numbers = sampler.uniforms(self._config.seed, epoch, request.indices, augment.NUMBERS)
 
-        def one(index: int, out: Pixels) -> Changes | None:
-            if not self._decode(int(rows[index]), numbers[index].tolist(), out):
-                return None
-            return draw(self._config, float(numbers[index, augment.SEED]), side) if self._on_device else Changes()
+        def many(start: int, outs: Pixels) -> list[Changes | None]:
+            part = slice(start, start + len(outs))
+            own = numbers[part].tolist()
+            return [
+                (draw(self._config, row[augment.SEED], side) if self._on_device else Changes()) if read else None
+                for row, read in zip(own, self._decode(rows[part].tolist(), own, outs), strict=True)
+            ]
 
-        return one
+        return many
 
-    def _decode(self, index: int, numbers: list[float], out: Pixels) -> bool:
-        def choose(width: int, height: int) -> augment.View:
-            if self._training:
-                return augment.training_view(self._config, width, height, numbers, len(out))
-            return augment.validation_view(self._config, width, height)
-
-        try:
-            data = reading.read(self.source, index)
-            if isinstance(data, bytes):
-                self._decoder.decode(data, choose, out)
+    def _decode(self, indices: Sequence[int], numbers: Sequence[Sequence[float]], outs: Pixels) -> list[bool]:
+        """Read and decode images; return whether each could be read."""
+        wanted, failures = list[tuple[int, decode.Wanted]](), dict[int, Exception]()
+        for place, data in enumerate(reading.read_many(self.source, indices, self._decoder.read_at_once)):
+            choose = partial(self._view, numbers[place], len(outs[place]))
+            if isinstance(data, OSError):
+                failures[place] = data
+            elif isinstance(data, np.ndarray):
+                self._decoder.resize(data, choose, outs[place])
             else:
-                self._decoder.resize(data, choose, out)
-        except decode.NotAnImageError as error:
-            raise TrainError(f"{self.source.name(index)}: {error}; remove it from the data set") from error
-        except (decode.DecodeError, OSError) as error:
-            self._damaged.add(self.source.name(index), getattr(error, "strerror", None) or str(error))
-            out[...] = 0
-            return False
-        if self._policy:
-            self._policy(out, numbers[augment.SEED])
-        return True
+                wanted.append((place, decode.Wanted(data, choose, outs[place])))
+        found = self._decoder.decode_many([image for _, image in wanted])
+        failures |= {place: error for (place, _), error in zip(wanted, found, strict=True) if error}
+        for place, error in sorted(failures.items()):
+            name = self.source.name(indices[place])
+            if isinstance(error, decode.NotAnImageError):
+                raise TrainError(f"{name}: {error}; remove it from the data set") from error
+            self._damaged.add(name, getattr(error, "strerror", None) or str(error))
+            outs[place] = 0
+        for place, out in enumerate(outs):
+            if self._policy and place not in failures:
+                self._policy(out, numbers[place][augment.SEED])
+        return [place not in failures for place in range(len(outs))]
+
+    def _view(self, numbers: Sequence[float], side: int, width: int, height: int) -> augment.View:
+        if self._training:
+            return augment.training_view(self._config, width, height, numbers, side)
+        return augment.validation_view(self._config, width, height)

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.source import Dataset, Pixels
+from train.data.source import Dataset, Pixels, Place
 from train.errors import TrainError
 
 KIND, MAGIC = b"TRNPACK", b"TRNPACK2"
@@ -73,6 +73,13 @@ class PackedSource:
         if isinstance(data, bytes):
             return data
         return np.frombuffer(data, np.uint8).reshape(height, width, 3)
+
+    def place(self, index: int) -> Place | None:
+        """Return the record's part of the file, if it is a JPEG whose checksum was verified before."""
+        if self.shapes[index, 0] or not self.verified[index]:
+            return None
+        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        return Place(None, self.file.fileno(), start, end - start)
 
 
 def is_packed(path: Path) -> bool:

@@ -58,6 +58,9 @@ class NoiseSource:
         """Return random pixels, with the index as the seed."""
         return np.random.default_rng(index).integers(0, 256, (self.side, self.side, 3), np.uint8)
 
+    def place(self, index: int) -> None:
+        """Nowhere."""
+
 
 def synthetic(images: int, side: int) -> Dataset:
     """Return a data set with `images` training images of at most a thousand classes."""

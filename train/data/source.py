@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
+Data = bytes | memoryview  # an encoded image
+
+
+class Place(NamedTuple):
+    """Where an item is: in a file, or in a part of an open one."""
+
+    path: bytes | None
+    descriptor: int = -1
+    offset: int = 0
+    size: int = 0
 
 
 class Source(Protocol):
@@ -36,6 +46,9 @@ class Source(Protocol):
 
     def read(self, index: int) -> bytes | Pixels:
         """Read an encoded image, or decoded pixels (H, W, 3)."""
+
+    def place(self, index: int) -> Place | None:
+        """Return where the encoded image is, None if only `read` can read it."""
 
 
 @dataclass(frozen=True)

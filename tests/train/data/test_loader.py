@@ -40,6 +40,9 @@ class Numbered:
         self.reading -= 1
         return np.full((SIDE, SIDE, 3), index, np.uint8)
 
+    def place(self, index: int) -> None:
+        pass
+
 
 @dataclass(eq=False)
 class LateEvent:

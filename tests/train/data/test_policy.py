@@ -110,6 +110,9 @@ class Photos:
     def read(self, index: int) -> Pixels:
         return np.random.default_rng(index).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
 
+    def place(self, index: int) -> None:
+        pass
+
 
 def loaded(config: Config, indices: list[int], epoch: int = 0) -> torch.Tensor:
     loader = Loader(config, Photos(), Pillow(), len(indices), 1, Transfer(torch.device("cpu")))
