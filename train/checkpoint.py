@@ -35,6 +35,11 @@ def run_id() -> str:
     return os.environ.get("LAUNCHER_RUN", "")
 
 
+def restarted() -> bool:
+    """Whether torchrun has started this process again, with the same options (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def digest(state: Any) -> str:
     """Return the SHA-256 of the type, shape and bytes of every tensor, and of every other value, in order."""
     total = hashlib.sha256()
@@ -350,17 +355,17 @@ def select(
 ) -> Loaded | None:
     """Return the checkpoint that `--resume` selects, None to start from scratch. `names`: last and previous file.
 
-    A run of the launcher that is restarted goes on from its own checkpoint, wherever it began.
+    A run that the launcher or torchrun restarts goes on from its own checkpoint, wherever it began.
 
     Raises:
         TrainError: the given checkpoint or all in the folder are unusable, or `none` would overwrite existing ones.
     """
     candidates = [path for name in names if (path := folder / name).exists()]
-    if resume == "auto" or run_id():
+    if resume == "auto" or run_id() or restarted():
         newest, failures = _newest(candidates, read_one)
         if resume == "auto" and failures and not newest:
             raise TrainError(f"no usable checkpoint: {'; '.join(failures)}; start over with another --output")
-        if resume == "auto" or (newest and newest.own):
+        if resume == "auto" or (newest and _of_this_run(newest, resume)):
             return newest
     if resume == "none":
         if candidates:
@@ -372,6 +377,14 @@ def select(
     if path.is_dir() and path.suffix != Path(names[0]).suffix:
         path = path / names[0]
     return Loaded(read_one(path), path)
+
+
+def _of_this_run(found: Loaded, resume: str) -> bool:
+    """Whether this run, which was restarted, wrote the checkpoint, not an earlier one with the same folder.
+
+    Without the launcher no run has a name, but an earlier one began with another --resume.
+    """
+    return found.own if run_id() else bool(found.state["config"].get("resume") == resume)
 
 
 def _newest(candidates: Sequence[Path], read_one: Callable[[Path], State]) -> tuple[Loaded | None, list[str]]:

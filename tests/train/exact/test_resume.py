@@ -136,27 +136,43 @@ def test_a_checkpoint_falls_on_a_step_that_rank_0_announces(tmp_path: Path) -> N
     assert ranks[0].checkpoint()["progress"]["step"] > 0
 
 
+NAMED = [{"LAUNCHER_RUN": "ours"}, {"LAUNCHER_RUN": "ours"}, {"LAUNCHER_RUN": "another"}]
+COUNTED = [{"TORCHELASTIC_RESTART_COUNT": number} for number in ("0", "1", "0")]
+
+
 @pytest.mark.ci
+@pytest.mark.parametrize("envs", [NAMED, COUNTED], ids=["the launcher", "torchrun"])
 @pytest.mark.parametrize("how", ["a path", "none"])
-def test_a_restarted_run_goes_on_from_its_own_checkpoint(data: Path, tmp_path: Path, how: str) -> None:
-    """The launcher restarts a run with the same options: wherever they begin, its progress is kept."""
+def test_a_restarted_run_goes_on_from_its_own_checkpoint(
+    data: Path, tmp_path: Path, how: str, envs: list[dict[str, str]]
+) -> None:
+    """The launcher and torchrun restart a run with the same options: wherever they begin, its progress is kept."""
     options = ["--data", data, *COMMON, "--resume", "none"]
     if how == "a path":
         options[-1] = run(tmp_path / "earlier", 1, "--data", data, *COMMON, "--epochs", 1)[0].output / "checkpoints"
-    ours = {"LAUNCHER_RUN": "ours"}
-    (stopped,) = start(tmp_path / "later", 1, *options, env=ours)
+    (stopped,) = start(tmp_path / "later", 1, *options, env=envs[0])
     stopped.wait_for("Epoch: [2][2/")
     stopped.process.send_signal(signal.SIGTERM)
     assert finish([stopped]) == [143], stopped.text
-    (again,) = run(tmp_path / "later", 1, *options, env=ours)
+    (again,) = run(tmp_path / "later", 1, *options, env=envs[1])
     assert f"resumed {again.output}/checkpoints/last.pt at epoch 2, step " in again.text
-    (other,) = start(tmp_path / "later", 1, *options, env={"LAUNCHER_RUN": "another"})
+    (other,) = start(tmp_path / "later", 1, *options, env=envs[2])
     (code,) = finish([other])
     if how == "none":
         assert code == 2
         assert "would be overwritten" in other.text
     else:
         assert f"resumed {options[-1]}/last.pt at epoch 2, step 0" in other.text
+
+
+def test_a_restart_before_the_first_checkpoint_begins_again_where_the_run_began(data: Path, tmp_path: Path) -> None:
+    """And not with what an earlier run has left in the folder, here the run that goes back to an earlier epoch."""
+    options = "--arch smallcnn --image-size 8 --batch-size 16 --workers 1 --threads 1 --keep 2 --epochs 2"
+    (first,) = run(tmp_path, 1, "--data", data, *options.split())
+    back = first.output / "checkpoints" / "epoch-0001.pt"
+    env = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    (again,) = run(tmp_path, 1, "--data", data, *options.split(), "--resume", back, env=env)
+    assert f"resumed {back} at epoch 2, step 0" in again.text
 
 
 def test_a_resumed_run_keeps_no_copy_of_its_checkpoint(data: Path, tmp_path: Path) -> None:
