@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.errors import NodeUnfit, UsageError
+from launcher.errors import ContainerGone, LauncherError, NodeUnfit, UsageError
 from launcher.image.lock import lock_path
 from launcher.job.models import Job
 from launcher.job.parts import NodeEntry
@@ -32,11 +32,13 @@ from launcher.run.locate import Attached
 from launcher.run.prepare import make_plan, prepare
 from launcher.run.printed import node_of_rank
 from launcher.run.start import start
+from launcher.run.state import SIGKILL_CODE
 from launcher.run.stop import stop
 
 # Main process of a shell's container. It exits when the caller dies: on a node, a guard stops the container; a plain
 # process on the same machine checks the caller's PID, $1 (0: no check).
 _IDLE = 'trap "exit 0" TERM; while [ "$1" = 0 ] || kill -0 "$1" 2>/dev/null; do sleep 1; done'
+_RECORDED = 3.0  # seconds
 _AS_RANK = Path(__file__).with_name("as_rank.sh")
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; fi; exec sh")
 
@@ -58,7 +60,23 @@ def execute(
     if rank is not None:
         argv = ("sh", "-c", _AS_RANK.read_text(encoding="utf-8"), "sh", str(rank), *argv)
     _note_local_ports(node.host, ports, log)
-    return attached.engines[node.name].interact(state.id, argv, terminal=is_terminal(), ports=ports)
+    engine = attached.engines[node.name]
+    code = engine.interact(state.id, argv, terminal=is_terminal(), ports=ports)
+    patience = _RECORDED if code == SIGKILL_CODE else 0  # a command is killed just before that is recorded
+    if code and (why := _over(engine, state.id, patience)):  # the engine's own message, if any, names no run
+        log(f"{node.name}: the run's container {why}, so the command could not start or was killed")
+    return code
+
+
+def _over(engine: Engine, container: str, patience: float) -> str:
+    """Return that a container has ended or was removed; "" if it runs, or if that is not known."""
+    try:
+        state = engine.wait(container, patience)
+    except ContainerGone:
+        return "was removed"
+    except LauncherError:
+        return ""
+    return f"has ended ({state.phase.value}, exit code {state.exit_code})" if state.phase.ended else ""
 
 
 def _choose(attached: Attached, on: str | None, rank: int | None) -> NodeOfRun:

@@ -589,3 +589,14 @@ def test_doctor_and_up_agree_on_a_python_without_torch(home_cli: Cli, tmp_path: 
     assert missing in home_cli("up", job, code=2).stderr
     assert f"FAIL all          torch              {sys.executable} {missing}" in home_cli("doctor", job, code=3).stdout
     assert "torch" not in home_cli("doctor", home_cli.job("command", run={"command": ["true"]}, **keys)).stdout
+
+
+def test_exec_says_that_the_run_has_ended_meanwhile(home_cli: Cli) -> None:
+    script = "echo waits; while [ ! -e go ]; do sleep 0.05; done; exit 3"
+    home_cli("up", "-d", home_cli.job("job", **process_job(gpus="none", run={"command": ["sh", "-c", script]})))
+    home_cli.until_logged("waits")
+    ends = "touch go; while :; do sleep 0.1; done"  # it is killed with the container
+    done = home_cli("exec", "--", "sh", "-c", ends, code=None)
+    assert done.returncode > 0
+    assert "local-0: the run's container has ended (exited, exit code 3), so the command could not start" in done.stderr
+    home_cli("exec", "--", "true", code=3)
