@@ -32,6 +32,7 @@ from launcher.records.code_files import (
 from launcher.records.links import check_links
 from launcher.records.trainer import TRAINER, needed_trainer
 from launcher.records.wanted import is_saved
+from launcher.records.workdir import SENT
 
 LIMIT = 512 << 20
 LARGE = 50_000_000  # bytes of code above which its largest files are named
@@ -226,6 +227,7 @@ def _archive(listing: CodeListing, watch: _Watch) -> tuple[Snapshot, list[CodeFi
 def _member(file: CodeFile) -> tuple[tarfile.TarInfo, bytes]:
     """Return header and content without what differs between machines: owner, times, group and world mode bits."""
     info = tarfile.TarInfo(file.name)
+    info.mtime = SENT
     if stat.S_ISLNK(file.status.st_mode):
         target = os.readlink(file.path)  # noqa: PTH115 - Path.readlink removes ./ and //
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, target, 0o777

@@ -65,6 +65,9 @@ class SentFile:
     mtime: float
 
 
+SENT = 946_684_800  # 2000-01-01 UTC, the time of all sent files: a constant, and one that ZIP can store (since 1980)
+_SENT_BEFORE = 0  # by earlier launchers
+
 SentCode = Mapping[str, SentFile]  # by the path in the working directory
 
 
@@ -115,7 +118,7 @@ def is_sent(code: SentCode | None, path: str, size: int, mtime: float, kind: str
     of a file (node.output_folder).
     """
     if code is None:
-        return mtime == 0 or _CACHE.fullmatch(path) is not None
+        return mtime in (SENT, _SENT_BEFORE) or _CACHE.fullmatch(path) is not None
     known = code.get(path)
     if known is not None:
         return (kind, mtime) == (known.kind, known.mtime) and (kind == "l" or size == known.size)

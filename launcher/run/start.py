@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import posixpath
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -12,7 +13,7 @@ from launcher import container_scripts
 from launcher.errors import LauncherError, NodesFailed
 from launcher.image.cuda import explained
 from launcher.model import labels
-from launcher.model.container import ContainerSpec, Mount, Phase
+from launcher.model.container import CODE, ContainerSpec, Mount, Phase
 from launcher.model.plan import Plan
 from launcher.node import output_folder
 from launcher.node.connect import Fleet
@@ -43,7 +44,7 @@ def start(
     ids: dict[str, str] = {}
     # Nodes with the same layout and user share one archive.
     wanted = {_reader(node.container) for node in plan.nodes}
-    kits = {key: kit(*key[:2], secrets, remapped=key[2]) for key in wanted}
+    kits = {key: kit(*key[:2], secrets, remapped=key[2], beside=key[3]) for key in wanted}
 
     def create(engine: Engine) -> None:
         planned = plan.on(engine.node)
@@ -77,8 +78,9 @@ def start(
         raise
 
 
-def _reader(spec: ContainerSpec) -> tuple[str, str, bool]:
-    return spec.layout.kit, spec.user, spec.userns == "host"
+def _reader(spec: ContainerSpec) -> tuple[str, str, bool, str]:
+    beside = posixpath.dirname(CODE) if spec.layout.code == CODE else ""  # else it is a folder of the node
+    return spec.layout.kit, spec.user, spec.userns == "host", beside
 
 
 def _mounted_in_code(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
@@ -89,13 +91,14 @@ def _mounted_in_code(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
             yield mount.source, mount.target.removeprefix(inside)
 
 
-def kit(folder: str, user: str, secrets: Mapping[str, str], *, remapped: bool) -> bytes:
+def kit(folder: str, user: str, secrets: Mapping[str, str], *, remapped: bool, beside: str = "") -> bytes:
     """Return the tar that is copied into a container before it starts: names relative to /, owned by the run's user.
 
     folder: the path of the kit. secrets: values by name, stored as files of mode 0600 in the container, so that they do
     not appear in command lines, labels, `docker inspect` or images. user: "uid:gid"; "" is root; plain processes
     ignore it. remapped: an engine with userns-remap changes the owner to a uid that no process of this container has,
-    so everybody in it needs access; on the node, only root can enter the engine's folder.
+    so everybody in it needs access; on the node, only root can enter the engine's folder. beside: the folder of the
+    container that has the code, in which a program may write too: to ../data.
     """
     uid, gid = map(int, user.split(":")) if user else (0, 0)
     buffer = io.BytesIO()
@@ -109,6 +112,8 @@ def kit(folder: str, user: str, secrets: Mapping[str, str], *, remapped: bool) -
             info.size, info.mode, info.uid, info.gid = len(data or b""), mode, uid, gid
             tar.addfile(info, io.BytesIO(data or b""))
 
+        if beside:
+            add(beside, 0o755)
         add(folder, 0o755)
         add(f"{folder}/home", 0o700)
         for name, script in container_scripts.scripts().items():

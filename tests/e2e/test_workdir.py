@@ -94,6 +94,15 @@ def test_in_a_container_nothing_is_lost(bed_cli: Cli, bed: Bed, tmp_path: Path) 
 
 @pytest.mark.bed
 @pytest.mark.timeout(200)
+def test_a_program_in_a_container_may_write_beside_its_code(bed_cli: Cli, bed: Bed) -> None:
+    write = "mkdir ../data && echo here >../data/set && cat ../data/set && stat -c '%U %a' .. ."
+    keys = bed_job(nodes=["node1"], run={"command": ["sh", "-c", write]})
+    assert bed_cli("up", bed_cli.job("beside", **keys)).stdout.splitlines()[0] == "here"
+    bed_cli("down")
+
+
+@pytest.mark.bed
+@pytest.mark.timeout(200)
 def test_the_plan_names_an_images_own_files_that_the_code_hides(bed_cli: Cli, bed: Bed) -> None:
     node = bed.nodes[0]
     add = "mkdir -p /workspace/code && touch /workspace/code/own.py"

@@ -23,7 +23,7 @@ from launcher.model.plan import Plan, Rendezvous
 from launcher.planning import build, command, gpus
 from launcher.planning.offline import offline
 from launcher.planning.rendezvous import candidates, choose, on_one_machine, source_address
-from launcher.run.start import kit
+from launcher.run.start import _reader, kit
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = "job-20260131-120000-00aa"
@@ -402,6 +402,15 @@ def test_the_program_can_read_its_secrets_if_their_owner_is_remapped(remapped: b
         found = tar.getmembers()
     assert {member.mode for member in found} == modes
     assert {(member.uid, member.gid) for member in found} == {(1001, 1002)}
+
+
+def test_the_folder_beside_the_code_belongs_to_the_user() -> None:
+    """A program may write to ../data; a folder of a node, without a container, is left as it is."""
+    with tarfile.open(fileobj=io.BytesIO(kit("/kit", "1001:1002", {}, remapped=False, beside="/workspace"))) as tar:
+        beside = tar.getmember("workspace")
+    assert (beside.isdir(), beside.mode, beside.uid, beside.gid) == (True, 0o755, 1001, 1002)
+    containers = [planned(job(1), [node(0)]).master.container, offline(job(1, runtime="process"), "c").master.container]
+    assert [_reader(container)[3] for container in containers] == ["/workspace", ""]
 
 
 def test_a_script_outside_the_code_is_refused() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from launcher.node import output_folder
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.records.snapshot import snapshot
-from launcher.records.workdir import is_sent, list_sent, remove_sent, sent_files
+from launcher.records.workdir import SENT, is_sent, list_sent, remove_sent, sent_files
 from launcher.records.written import is_written
 
 HERE = Files(LocalMachine("here", "me"))
@@ -54,6 +56,23 @@ def node(tmp_path: Path) -> Node:
 def test_unchanged_code_and_mount_points_are_not_the_programs_and_go(node: Node) -> None:
     assert node.written() == []
     assert node.down() == [".launcher-run"]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Etc/GMT+12", "Pacific/Kiritimati"])
+def test_the_sent_code_can_be_packed_as_zip(node: Node, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose times are local ones since 1980."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        (node.workdir / "conf/users").unlink()  # a mount point
+        assert zipfile.is_zipfile(shutil.make_archive(str(node.output / "code"), "zip", node.workdir))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert {found.mtime for found in node.sent.values()} == {SENT}
+    assert is_sent(None, "main.py", 7, SENT)
+    assert is_sent(None, "main.py", 7, 0)  # sent by an earlier launcher
+    assert not is_sent(None, "main.py", 7, 1.8e9)
 
 
 def test_what_the_program_wrote_or_changed_stays(node: Node) -> None:
@@ -115,9 +134,9 @@ def test_other_nodes_are_left_alone(node: Node) -> None:
 
 
 def test_files_of_the_code_are_known_by_name_size_and_time(node: Node) -> None:
-    assert is_sent(node.sent, "main.py", 7, 0.0)
-    assert not is_sent(node.sent, "main.py", 8, 0.0)
+    assert is_sent(node.sent, "main.py", 7, SENT)
+    assert not is_sent(node.sent, "main.py", 8, SENT)
     assert not is_sent(node.sent, "main.py", 7, 0.5)
     assert not is_sent(node.sent, "main.py", 7, 0.0, "l")
-    assert not is_sent(node.sent, "other.py", 7, 0.0)
+    assert not is_sent(node.sent, "other.py", 7, SENT)
     assert not is_sent(node.sent, "__pycache__/other.cpython-311.pyc", 7, 1.0)
