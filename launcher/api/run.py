@@ -360,13 +360,14 @@ class Run:
         """Remove everything but the output folders from the nodes; all evidence has been recorded. Return errors."""
         fix = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
         try:
-            stop(self._connected().fleet.engines, self.id, code=self._record.sent_code, record=self._record)
+            engines = self._connected().fleet.engines
+            removed = stop(engines, self.id, code=self._record.sent_code, record=self._record)
         except Exception as left:  # noqa: BLE001 - said
             return [f"{fix}\n{in_words(left)}"]
         except KeyboardInterrupt:
             show(messages.Warned(f"interrupted, so cleanup is incomplete; run: launcher down {self.id}"))
             raise
-        return []
+        return [f"{each.node}: {each.in_memory}" for each in removed if each.left]
 
 
 def find(

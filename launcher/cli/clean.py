@@ -23,6 +23,9 @@ def clean(
         bool, typer.Option("--all-projects", help="Also output folders and images of runs that other folders started.")
     ] = False,
     unfetched: Annotated[bool, typer.Option("--unfetched", help="Also what has files that were not fetched.")] = False,
+    shared_memory: Annotated[
+        bool, typer.Option("--shared-memory", help="Also what runs left in /dev/shm under names of their own.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
@@ -34,6 +37,7 @@ def clean(
 
     Output folders and containers with checkpoints or other files that are not in
     runs/ are listed, and kept without --unfetched: launcher fetch RUN --checkpoints.
+    So are files that `down` has named in /dev/shm, without --shared-memory.
 
     By default, all nodes of the runs recorded here are checked. Without a
     terminal and without --yes, leftovers are only listed.
@@ -49,7 +53,11 @@ def clean(
             lines = [line for each in found for line in _lines(each)] or ["nothing to remove"]
             terminal.say("\n".join(lines))
             _explain(every, found, kept=not unfetched)
+            if not shared_memory and any(each.shared for each in found):
+                terminal.note("files in /dev/shm are kept, as they may be yours; to remove them: --shared-memory")
         chosen = found if unfetched else [_fetched(each) for each in found]
+        if not shared_memory:
+            chosen = [replace(each, shared=()) if each.shared else each for each in chosen]
         if any(chosen) and not yes and not sys.stdin.isatty():
             terminal.note("nothing was removed; to remove the listed items, use --yes")
         elif any(chosen) and (yes or typer.confirm(_question(found, chosen))):
@@ -102,6 +110,7 @@ def _as_json(found: Leftovers) -> dict[str, object]:
             {"name": _name(image), "bytes": image.size, "used_here": image.id in found.recorded}
             for image in found.images
         ],
+        "shared_memory": [{"name": each.name, "bytes": each.size} for each in found.shared],
         "outputs": [
             {
                 "run": out.run,
@@ -126,6 +135,7 @@ def _lines(found: Leftovers) -> list[str]:
         *(f"{node}: {_container(container)}" for container in found.containers),
         *(f"{node}: image {_name(image)}  {size_text(image.size)}" for image in found.images),
         *(f"{node}: {_output(output)}" for output in found.outputs),
+        *(f"{node}: /dev/shm/{each.name}  {size_text(each.size)}" for each in found.shared),
     ]
 
 

@@ -153,7 +153,9 @@ def _removed(removed: Removed) -> dict[str, object]:
         {"what": each.what, "why": each.why, "unfetched": [{"path": f.path, "bytes": f.size} for f in each.unfetched]}
         for each in removed.kept
     ]
-    return {"node": removed.node, "containers": containers, "swept": list(removed.swept), "kept": kept}
+    left = [{"name": each.name, "bytes": each.size} for each in removed.left]
+    swept = list(removed.swept)
+    return {"node": removed.node, "containers": containers, "swept": swept, "shared_memory": left, "kept": kept}
 
 
 def _print(console: Console, run: launcher.Run, removed: Sequence[Removed], *, purge: bool, confirmed: bool) -> None:
@@ -161,6 +163,9 @@ def _print(console: Console, run: launcher.Run, removed: Sequence[Removed], *, p
         shown = [_ended(c) for c in node.containers if c.state.labels.get(labels.PURPOSE) != "claim"]
         swept = f", also removed {', '.join(node.swept)}" if node.swept else ""
         console.print(f"{escape(node.node)}: {escape(', '.join(shown) or 'nothing to remove')}{escape(swept)}")
+    for node in removed:
+        if node.left:
+            console.print(escape(f"{node.node}: {node.in_memory}"))
     kept = [f"{node.node}: {each}" for node in removed for each in node.kept]
     for line in kept:
         console.print(escape(run.mask(line)))

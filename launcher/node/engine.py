@@ -13,34 +13,18 @@ from launcher.errors import EngineFailed, NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState, Tool
 from launcher.model.facts import NodeFacts
 from launcher.model.forward import Forward
-from launcher.node import ends
+from launcher.node import ends, shared_memory
 from launcher.node import facts as node_facts
 from launcher.node.ends import Ends, EndsWanted
 from launcher.node.files import FileEntry, Files
 from launcher.node.machine import CommandStream, Machine
+from launcher.node.shared_memory import SWEEP, Shared
 
 if TYPE_CHECKING:  # plain processes do not need docker-py
     from launcher.node.docker.images import DockerImages
 
 GROWN_WITHIN = 5.0  # seconds in which the files of a container's own layer are listed
 UID = 'echo "@@uid $(id -u)"'  # marked, because a login shell may print other lines
-# Files that PyTorch, Python, NCCL, OpenMP and UCX leave in /dev/shm with --ipc=host when they are killed. Other names
-# are kept, as they may be a user's data set.
-SHARED = ("torch_*", "psm_*", "sem.mp-*", "sem.loky-*", "nccl-*", "__KMP_REGISTERED_LIB_*", "cuda.shm.*", "ucx_shm_*")
-# Removes such files of this user that no process has open, and prints their names. $1: seconds since the epoch, by the
-# node's clock; older files are kept.
-SWEEP = f"""
-since=$1
-for pattern in {" ".join(f"'{name}'" for name in SHARED)}; do
-  find /dev/shm -maxdepth 1 -type f -user "$(id -u)" -name "$pattern" 2>/dev/null
-done | while IFS= read -r file; do
-  changed=$(stat -c %Y -- "$file" 2>/dev/null) || continue
-  [ "$changed" -ge "$since" ] || continue
-  grep -qsF -- "$file" /proc/[0-9]*/maps && continue
-  ls -l /proc/[0-9]*/fd 2>/dev/null | grep -qF -- "-> $file" && continue
-  rm -f -- "$file" && printf '%s\\n' "${{file##*/}}"
-done
-"""
 
 
 class Engine(ABC):
@@ -189,6 +173,18 @@ class Engine(ABC):
             raise EngineFailed(self.node, f"could not search /dev/shm: {done.message}")
         lines = done.out.decode("utf-8", "replace").splitlines()
         return tuple(line for line in lines if line and "/" not in line)
+
+    def shared_memory(self, since: float) -> Sequence[Shared]:
+        """Return what is left in /dev/shm of this user, under any name, since then (node's clock), and that no process
+        has open. Raises NodeUnreachable, NodeUnfit.
+        """
+        return shared_memory.parse(self.machine.script(shared_memory.LEFT, str(math.floor(since))).out)
+
+    def remove_shared_memory(self, names: Sequence[str]) -> None:
+        """Remove such files. Raises EngineFailed."""
+        done = self.machine.script(shared_memory.REMOVE, *names)
+        if done.code:
+            raise EngineFailed(self.node, f"could not remove files of /dev/shm: {done.message}")
 
     def close(self) -> None:
         """Close connections and other open resources."""

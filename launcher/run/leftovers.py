@@ -4,7 +4,8 @@ container, containers of runs that `down` ended while the node was unreachable, 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,9 +22,10 @@ from launcher.node.connect import caller_engine
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry
 from launcher.node.parallel import run_all_settled
+from launcher.node.shared_memory import Shared
 from launcher.records.store import Record
 from launcher.records.written import not_fetched, unfetched
-from launcher.run.stop import Kept, kept_container
+from launcher.run.stop import LEFT_IN_MEMORY, Kept, kept_container, runs_there
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,9 @@ class OldContainer:
 class Leftovers:
     """Leftovers of ended runs on one node.
 
-    recorded: IDs of those images that a run of this folder has used; the others may be another project's. unread: the
-    error of a run's folder that the user cannot read.
+    recorded: IDs of those images that a run of this folder has used; the others may be another project's. shared: what
+    runs of this folder left in /dev/shm under names of their own. unread: the error of a run's folder that the user
+    cannot read.
     """
 
     engine: Engine
@@ -71,10 +74,11 @@ class Leftovers:
     outputs: Sequence[OldOutput]
     containers: Sequence[OldContainer] = ()
     recorded: Collection[str] = ()
+    shared: Sequence[Shared] = ()
     unread: LauncherError | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.images or self.outputs or self.containers)
+        return bool(self.images or self.outputs or self.containers or self.shared)
 
 
 def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[Leftovers | LauncherError]:
@@ -88,7 +92,9 @@ def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[L
     named = [[] if isinstance(each, LauncherError) else each for each in images]
     sources = [image for index, each in enumerate(named) for image in each if image.tags or index == len(engines)]
     down = {record.run: record for record in known if record.taken_down}
-    found = run_all_settled([partial(_examine, engine, sources, down) for engine in engines])
+    shared = _recorded_in_memory(known)
+    examining = [partial(_examine, engine, sources, down, shared.get(engine.host, ())) for engine in engines]
+    found = run_all_settled(examining)
     alive = {run for each in found if isinstance(each, _Examined) for run in each.alive}
     complete = not any(isinstance(each, LauncherError) for each in found)
     ours = {record.run: record for record in known if not record.rebuilt}
@@ -116,6 +122,7 @@ class _Examined:
     containers: Sequence[OldContainer]
     alive: Collection[RunId]
     folders: Mapping[RunId, Sequence[FileEntry]]
+    shared: Sequence[Shared]
     unread: LauncherError | None
 
 
@@ -123,7 +130,10 @@ def _images(engine: Engine) -> Sequence[ImageInfo]:
     return engine.images.list({}) if engine.images else ()
 
 
-def _examine(engine: Engine, sources: Sequence[ImageInfo], taken_down: Mapping[RunId, Record]) -> _Examined:
+def _examine(
+    engine: Engine, sources: Sequence[ImageInfo], taken_down: Mapping[RunId, Record], shared: Collection[Shared]
+) -> _Examined:
+    """shared: what runs left in its shared memory, by their records."""
     root = posixpath.join(engine.facts().home, OUTPUT_ROOT)
     listed = engine.list({labels.RUN: None})
     alive = {state.labels.get(labels.RUN, "") for state in listed}
@@ -143,7 +153,25 @@ def _examine(engine: Engine, sources: Sequence[ImageInfo], taken_down: Mapping[R
             marked.add(run)
     folders = {run: found[run] for run in sorted(marked)}
     images = unused_images(engine, sources)
-    return _Examined(engine, root, images, back, alive, folders, unread[0] if unread else None)
+    left = _in_memory(engine, shared)
+    return _Examined(engine, root, images, back, alive, folders, left, unread[0] if unread else None)
+
+
+def _in_memory(engine: Engine, known: Collection[Shared]) -> Sequence[Shared]:
+    """Return what runs left in shared memory, by their records, and is unchanged and unused since."""
+    left = [each for each in engine.shared_memory(0.0) if each in known] if known else []
+    return [] if left and runs_there(engine) else left
+
+
+def _recorded_in_memory(records: Iterable[Record]) -> Mapping[str, set[Shared]]:
+    """Return what runs left in shared memory, by host."""
+    found: dict[str, set[Shared]] = {}
+    for record in records:
+        for line in record.events(LEFT_IN_MEMORY):
+            with suppress(LookupError, TypeError, ValueError):  # a file that anybody may have written
+                files = {Shared(str(f["name"]), int(f["size"]), int(f["changed"])) for f in line["files"]}
+                found.setdefault(str(line["host"]), set()).update(files)
+    return found
 
 
 def _old(engine: Engine, state: ContainerState, taken_down: Mapping[RunId, Record]) -> OldContainer:
@@ -162,10 +190,11 @@ def _leftovers(
             missing = unfetched(files, ours.get(run))
             size = sum(file.size for file in files)
             outputs.append(OldOutput(run, posixpath.join(found.root, run), len(files), size, run in ours, missing))
+    shared = found.shared if not again else ()
     recorded = {
         image.id for image in found.images if {image.id, image.labels.get(names.PARTIAL, ""), *image.tags} & used
     }
-    return Leftovers(found.engine, found.images, outputs, found.containers, recorded, found.unread)
+    return Leftovers(found.engine, found.images, outputs, found.containers, recorded, shared, found.unread)
 
 
 def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[ImageInfo]:
@@ -192,5 +221,7 @@ def remove_leftovers(leftovers: Leftovers) -> None:
     for image in leftovers.images:
         for name in image.tags or (image.id,):
             image_store(leftovers.engine).remove(name)
+    if leftovers.shared:
+        leftovers.engine.remove_shared_memory([each.name for each in leftovers.shared])
     for output in leftovers.outputs:
         output_folder.remove(leftovers.engine.files, output.path, output.run)

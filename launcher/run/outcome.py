@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
@@ -18,6 +19,7 @@ from launcher.hangs import report
 from launcher.model.container import ContainerState
 from launcher.model.host import cluster_name
 from launcher.model.plan import plain
+from launcher.model.sizes import size_text
 from launcher.node import trees
 from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
@@ -30,7 +32,11 @@ from launcher.run.left_out import missing_here
 from launcher.run.locate import Attached
 from launcher.run.resumable import continued, restarted
 from launcher.run.state import HANG_CODE, TIMEOUT_CODE, RunState, state_of
+from launcher.run.stop import runs_there
 
+# of Python's error, in the program's output
+_EXISTS = re.compile(r"FileExistsError: \[Errno 17\] [^:\n]+: '(?:/dev/shm)?/([^/'\n]{1,255})'")
+_CLEAN = "what runs of this folder left: launcher clean --shared-memory"
 FULL = 1 << 20  # bytes: a disk with less room is full
 
 
@@ -209,6 +215,8 @@ def _failure(
     missed = partial(missing_here, failure.words, record, evidence[failure.node].node.rank)
     if hint := extra("whether a file was left out of the code is not known", missed, "", warn):
         failure = replace(failure, cure=hint)
+    leftover = partial(_name_leftover, failure, attached, states[failure.node].started)
+    failure = extra("what is left in shared memory is not known", leftover, failure, warn)
     reboot = extra("whether a machine has restarted is not known", partial(restarted, attached, states), None, warn)
     return reboot if reboot and (reboot.node == failure.node or is_victim(evidence[failure.node])) else failure
 
@@ -270,6 +278,21 @@ def _name_disk(failure: Failure, attached: Attached) -> Failure:
             what = words.replace(unnamed, found.what) if unnamed else f"{words}; {found.what}"
             return replace(failure, what=what, cure=found.fix)
     return failure
+
+
+def _name_leftover(failure: Failure, attached: Attached, started: float) -> Failure:
+    """Name the file that an earlier process left in the machine's shared memory, if the program could not create it."""
+    found, node = _EXISTS.search(failure.words), attached.node(failure.node)
+    ipc = attached.record.container(node.rank).get("docker", {}).get("ipc", "host")
+    if found is None or ipc != "host":
+        return failure
+    engine = attached.engines[node.name]
+    old = [each for each in engine.shared_memory(0.0) if each.changed < started]
+    left = next((each for each in old if each.name in (found[1], f"sem.{found[1]}")), None)
+    if left is None or runs_there(engine):
+        return failure
+    what = f"{failure.what}; an earlier process left /dev/shm/{left.name} ({size_text(left.size)}) there"
+    return replace(failure, what=what, cure=f"remove it: on {node.name}, rm -r /dev/shm/{left.name}; {_CLEAN}")
 
 
 def _gather(attached: Attached, node: NodeOfRun, state: ContainerState, warn: Callable[[str], object]) -> Evidence:

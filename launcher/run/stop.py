@@ -16,11 +16,13 @@ from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.labels import RunLabels
 from launcher.model.plan import RunId
+from launcher.model.sizes import size_text
 from launcher.node import output_folder
 from launcher.node.connect import connect
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry
 from launcher.node.parallel import in_background, run_all_settled, run_both
+from launcher.node.shared_memory import Shared
 from launcher.records.collect import OutputFolder, collect, output_folders
 from launcher.records.paths import NodePaths, as_shown
 from launcher.records.store import Record
@@ -32,6 +34,8 @@ from launcher.run.fetch import not_brought
 from launcher.run.locate import Attached, Note, Owner, caller, list_runs
 from launcher.run.state import SIGKILL_CODE, RunState, state_of
 
+LEFT_IN_MEMORY = "left in shared memory"  # event
+_NAMED = 5  # files
 ANNOUNCED_WITHIN = 3.0  # seconds that a stop waits for attached launchers to be told; a home folder may hang
 # Seconds in which programs save a checkpoint on SIGTERM. Inner layers are faster: torchrun gives its workers 40 s
 # (planning.command.SAVING), the trainer a step 25 s (train.deadline).
@@ -61,12 +65,25 @@ class Kept:
 
 @dataclass(frozen=True)
 class Removed:
-    """The containers and shared memory files that a node confirmed as removed, and what is kept there."""
+    """The containers and shared memory files that a node confirmed as removed, and what is kept there.
+
+    left: other files in shared memory, which may be the run's.
+    """
 
     node: str
     containers: tuple[EndedContainer, ...]
     swept: tuple[str, ...]
     kept: tuple[Kept, ...] = ()
+    left: tuple[Shared, ...] = ()
+
+    @property
+    def in_memory(self) -> str:
+        """What is left in shared memory, as a sentence; "" for nothing."""
+        if not self.left:
+            return ""
+        shown = ", ".join(f"{each.name} ({size_text(each.size)})" for each in self.left[:_NAMED])
+        more = f" and {len(self.left) - _NAMED} more" if len(self.left) > _NAMED else ""
+        return f"left in /dev/shm: {shown}{more}; to remove them: launcher clean --shared-memory"
 
 
 def stop(
@@ -76,7 +93,7 @@ def stop(
     code: SentCode | None,
     record: Record | None = None,
     grace: float = GRACE,
-) -> None:
+) -> Sequence[Removed]:
     """Stop and remove all containers of the run on these nodes, its files in shared memory, and its unchanged code.
 
     code: the files of the code that was sent; None: keep everything in the working directories. record: the run's, to
@@ -91,8 +108,27 @@ def stop(
     ended = run_all_settled([partial(end, engine) for engine in engines])
     removed = run_all_settled([partial(_remove, *pair, code, record) for pair in zip(engines, ended, strict=True)])
     failures = [outcome for outcome in removed if isinstance(outcome, LauncherError)]
+    if record is not None:
+        removed = _note_left(record, engines, removed)
     if failures:
         raise NodesFailed(failures, of=len(engines))
+    return [outcome for outcome in removed if isinstance(outcome, Removed)]
+
+
+def _note_left(
+    record: Record, engines: Sequence[Engine], outcomes: Sequence[Removed | LauncherError]
+) -> list[Removed | LauncherError]:
+    """Record what is left in shared memory, as `clean` removes nothing else there; return it once for each machine."""
+    hosts, found = set[str](), list[Removed | LauncherError]()
+    for engine, each in zip(engines, outcomes, strict=True):
+        if isinstance(each, LauncherError) or not each.left:
+            found.append(each)
+            continue
+        found.append(replace(each, left=() if engine.host in hosts else each.left))
+        if engine.host not in hosts:
+            hosts.add(engine.host)
+            record.event(LEFT_IN_MEMORY, host=engine.host, files=each.left)
+    return found
 
 
 Ended = Sequence[EndedContainer] | LauncherError
@@ -185,7 +221,17 @@ def _remove(engine: Engine, ended: Ended, code: SentCode | None, record: Record 
 
     started = [container.state.started for container in ended if container.state.started]
     kept, swept = run_both(remove, lambda: engine.sweep_shared_memory(min(started)) if started else ())
-    return Removed(engine.node, tuple(ended), tuple(swept), tuple(kept))
+    left = engine.shared_memory(min(started)) if started else ()
+    if left and runs_there(engine):
+        left = ()  # they may be another run's
+    return Removed(engine.node, tuple(ended), tuple(swept), tuple(kept), tuple(left))
+
+
+def runs_there(engine: Engine) -> bool:
+    """Whether a run of this user may be using shared memory on a node."""
+    own = {labels.RUN: None, labels.UID: str(engine.uid()), labels.NODE: None}  # a machine can have several nodes
+    live = [state for state in engine.list(own) if not state.phase.ended]
+    return any(state.labels.get(labels.PURPOSE) != "claim" for state in live)
 
 
 def kept_container(engine: Engine, state: ContainerState, record: Record) -> Kept | None:
@@ -229,7 +275,7 @@ def take_down(
         partial(_remove, engine, outcome, None if engine in unread else code, None if unfetched else record)
         for engine, outcome in zip(engines, ended, strict=True)
     ]
-    outcomes = run_all_settled(removing)
+    outcomes = _note_left(record, engines, run_all_settled(removing))
     removed = [outcome for outcome in outcomes if isinstance(outcome, Removed)]
     errors += [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
     if purge:

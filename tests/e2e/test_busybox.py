@@ -16,6 +16,7 @@ from launcher.node import trees
 from launcher.node.engine import SWEEP
 from launcher.node.files import FileEntry, Files
 from launcher.node.machine import LocalMachine
+from launcher.node.process.engine import ProcessEngine
 from launcher.run.doctor import _DATA
 from tests.e2e.cli import Cli
 from tests.unit.test_workdir import Node
@@ -107,6 +108,20 @@ def test_shared_memory_that_a_process_has_open_stays() -> None:
         name = Path(held.name).name
         assert name not in MACHINE.script(SWEEP, "0").out.decode().split()
         assert Path(held.name).exists()
+
+
+def test_what_is_left_in_shared_memory_is_found(busybox: None) -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as held:
+        held.write(b"12345")
+        held.flush()
+        unused = Path(f"{held.name}-unused")
+        unused.write_bytes(b"123")
+        try:
+            left = {each.name: each.size for each in ProcessEngine("local").shared_memory(0.0)}
+        finally:
+            unused.unlink()
+    assert left.get(unused.name) == 3
+    assert Path(held.name).name not in left
 
 
 def test_a_run_is_collected_and_fetched(home_cli: Cli, tmp_path: Path, busybox: None) -> None:

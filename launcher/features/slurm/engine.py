@@ -48,6 +48,7 @@ from launcher.node.ends import ATTEMPTS, TAIL, Ends, EndsWanted
 from launcher.node.engine import Engine
 from launcher.node.files import Files, Span
 from launcher.node.machine import Done, LocalMachine, Machine, shell
+from launcher.node.shared_memory import Shared
 
 _POLL = 1.0  # seconds between two queries of the queue
 _LATE = 60.0  # seconds after which NFS shows a new file to other machines (acdirmax)
@@ -317,6 +318,9 @@ class SlurmEngine(Engine):
         return {node: Ends(*(pieces.get(span, b"") for span in own)) for node, own in spans.items()}
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - the login machine runs no jobs
+        return ()
+
+    def shared_memory(self, since: float) -> Sequence[Shared]:  # noqa: ARG002 - the same
         return ()
 
     def _cancel(self, job: QueuedJob, *options: str) -> None:
