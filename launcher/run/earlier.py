@@ -7,6 +7,7 @@ the code that is sent now is overwritten if it is what was sent to the earlier r
 
 from __future__ import annotations
 
+import math
 import posixpath
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -28,13 +29,14 @@ from launcher.node.connect import LOCAL, Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import Files, Span
 from launcher.node.machine import PIECE, LocalMachine
+from launcher.node.output_folder import MARKER
 from launcher.node.parallel import on_each, run_all, run_all_settled
 from launcher.node.trees import Entry, NodeClock, Place
 from launcher.records.paths import ASIDE, LAYER, RECORD_FILES, RUNS
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import CHECKPOINTS, is_programs, is_safe, is_saved
 from launcher.records.workdir import SentCode, contents, in_workdir, is_sent, sent_files
-from launcher.run.inherit import Heir, Holder, Share, is_log, shares, undecided
+from launcher.run.inherit import Heir, Holder, Share, is_log, shares, undecided, without_inherited
 from launcher.run.locate import Attached
 
 OUTPUT = "output"  # the areas in which files are inherited: the output folder without WORKDIR, and this
@@ -48,6 +50,11 @@ class _Listing:
     output: str
     entries: Sequence[Entry]
     clock: NodeClock
+
+    @property
+    def began(self) -> float:
+        """When the folder was made, before the run started."""
+        return next((entry.mtime for entry in self.entries if entry.path == MARKER), -math.inf)
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,8 @@ def files_of(
         failed = [e.node for e, each in zip(others.engines, found, strict=True) if isinstance(each, LauncherError)]
         silent = ", ".join(sorted([*failed, *others.failed]))
         holders = {OUTPUT: _outputs(listed, old), WORKDIR: _workdirs(listed, old)}
+        if not plan.min_nodes:
+            holders = {area: without_inherited(found) for area, found in holders.items()}
         yours, theirs = _settle(holders[WORKDIR], code, old)
         clocks = {each.engine.host: each.clock for each in listed}
         copies = [copy for area in holders for copy in _copies(holders[area], area, plan, fleet, clocks)]
@@ -166,7 +175,7 @@ def _outputs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
         if entries := whole(entry for entry in each.entries if _is_output(entry.path, _nodes(each, old))):
             name, engine = next((node.name for node in at), each.engine.node), each.engine
             rest = (_ranks(at), engine.files, each.output, each.output, entries)
-            found.append(Holder(name, engine.host, *rest, clock=each.clock))
+            found.append(Holder(name, engine.host, *rest, clock=each.clock, began=each.began))
     missing = [node for node in old.nodes() if node.host not in {holder.host for holder in found}]
     root = old.paths.root
     beside = [_fetched(old, root / ASIDE / node.name, _ranks([node])) for node in missing]
@@ -188,7 +197,7 @@ def _workdirs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
                 folder = posixpath.join(each.output, WORKDIR, name)
                 mine, engine = ranks.get(name, frozenset()), each.engine
                 rest = (mine, engine.files, each.output, folder, entries)
-                found.append(Holder(name, engine.host, *rest, clock=each.clock))
+                found.append(Holder(name, engine.host, *rest, clock=each.clock, began=each.began))
     present = {holder.name for holder in found}
     root = old.paths.root / WORKDIR
     return [*found, *(_fetched(old, root / name, () if name in present else ranks[name]) for name in ranks)]
@@ -283,7 +292,8 @@ def _fetched(record: Record, folder: Path, ranks: Iterable[int]) -> Holder:
         entries = [e for e in entries if PurePosixPath(e.path).parts[0] not in apart and _is_output(e.path, ())]
     here = _Fetched(LocalMachine("this machine", ""))
     mine, inside = (frozenset(ranks), here, str(root), str(folder)), whole(entries)
-    return Holder("this machine", LOCAL, *mine, inside, fetched=True, clock=NodeClock(read=time.time()))
+    began = record.paths.plan.stat().st_mtime if record.paths.plan.exists() else -math.inf
+    return Holder("this machine", LOCAL, *mine, inside, fetched=True, clock=NodeClock(read=time.time()), began=began)
 
 
 def _copies(

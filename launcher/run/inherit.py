@@ -5,7 +5,8 @@ files of unknown programs, which are told apart by name and time only. The rules
 directories:
 
 1. **Names that several nodes have** come from one node, the one that wrote the newest of these files, by its clock with
-   the measured offset. So files of one moment are not combined with files of another.
+   the measured offset. So files of one moment are not combined with files of another. What the earlier run itself had
+   inherited, and only another node's program has written since, does not count.
 2. **Every node** gets all files of two nodes: of the earlier run's first node, where rank 0 writes for all, and of the
    node that wrote last.
 3. **What only another node has**, such as the shard of its rank, stays there. It is copied only if the new run has the
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from launcher.node.files import Files
@@ -35,7 +36,8 @@ EVENTS = ".tfevents."  # curves: on every node they would be shown once for each
 class Holder:
     """Files of the earlier run in a folder below its output folder. ranks: of its processes there. clock: the node's.
 
-    fetched: copies on this machine, with the ranks of the nodes that they stand in for.
+    began: when the run began there, by the node's clock: older files were inherited, as a copy keeps its time. fetched:
+    copies on this machine, with the ranks of the nodes that they stand in for.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Holder:
     entries: dict[str, Entry] = field(compare=False)
     fetched: bool = False
     clock: NodeClock = field(default=NodeClock(), compare=False)
+    began: float = -math.inf
 
     @property
     def newest(self) -> Entry | None:
@@ -112,6 +115,15 @@ class Share:
 def newest(entries: Iterable[Entry]) -> Entry | None:
     """Return the file that was written last, without logs."""
     return max((entry for entry in entries if not is_log(entry)), key=lambda entry: entry.mtime, default=None)
+
+
+def without_inherited(holders: Sequence[Holder]) -> list[Holder]:
+    """Return the holders without files that a node had inherited and that another node's program has written since."""
+    written = {path for each in holders for path, entry in each.entries.items() if entry.mtime >= each.began}
+    return [
+        replace(each, entries={p: e for p, e in each.entries.items() if e.mtime >= each.began or p not in written})
+        for each in holders
+    ]
 
 
 def shares(holders: Sequence[Holder], heirs: Sequence[Heir], *, elastic: bool) -> list[Share]:

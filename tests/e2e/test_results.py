@@ -164,3 +164,19 @@ def test_a_container_with_files_of_its_own_is_kept_until_they_are_fetched(bed_cl
     bed_cli("up", file, code=code)
     bed_cli("down", "--unfetched")
     assert bed.docker(node, "ps", "-aq") == ""
+
+
+def test_what_a_run_had_inherited_is_not_newer_than_what_it_wrote(home_cli: Cli) -> None:
+    """Rank 0 saves for all; every rank also writes a file of the same name, rank 1 last."""
+    program = """
+        read e <last || e=0; echo "from $e"; r=$LAUNCHER_NODE_RANK
+        [ $r = 1 ] || echo $1 >last; [ $r = 0 ] || until [ -e ../local-0/shard-$1 ]; do sleep 0.05; done
+        echo $r >shard; touch shard-$1
+    """
+    file = home_cli.job("chain", **process_job(run={"command": ["sh", "-c", program, "sh", "2"]}))
+    home_cli("up", file)
+    for epoch in (4, 6):
+        run = home_cli.runs()[-1].name
+        home_cli("up", file, "--resume", run, "--set", f"run.command.4='{epoch}'")
+        for node in ("local-0", "local-1"):
+            assert (home_cli.runs()[-1] / "logs" / f"{node}.log").read_text() == f"from {epoch - 2}\n"

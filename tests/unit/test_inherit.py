@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.node.trees import Entry
-from launcher.run.inherit import Heir, Holder, Share, shares
+from launcher.run.inherit import Heir, Holder, Share, shares, without_inherited
 
 HERE = Files(LocalMachine("this machine", ""))
 
@@ -80,6 +82,16 @@ def test_fetched_files_stand_in_for_nodes_that_are_gone() -> None:
     found = decide([holder("a", 0, last_pt=105), fetched], "a", "d")
     assert found == [{"last.pt": "a"}, {"last.pt": "a", "rank1.pt": "this machine"}]
     assert decide([fetched], "c", "d") == [{"last.pt": "this machine", "rank1.pt": "this machine"}] * 2
+
+
+def test_what_the_run_itself_had_inherited_does_not_hide_what_it_wrote() -> None:
+    """Both wrote a shard, the second one last; only the first wrote the checkpoint. The run began at 100."""
+    a = replace(holder("a", 0, last_pt=104, shard=104, old_pt=90), began=100)
+    b = replace(holder("b", 1, last_pt=90, shard=105, old_pt=91), began=100)
+    assert [files["last.pt"] for files in decide([a, b], "a", "b")] == ["b", "b"]
+    known = without_inherited([a, b])
+    assert [files["last.pt"] for files in decide(known, "a", "b")] == ["a", "a"]
+    assert [(files["shard"], files["old.pt"]) for files in decide(known, "a", "b")] == [("b", "b")] * 2
 
 
 def test_curves_stay_where_they_are() -> None:
