@@ -243,8 +243,9 @@ def _process(job: Job) -> Iterator[Conflict]:
         yield ("data", data.name), message, {"data", "runtime"}
     for mount in job.mounts:
         if mount.source != mount.target:
-            source = printable(mount.source)
-            message = f"plain processes access files directly: expected {source} as target, or runtime: docker"
+            source, home = printable(mount.source), mount.source.startswith("~")
+            known = "remove it" if home else f"expected {source} as target, or runtime: docker"
+            message = f"plain processes access files directly: {known}"
             yield ("mounts", mount.source), message, {"mounts", "runtime"}
 
 

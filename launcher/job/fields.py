@@ -48,13 +48,20 @@ def parse_mounts(value: Any) -> tuple[Mount, ...]:
         path, _, mode = (target if isinstance(target, str) else "").partition(":")
         if not path or mode not in ("", "ro", "rw"):
             raise BadValueError(f"expected /path, /path:ro or /path:rw inside the container, not {show(target)}")
-        mount = Mount(parse_path(source), parse_path(path), mode == "ro")
+        mount = Mount(_source(source), parse_path(path), mode == "ro")
         if mount.target in targets:
             raise BadValueError(f"{mount.target} is also the target of {targets[mount.target]}")
         targets[mount.target] = mount.source
         return mount
 
     return tuple(each(value.items(), parse))
+
+
+def _source(value: Any) -> str:
+    """Return the path of a folder of the nodes: absolute, or `~/...` in the ssh user's home on each of them."""
+    if isinstance(value, str) and (value == "~" or value.startswith("~/")):
+        return "~" + parse_path(f"/{value[2:]}").rstrip("/")
+    return parse_path(value)
 
 
 def parse_data(value: Any) -> tuple[DataSet, ...]:

@@ -142,11 +142,9 @@ def _missing(job: Job, cwd: Path) -> Iterator[Found]:
             yield key, f"no such file or folder: {path_here}; {_FROM_HERE}; for another machine: host:/path"
     if any(node.host == LOCAL for node in job.machines):
         for mount in job.mounts:
-            if not Path(mount.source).exists():
-                yield (
-                    ("mounts", mount.source),
-                    f"{mount.source} does not exist on this machine, which is a node",
-                )
+            source = _path(job, ("mounts", mount.source), mount.source, cwd)
+            if not source.exists():
+                yield ("mounts", mount.source), f"{source} does not exist on this machine, which is a node"
 
 
 def _shell_scripts(job: Job, code: Path) -> Iterator[tuple[str, Path]]:

@@ -109,7 +109,7 @@ class Job(Part):
     mounts: fields.Mounts = Field(
         default=(),
         description="Folders of the nodes that are mounted into the containers: `{/on/the/node: /in/the/container}`. "
-        "Append `:ro` to mount read-only.",
+        "`~/` is the ssh user's home on each node. Append `:ro` to mount read-only.",
         examples=[{"/data/imagenet": "/data/imagenet:ro"}],
     )
     data: fields.DataSets = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -17,9 +17,14 @@ WANTED_ULIMITS = (("memlock", -1), ("stack", 67108864))
 
 @dataclass(frozen=True)
 class Mount:
-    source: str
+    source: str  # on the node; in a job, `~/...` is below the ssh user's home
     target: str
     read_only: bool = False
+
+    def on(self, home: str) -> Mount:
+        """Return the mount on a node with that home folder."""
+        below = self.source.removeprefix("~")
+        return self if below == self.source else replace(self, source=f"{home.rstrip('/')}{below}" or "/")
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class ContainerSpec:
     layout: Layout = Layout()
     output_dir: str = ""  # on the node; mounted at layout.output
     workdir: str = ""  # on the node, in output_dir; has the code; mounted at layout.code
+    output_root: str = ""  # real path of the folder that contains output_dir, if it is reached through a link
     user: str = ""  # "uid:gid"; "" for the image's user
     groups: tuple[int, ...] = ()
     mounts: tuple[Mount, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
+import json
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,14 @@ from launcher.node.machine import Machine
 DOCKER_ROOT = "/var/lib/docker"  # the script prints its free space
 # of /proc/net/tcp and tcp6; 0A: TCP_LISTEN of include/net/tcp_states.h
 _LISTENS = re.compile(r"^\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A\b", re.ASCII | re.MULTILINE)
+_PROXIES = {  # https://docs.docker.com/engine/cli/proxy
+    "httpProxy": "HTTP_PROXY",
+    "httpsProxy": "HTTPS_PROXY",
+    "ftpProxy": "FTP_PROXY",
+    "noProxy": "NO_PROXY",
+    "allProxy": "ALL_PROXY",
+}
+_LONGEST_PROXY = 8192  # characters
 _TCP = 'grep -h " 0A " /proc/net/tcp /proc/net/tcp6 || cat /proc/net/tcp /proc/net/tcp6'
 _ROUTE = re.compile(
     r"(?P<interface>\S+)\s+(?P<destination>[0-9A-F]{8})\s+\S+\s+(?P<flags>[0-9A-F]{4})\s+\d+\s+\d+\s+(?P<metric>\d{1,10})"
@@ -100,6 +109,9 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
         cpus=_integer(first("cpus"), 0),
         memory=total,
         shm_size=max(0, _disk(lines("shm"), 1)),
+        proxies=_proxies(sections.get("docker_proxies", "")),
+        output_root="" if wrong_home(first("output_root")) else first("output_root"),
+        output_broken=first("output_broken"),
         output_free=_disk(lines("output_disk"), 3),
         output_inodes=free_inodes(sections.get("output_inodes", "")),
         output_mount=mounted_as(first("output_mount")),
@@ -128,6 +140,18 @@ def listening(machine: Machine) -> tuple[int, ...]:
 
 def _listening(tcp: str) -> tuple[int, ...]:
     return tuple(sorted({int(port, 16) for port in _LISTENS.findall(tcp)} - {0}))
+
+
+def _proxies(text: str) -> tuple[tuple[str, str], ...]:
+    """Return the variables that `docker run` sets for the proxies of its configuration, in upper case."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    default = found.get("default") if isinstance(found, dict) else None
+    values = default if isinstance(default, dict) else {}
+    known = [(variable, values.get(key)) for key, variable in _PROXIES.items()]
+    return tuple((name, value) for name, value in known if isinstance(value, str) and 0 < len(value) < _LONGEST_PROXY)
 
 
 def free_space(df: str) -> int:

@@ -59,7 +59,22 @@ section docker_disk
 df -Pk -- /var/lib/docker
 section docker_inodes
 df -Pi -- /var/lib/docker
+# What `docker run` passes to containers; the rest of that file has logins.
+section docker_proxies
+head -c 100000 -- "${DOCKER_CONFIG:-$HOME/.docker}/config.json" | awk '{ text = text $0 "\n" } END {
+  if (!(at = index(text, "\"proxies\""))) exit
+  for (at += 9; at <= length(text); at++) {
+    letter = substr(text, at, 1)
+    if (letter == "{") depth++
+    if (depth) printf "%s", letter
+    if (letter == "}" && --depth == 0) exit
+  }
+}'
 output=$HOME/.launcher
+section output_root
+(cd -P -- "$output" && pwd -P)
+section output_broken
+[ -e "$output" ] || readlink -- "$output"
 [ -e "$output" ] || output=$HOME
 section output_disk
 df -Pk -- "$output"

@@ -187,6 +187,11 @@ def _warnings(
             for check in checks.of_node(node, job)
             if check.level is checks.Level.WARN and check.name in _WARNED
         ]
+        if job.traits.isolates and (proxies := ", ".join(containers.unpassed_proxies(job, node))):
+            found.append(
+                f"{node.name}: {proxies} of its ~/.docker/config.json has a password and is not passed to the "
+                f"container, as variables are recorded: use secrets: [{proxies}]"
+            )
         found += gpu_checks.warnings(node, job.gpus_of(job.machines[planned.rank]), planned.container.gpus)
         if job.resources.memory is None and (most := planned.container.memory):
             found.append(f"{node.name}: {_shared_memory(node.memory, most)}")

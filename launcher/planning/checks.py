@@ -91,11 +91,8 @@ def engine(node: NodeFacts, job: Job | None = None) -> Check:
         return Check(
             node.name, "engine", Level.FAIL, "no container engine was found", "install Docker Engine on the node"
         )
-    if facts.root_dir.startswith(_SNAP):
-        what = "Docker was installed by snap, which cannot mount hidden folders of a home, such as ~/.launcher, and "
-        what += "shows containers other folders than the node's in place of those outside of homes"
-        fix = "install Docker's own packages: docs.docker.com/engine/install, after sudo snap remove docker"
-        return Check(node.name, "engine", Level.FAIL, what, fix)
+    if facts.root_dir.startswith(_SNAP) and (check := _snap(node, job)) is not None:
+        return check
     numbers, oldest = version_numbers(facts.version), OLDEST[facts.kind]
     if numbers and numbers < version_numbers(oldest):
         what = f"{facts.kind} {facts.version} is too old"
@@ -106,6 +103,29 @@ def engine(node: NodeFacts, job: Job | None = None) -> Check:
     rootless = ", rootless" if facts.rootless else ""
     what = f"{facts.kind} {facts.version}{rootless}, {facts.store}, user {node.user} may use it"
     return Check(node.name, "engine", Level.OK, what)
+
+
+def _snap(node: NodeFacts, job: Job | None) -> Check | None:
+    """Return why a Docker that was installed by snap cannot run the job; None if it sees all folders that it mounts."""
+    own = "install Docker's own packages: docs.docker.com/engine/install, after sudo snap remove docker"
+    unseen = "Docker was installed by snap, which"
+    if not _in_home(node.output_root, node):
+        what = f"{unseen} cannot mount hidden folders of a home, such as ~/.launcher, and shows containers other "
+        what += "folders than the node's in place of those outside of homes"
+        fix = f"{own}; or, where DISK is a folder of the home that is not hidden, {_moved(node)}"
+        return Check(node.name, "engine", Level.FAIL, what, fix)
+    sources = [mount.on(node.home).source for mount in (job.mounts if job else ())]
+    outside = [source for source in sources if not _in_home(source, node)]
+    if outside:
+        what = f"{unseen} shows containers another folder than the node's in place of {', '.join(outside)}"
+        return Check(node.name, "engine", Level.FAIL, what, f"move it into {node.home}; or {own}")
+    return None
+
+
+def _in_home(path: str, node: NodeFacts) -> bool:
+    """Whether a folder is in the user's home, and neither hidden nor in a hidden one."""
+    inside = path.removeprefix(f"{node.home}/")
+    return inside != path and not any(part.startswith(".") for part in inside.split("/"))
 
 
 def one_machine(nodes: Sequence[NodeFacts]) -> list[Check]:
@@ -151,7 +171,10 @@ def _shm(node: NodeFacts) -> Check:
 def output(node: NodeFacts, job: Job | None = None) -> list[Check]:
     """Return what is wrong with the file system of output folders: no inodes, no programs, no access for the engine."""
     folder, found = f"{node.home}/{OUTPUT_ROOT}", []
-    link = f"make {folder} a link to a folder of another disk"
+    link = f"{_moved(node)}, where DISK is a folder of another disk"
+    if node.output_broken:
+        what = f"{folder} is a link to {node.output_broken}, which does not exist"
+        found.append(Check(node.name, "output", Level.FAIL, what, f"make that folder: mkdir -p {node.output_broken}"))
     if node.output_inodes == 0:
         cause = disk.no_inodes(f"the disk of {folder}")
         found.append(Check(node.name, "output", Level.FAIL, cause.what, cause.fix))
@@ -170,6 +193,12 @@ def output(node: NodeFacts, job: Job | None = None) -> list[Check]:
     return found
 
 
+def _moved(node: NodeFacts) -> str:
+    """Return the line that moves ~/.launcher to a folder of another disk, and leaves a link to it."""
+    folder = f"{node.home}/{OUTPUT_ROOT}"
+    return f"run there: mkdir -p {folder} && mv {folder} DISK/launcher && ln -s DISK/launcher {folder}"
+
+
 def output_room(node: NodeFacts, needed: int) -> Check:
     """Check the room for output folders against the job's `resources.output`."""
     folder = f"{node.home}/{OUTPUT_ROOT}"
@@ -185,7 +214,7 @@ def output_room(node: NodeFacts, needed: int) -> Check:
     what = f"{free} free in {folder}, and the job needs {wanted} (resources.output)"
     if node.output_free >= needed:
         return Check(node.name, "output", Level.OK, what)
-    fix = "free disk space: launcher clean; or make that folder a link to a larger disk"
+    fix = f"free disk space: launcher clean; or, where DISK is a folder of a larger disk, {_moved(node)}"
     return Check(node.name, "output", Level.FAIL, what, fix)
 
 

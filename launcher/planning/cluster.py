@@ -82,6 +82,9 @@ def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
         yield ("data", data.name), what
     for index, _ in enumerate(job.docker.devices):
         yield ("docker", "devices", index), "additional devices are not supported on a cluster: remove it"
+    for mount in job.mounts:
+        if mount.source.startswith("~"):
+            yield ("mounts", mount.source), "the home on a cluster is not known here: give the absolute path"
     if job.run.script is not None and command.script_in_code(job).startswith(".."):
         yield ("run", "script"), f"is outside the code folder {job.code}, and the nodes see only that folder"
     if job.sweep:

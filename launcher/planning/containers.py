@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import posixpath
+from collections.abc import Mapping
 
 from launcher import __version__
 from launcher.job.models import Job
@@ -69,9 +70,10 @@ def container(
         layout=paths,
         output_dir=output_dir(node.home, context.run),
         workdir=workdir(output_dir(node.home, context.run), node.name),
+        output_root="" if node.output_root == posixpath.join(node.home, OUTPUT_ROOT) else node.output_root,
         user=user,
         groups=groups,
-        mounts=(*job.mounts, *node.data) if traits.isolates else (),
+        mounts=(*(mount.on(node.home) for mount in job.mounts), *node.data) if traits.isolates else (),
         gpus=uuids,
         gpu_driver=gpu_driver,
         userns="host" if traits.isolates and node.engine is not None and node.engine.remapped else "",
@@ -91,6 +93,25 @@ def shared_memory_limit(node: NodeFacts, uuids: tuple[str, ...]) -> int | None:
     if not any(gpu.shared for gpu in node.gpus if gpu.uuid in uuids) or node.memory < 2 * FOR_THE_HOST:
         return None
     return node.memory - FOR_THE_HOST
+
+
+def _proxies(job: Job, node: NodeFacts, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the node's proxies as `docker run` passes them, in both cases; not those that the job sets itself, nor
+    those with a password, which would be in the plan (`unpassed_proxies`).
+    """
+    given = {name.upper() for name in (*own, *(secret.name for secret in job.secrets))}
+    known = [(name, value) for name, value in node.proxies if name not in given and not _has_password(value)]
+    return {each: value for name, value in known for each in (name, name.lower())}
+
+
+def unpassed_proxies(job: Job, node: NodeFacts) -> list[str]:
+    """Return the node's proxies with a password, which are not passed to the containers."""
+    given = {secret.name.upper() for secret in job.secrets} | {name.upper() for name in job.env}
+    return [name for name, value in node.proxies if _has_password(value) and name not in given]
+
+
+def _has_password(proxy: str) -> bool:
+    return "@" in proxy.rpartition("://")[2].partition("/")[0]
 
 
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:
@@ -133,6 +154,7 @@ def _environment(
         "TP_SOCKET_IFNAME": interface,
     }
     own = job.env_of(entry)
+    env |= _proxies(job, node, own) if job.traits.isolates else {}
     if uuids and len({machine.host for machine in job.machines}) > 1 and not NCCL_LOG & own.keys():
         log = posixpath.join(output, "logs", f"{entry.name}.nccl.%p")
         env |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET", "NCCL_DEBUG_FILE": log}

@@ -50,10 +50,19 @@ SAMPLE = 16  # files of a data set that are read completely on every node
 
 _PEERS = "if command -v timeout >/dev/null; then timeout 20 nvidia-smi topo -p2p r; else nvidia-smi topo -p2p r; fi"
 _EPHEMERAL = "cat /proc/sys/net/ipv4/ip_local_port_range"  # a narrower one may be all that a firewall opens
-_READABLE = 'if [ ! -e "$1" ]; then echo missing; elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok; fi'
+# $1: a mount's source
+_AT_HOME = 'case $1 in "~"|"~/"*) rest=${1#"~"}; shift; set -- "$HOME$rest" "$@" ;; esac'
+_READABLE = (
+    f"{_AT_HOME}\n"
+    + """
+if [ ! -e "$1" ]; then echo missing; elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok; fi
+"""
+)
 # $1: a folder or file, $2: number of its files to read. Prints `<files> <digest of names and sizes> <of the sample>`,
 # or `missing`.
-_DATA = """
+_DATA = (
+    f"{_AT_HOME}\n"
+    + """
 LC_ALL=C; export LC_ALL
 digest() { sha256sum | cut -c1-12; }
 [ -e "$1" ] || { echo missing; exit; }
@@ -69,6 +78,7 @@ sample=$(listed | sort | awk -v step="$step" 'NR % step == 1 || step == 1' | sed
   while IFS= read -r file; do cat -- "$file"; done | digest)
 echo "$count $(listed | sort | digest) $sample"
 """
+)
 
 
 def check_nodes(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
@@ -330,7 +340,8 @@ def _containers(job: Job, fleet: Fleet) -> Iterator[Check]:
             return Check(engine.node, "container", Level.OK, f"not tried: image {name} is not on the node yet")
         plan = preview(on_nodes(job, [entry]).model_copy(update=alone), only, code="")
         planned = plan.master.container
-        mounts = tuple(mount for mount in planned.mounts if mount in job.mounts)  # the job's data has no copy yet
+        targets = {mount.target for mount in job.mounts}
+        mounts = tuple(mount for mount in planned.mounts if mount.target in targets)  # the job's data has no copy yet
         probe, marks = f"launcher-probe-{token_hex(6)}", {labels.PURPOSE: "probe"}
         spec = replace(planned, name=probe, image=name, argv=("true",), labels=marks, mounts=mounts, restarts=0)
         output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)

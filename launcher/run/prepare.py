@@ -136,7 +136,15 @@ def _check_cuda(
 def _container_like(job: Job, master: NodeFacts) -> ContainerSpec:
     """Return the settings of the first node's container, without image and command."""
     user, groups = login_of(master)
-    return ContainerSpec("", "", (), env=job.env_of(job.nodes[0]), user=user, groups=groups, mounts=job.mounts)
+    return ContainerSpec(
+        "",
+        "",
+        (),
+        env=job.env_of(job.nodes[0]),
+        user=user,
+        groups=groups,
+        mounts=tuple(mount.on(master.home) for mount in job.mounts),
+    )
 
 
 def make_image(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import posixpath
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -77,12 +78,15 @@ def device(text: str) -> dict[str, str]:
 
 
 def _mounts(spec: ContainerSpec) -> list[dict[str, Any]]:
-    """Return mounts, not binds: the engine fails for a missing source instead of creating it as root."""
-    mounts = list(spec.mounts)
-    if spec.output_dir:
-        mounts.append(Mount(spec.output_dir, spec.layout.output))
-    if spec.workdir:
-        mounts.append(Mount(spec.workdir, spec.layout.code))
+    """Return mounts, not binds: the engine fails for a missing source instead of creating it as root.
+
+    The engine may not follow the link that ~/.launcher is: root has no rights in a home on NFS.
+    """
+    mounts, root = list(spec.mounts), posixpath.dirname(spec.output_dir)
+    for path, target in ((spec.output_dir, spec.layout.output), (spec.workdir, spec.layout.code)):
+        if path:
+            inside = posixpath.relpath(path, root)
+            mounts.append(Mount(posixpath.join(spec.output_root or root, inside), target))
     return [{"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only} for m in mounts]
 
 
