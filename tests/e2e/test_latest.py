@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from tests.e2e.cli import Cli
-from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -41,14 +40,14 @@ def states(cli: Cli) -> dict[str, str]:
 
 
 def test_a_refused_up_is_never_the_latest_run(home_cli: Cli) -> None:
-    port = free_port()
-    nodes = ["local", "local"]
-    first = started(home_cli, "first", port=port, nodes=nodes)
-    home_cli("up", home_cli.job("first", **process_job(port=port, nodes=nodes)), code=3)  # the same job again
+    home_cli("up", home_cli.job("before", **process_job(run={"command": ["true"]})))
+    before = home_cli.runs()[-1].name  # without a checkpoint to start from
+    first = started(home_cli, "first")
+    home_cli("up", home_cli.job("first", **process_job()), "--resume", before, code=3)  # the same job again
     again = home_cli.runs()[-1].name
-    home_cli("up", home_cli.job("other", **process_job(port=port, nodes=nodes)), code=3)
+    home_cli("up", home_cli.job("other", **process_job()), "--resume", before, code=3)
     other = home_cli.runs()[-1].name
-    assert states(home_cli) == {first: "running", again: "refused", other: "refused"}
+    assert states(home_cli) == {before: "done", first: "running", again: "refused", other: "refused"}
     assert len({first, again, other}) == 3
     for command in (["status", "first"], ["logs", "-F"], ["fetch"], ["exec", "--", "true"]):
         assert home_cli(*command).stderr.splitlines()[0].endswith(f" is {first}"), command

@@ -169,7 +169,7 @@ def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) 
         "Stream": lambda device=None: streams.append(Stream(lag)) or streams[-1],
         "Event": Event,
         "stream": current,
-        "current_stream": lambda device=None: streams[-1],
+        "current_stream": lambda device=None: streams[-1] if streams else None,
         "_sleep": sleep,
     }
     with ExitStack() as stack:

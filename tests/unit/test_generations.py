@@ -174,7 +174,7 @@ def test_a_program_need_not_say_where_it_starts(tmp_path: Path) -> None:
         ("generations/0003-1/tensorboard/events.out.tfevents.1.host.2.0", True),
         ("generations/0003-1/other.bin", False),
         ("generations/3/metrics.jsonl", False),
-        ("generations/0003-1/tensorboard/metrics.jsonl", False),
+        ("generations/0003-1/tensorboard/metrics.jsonl", True),
     ],
 )
 def test_which_files_of_a_generation_are_collected(path: str, local: bool) -> None:

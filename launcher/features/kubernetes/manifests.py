@@ -102,6 +102,7 @@ class _ManifestDumper(yaml.SafeDumper):
 
 
 _ManifestDumper.add_representer(str, _ManifestDumper.represent_str)
+_ManifestDumper.add_multi_representer(int, _ManifestDumper.represent_int)  # durations are of a type of their own
 
 
 def check(job: Job, *, jobset: bool, image: str | None) -> None:
