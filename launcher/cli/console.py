@@ -27,6 +27,7 @@ from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.wanted import EVENTS
 from launcher.run import messages
+from launcher.run.membership import TOGETHER
 from launcher.run.outcome import Outcome
 from launcher.run.state import RunState
 
@@ -364,6 +365,9 @@ def print_outcome(
         extra = "" if accuracy is None else f", validation top-1 {accuracy:.2f} %"
         lost = [node.node for node in outcome.nodes if node.exit_code != 0]  # with min_nodes
         extra += f" without {escape(', '.join(lost))}" if lost else ""
+        if outcome.apart:
+            console.print(f"[yellow]{escape(outcome.apart)}[/]")
+            console.print(f"  -> {TOGETHER}")
         console.print(f"[bold green]done[/] {outcome.run}{extra}; {everything if complete else incomplete}")
 
 

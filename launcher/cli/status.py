@@ -138,6 +138,8 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     progress = [] if seen.progress is None else [Text("  ".join(seen.progress.parts()), style="cyan")]
     if seen.progress is not None and seen.progress.slow:
         progress.append(Text(seen.progress.slow, style="yellow"))
+    if apart := (seen.result or {}).get("apart"):
+        progress.append(Text(str(apart), style="yellow"))
     if seen.gradients:
         progress.append(Text(seen.gradients, style="dim"))
     if seen.world is not None:

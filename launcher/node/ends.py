@@ -12,11 +12,12 @@ from launcher.node.opened import BELOW, bounded, relative
 TAIL = 8192  # bytes from the end of a log or of the metrics
 ATTEMPTS = 1 << 20  # bytes from the start of the attempts
 NCCL_MOST = 65536  # bytes of NCCL's log of each process
+GROUPS = 1 << 18  # bytes from the start of the file of process groups
 LIMIT = 20.0  # seconds for the query of one node
 _NCCL = "Using network|NET/|NCCL_IB|libibverbs"  # lines that run.gradients needs
 # $1: a random separator before each part, which no program prints. $2: the output folder, and in it $3: log,
 # $4: attempts, $5: metrics, or "" (with min_nodes: those of the newest generation); $6: "" if the run has ended;
-# $7: logs/NODE.
+# $7: logs/NODE; $8: the file of process groups.
 _SCRIPT = f"""{BELOW}
 LC_ALL=C
 export LC_ALL
@@ -29,6 +30,7 @@ if [ -n "$metrics" ]; then
 fi
 echo; echo "$1"; below "$metrics" tail -c {TAIL} 2>/dev/null
 echo; echo "$1"; below "$3" true 2>&1 | grep "Permission denied"
+echo; echo "$1"; below "$8" head -c {GROUPS} 2>/dev/null
 echo; echo "$1"
 [ -n "$6" ] || exit 0
 for one in "$root/$7".nccl.*; do # of this start of the processes: the program changes neither file later
@@ -44,19 +46,23 @@ if command -v timeout >/dev/null; then timeout -s KILL 10 "$@"; else "$@"; fi
 
 @dataclass(frozen=True)
 class EndsWanted:
-    """Files of a node, by their paths. metrics: "" if it has none. runs: whether its processes may run."""
+    """Files of a node, by their paths. metrics: "" if it has none. runs: whether its processes may run.
+
+    groups: of its process groups.
+    """
 
     log: str
     attempts: str
     metrics: str
     runs: bool
+    groups: str = ""
 
 
 @dataclass(frozen=True)
 class Ends:
     """Ends of a node's files. denied: why the log is not readable. machine: memory and GPUs; None: not queried.
 
-    nccl: lines of NCCL's logs.
+    nccl: lines of NCCL's logs. groups: of run.membership.
     """
 
     log: bytes = b""
@@ -65,14 +71,15 @@ class Ends:
     denied: bytes = b""
     machine: bytes | None = None
     nccl: bytes = b""
+    groups: bytes = b""
 
 
 def read(machine: Machine, output: str, wanted: EndsWanted) -> Ends:
     """Raises NodeUnreachable, NodeUnfit. output: the folder that contains the files."""
     mark, runs = secrets.token_hex(16), "yes" if wanted.runs else ""
     log, attempts = relative(wanted.log, output), relative(wanted.attempts, output)
-    metrics = relative(wanted.metrics, output) if wanted.metrics else ""
-    arguments = (mark, output, log, attempts, metrics, runs, log.removesuffix(".log"))
+    metrics, groups = (relative(path, output) if path else "" for path in (wanted.metrics, wanted.groups))
+    arguments = (mark, output, log, attempts, metrics, runs, log.removesuffix(".log"), groups)
     printed = machine.run(bounded(LIMIT, _SCRIPT, *arguments)).out
-    log_end, tried, measured, denied, nccl, use = [*printed.split(f"{mark}\n".encode()), *[b""] * 6][1:7]
-    return Ends(log_end, tried, measured, denied, use if runs else None, nccl)
+    log_end, tried, measured, denied, joined, nccl, use = [*printed.split(f"{mark}\n".encode()), *[b""] * 7][1:8]
+    return Ends(log_end, tried, measured, denied, use if runs else None, nccl, joined)

@@ -47,6 +47,7 @@ _RESULT = {
     "last": dict,
     "stopped_by": str | None,
     "gradients": str,
+    "apart": str,
     "resume": str | None,
 }
 _CONTAINER = {

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.local_files import open_regular
 from launcher.node.ends import ATTEMPTS
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
@@ -103,6 +105,18 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
         elif found and event == "left":
             found[-1] = replace(found[-1], left=True)
     return tuple(found)
+
+
+def last_start(text: bytes) -> float:
+    """Return when the last attempt started, 0 if it is not known."""
+    return max((attempt.started for attempt in parse(text)), default=0.0)
+
+
+def started(root: Path, node: NodeOfRun) -> float:
+    """Return when a node's last attempt started, from its collected file; 0 if it is not known."""
+    with suppress(OSError), open_regular(NodePaths(str(root), node.name).attempts) as file:
+        return last_start(file.read(LIMIT))
+    return 0.0
 
 
 def reasons(attempts: Sequence[Attempt]) -> list[str]:

@@ -1,4 +1,6 @@
-"""The line that says how a run's gradients travel between its nodes: with GPUs NCCL's own words, else from the plan."""
+"""The line that says how a run's gradients travel between its nodes: with GPUs NCCL's own words, else from the plan,
+once its ranks have joined a process group.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,26 @@ from launcher.faults import transport
 from launcher.local_files import open_regular
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
-from launcher.run import attempts
+from launcher.run import attempts, membership
+from launcher.run.membership import Joined
 
 MOST = 256 << 10  # bytes read of a process's log: its start
 
 
-def line(record: Record, logs: Mapping[str, str] | None = None) -> str:
+def line(record: Record, logs: Mapping[str, str] | None = None, groups: Mapping[str, Joined] | None = None) -> str:
     """Return the line, or "" while it is not known, and if nothing travels between machines.
 
-    logs: of NCCL on each node; None: those that were collected here.
+    logs: of NCCL on each node; groups: what its ranks have joined. None: those that were collected here.
     """
     nodes = record.nodes()
     if len({node.host for node in nodes}) < 2:
         return ""
     specs = {node.name: record.container(node.rank) for node in nodes}
     if not any(spec.get("gpus") for spec in specs.values()):
-        return "" if record.is_command else _gloo(record, nodes, {n: spec.get("env", {}) for n, spec in specs.items()})
+        seen = membership.collected(record.paths.root, nodes) if groups is None else groups
+        if record.is_command or not membership.together(nodes, seen, record.min_nodes or 0):
+            return ""
+        return _gloo(record, nodes, {name: spec.get("env", {}) for name, spec in specs.items()})
     texts = collected(record.paths.root, nodes) if logs is None else logs
     found = {node: transport.parse(text) for node, text in texts.items() if text}
     enough = len(found) >= (record.min_nodes or len(nodes))
@@ -60,10 +66,7 @@ def collected(root: Path, nodes: Sequence[NodeOfRun]) -> dict[str, str]:
 
 def _of_node(root: Path, node: NodeOfRun, files: Sequence[Path]) -> list[str]:
     own = NodePaths(str(root), node.name)
-    since = 0.0
-    with suppress(OSError), open_regular(own.attempts) as file:
-        since = max((attempt.started for attempt in attempts.parse(file.read(attempts.LIMIT))), default=0.0)
-    found = []
+    since, found = attempts.started(root, node), []
     for path in files:
         if re.fullmatch(own.nccl_names, path.name):
             with suppress(OSError), open_regular(path) as file:

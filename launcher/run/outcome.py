@@ -24,7 +24,7 @@ from launcher.node import trees
 from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record, read_json_lines
-from launcher.run import gradients, messages
+from launcher.run import gradients, membership, messages
 from launcher.run.attempts import reasons
 from launcher.run.diagnose import Failure, first_failure, is_victim
 from launcher.run.evidence import Evidence, collective_failed, gather
@@ -67,6 +67,7 @@ class Outcome:
     last: Mapping[str, Any] = field(default_factory=dict)  # the last epoch's line of metrics.jsonl
     stopped_by: str | None = None  # user@host of another terminal or machine that stopped it
     gradients: str = ""  # how they travelled between the nodes; "" if unknown
+    apart: str = ""  # that its ranks did not train together
     resume: str | None = None  # after a failure that left a checkpoint: which one, and the command that continues it
 
     @property
@@ -89,6 +90,7 @@ class Outcome:
             last=found.get("last", {}),
             stopped_by=found.get("stopped_by"),
             gradients=found.get("gradients", ""),
+            apart=found.get("apart", ""),
             resume=found.get("resume"),
         )
 
@@ -188,8 +190,16 @@ def conclude(
         last=extra("the metrics are left out of the result", lambda: plain(last_epoch(metrics)), {}, warn),
         stopped_by=stopped_by,
         gradients=extra("how the gradients travelled is not known", partial(gradients.line, record), "", warn),
+        apart=extra("whether the ranks trained together is not known", partial(_apart, record, state), "", warn),
         resume=resume,
     )
+
+
+def _apart(record: Record, state: RunState) -> str:
+    """Return that the ranks of a successful run did not train together, or ""."""
+    if state is not RunState.DONE or record.is_command or record.min_nodes:
+        return ""
+    return membership.apart(record.nodes(), membership.collected(record.paths.root, record.nodes()))
 
 
 def _failure(

@@ -21,9 +21,10 @@ from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
-from launcher.run import attempts, gradients
+from launcher.run import attempts, gradients, membership
 from launcher.run.attempts import World
 from launcher.run.locate import Attached, engine_of
+from launcher.run.membership import Joined
 from launcher.run.state import RunState, recorded_end, state_of
 
 _MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
@@ -108,6 +109,7 @@ class _Answer:
     metrics: bytes  # end of the metrics, from a node that may have rank 0
     worlds: tuple[World, ...]
     nccl: bytes  # lines of NCCL's logs
+    joined: Joined
     stopped_by: str = ""
 
 
@@ -134,6 +136,7 @@ def run_status(attached: Attached) -> RunStatus:
     )
     world = attempts.newest({answer.row.node: answer.worlds for answer in answers})
     nccl = {answer.row.node: answer.nccl.decode("utf-8", "replace") for answer in answers}
+    joined = {answer.row.node: answer.joined for answer in answers}
     metrics = {answer.row.node: answer.metrics for answer in answers if answer.metrics}
     newest_first = [metrics[node] for node in (world.members if world else metrics) if node in metrics]
     lines = [parse_object(line) for line in newest_first[0].splitlines()] if newest_first else []
@@ -146,7 +149,7 @@ def run_status(attached: Attached) -> RunStatus:
         world=world,
         result=result,
         started_by=attached.started_by,
-        gradients=str((result or {}).get("gradients", "")) or gradients.line(attached.record, nccl),
+        gradients=str((result or {}).get("gradients", "")) or gradients.line(attached.record, nccl, joined),
         stopped_by=str((result or {}).get("stopped_by") or stopped_by) if state is RunState.STOPPED else "",
     )
 
@@ -183,7 +186,7 @@ def _wanted(attached: Attached, node: NodeOfRun) -> EndsWanted:
     paths, seen = NodePaths(node.output, node.name), attached.states.get(node.name)
     may_be_master = node.rank == 0 or attached.record.min_nodes
     runs = seen is not None and not seen.phase.ended
-    return EndsWanted(paths.log, paths.attempts, paths.metrics if may_be_master else "", runs)
+    return EndsWanted(paths.log, paths.attempts, paths.metrics if may_be_master else "", runs, paths.groups)
 
 
 def _answer(node: NodeOfRun, state: ContainerState | None, printed: Ends, end: Mapping[str, Any]) -> _Answer:
@@ -210,7 +213,9 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Ends, end: M
             last=state.error or last_line(printed.log) or last_line(printed.denied),
         )
     stopped_by = attempts.stopped_by(printed.attempts) or ""
-    return _Answer(row, state, printed.metrics, attempts.parse_worlds(printed.attempts), printed.nccl, stopped_by)
+    joined = membership.parse(printed.groups, attempts.last_start(printed.attempts))
+    worlds = attempts.parse_worlds(printed.attempts)
+    return _Answer(row, state, printed.metrics, worlds, printed.nccl, joined, stopped_by)
 
 
 def utilization(text: bytes, uuids: Sequence[str]) -> Utilization:

@@ -47,10 +47,23 @@ def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> 
     run = home_cli.runs()[-1]
     assert home_cli.result()["state"] == "done"
     assert home_cli.result()["last"]["val"]["images"] == 397
+    assert home_cli.result()["apart"] == ""
     assert [p.stat().st_size for p in (run / "tensorboard").rglob("*.tfevents.*")]
     down = home_cli("down").stderr
     assert "local-1" in down
     assert left(home_cli) == []
+
+
+@pytest.mark.ci
+def test_ranks_that_never_join_a_process_group_are_told_apart(home_cli: Cli) -> None:
+    (home_cli.cwd / "one.py").write_text("import torch\nprint(torch.nn.Linear(2, 2)(torch.ones(2)).shape)\n")
+    job = home_cli.job(**process_job(run={"script": "one.py"}))
+    done = home_cli("up", job, *own_port(), timeout=300)
+    apart = "no rank joined a process group: each of the 2 ranks worked alone"
+    said = f"{apart}\n  -> if they are to train together: torch.distributed.init_process_group()"
+    assert said in done.stderr
+    assert home_cli.result()["apart"] == apart
+    assert apart in home_cli("status").stdout
 
 
 @pytest.mark.ci

@@ -11,9 +11,10 @@ import pytest
 
 from launcher.job.dump import dump_job
 from launcher.model.rdma import Port
+from launcher.records.paths import NodePaths
 from launcher.records.store import Record
 from launcher.records.wanted import Want, want
-from launcher.run import gradients
+from launcher.run import gradients, membership
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from tests.nccl_rows import ROWS
@@ -88,19 +89,34 @@ def test_the_logs_of_an_earlier_attempt_do_not_count(tmp_path: Path) -> None:
     assert gradients.line(record) == CONNECTED
 
 
-def test_gloo_uses_the_planned_interface(tmp_path: Path) -> None:
-    assert gradients.line(recorded(tmp_path / "a", "docker_2_nodes_cpu")) == (
-        "gradients: TCP (gloo) on ens0 (10.0.0.10), ens1 (10.0.0.11)"
-    )
-    chosen = recorded(tmp_path / "b", "docker_2_nodes_cpu", env={"GLOO_SOCKET_IFNAME": "ib0"})
+def joined(record: Record) -> Record:
+    """A rank of each node has joined a process group of all."""
+    (record.paths.root / "state").mkdir(exist_ok=True)
+    for node in record.nodes():
+        Path(NodePaths(str(record.paths.root), node.name).groups).write_text(f"group {node.ranks.start} 64 100\n")
+    return record
+
+
+def test_gloo_uses_the_planned_interface_once_ranks_of_all_nodes_have_joined(tmp_path: Path) -> None:
+    said = "gradients: TCP (gloo) on ens0 (10.0.0.10), ens1 (10.0.0.11)"
+    record = recorded(tmp_path / "a", "docker_2_nodes_cpu")
+    assert gradients.line(record) == "", "its ranks may never join"
+    assert gradients.line(joined(record)) == said
+    attempts, _ = (Path(NodePaths(str(record.paths.root), node.name).attempts) for node in record.nodes())
+    attempts.write_text("start 80\nexit 1 105\nstart 106\n")
+    assert gradients.line(record) == "", "only of an earlier attempt"
+    seen = {node.name: membership.parse(b"group 0 64 107\n") for node in record.nodes()}
+    assert gradients.line(record, groups=seen) == said, "of running nodes"
+    chosen = joined(recorded(tmp_path / "b", "docker_2_nodes_cpu", env={"GLOO_SOCKET_IFNAME": "ib0"}))
     assert gradients.line(chosen) == "gradients: TCP (gloo) on ib0"
 
 
 def test_nothing_is_said_of_what_does_not_travel(tmp_path: Path) -> None:
     assert gradients.line(recorded(tmp_path / "one", "docker_1_node_4_gpus")) == ""
-    assert gradients.line(recorded(tmp_path / "command", "docker_2_nodes_command")) == ""  # it may be no torch at all
-    known = recorded(tmp_path / "known", "docker_2_nodes_cpu")
-    rebuilt = Record.rebuild(known.run, "docker", known.nodes(), tmp_path / "other")
+    command = joined(recorded(tmp_path / "command", "docker_2_nodes_command"))
+    assert gradients.line(command) == ""  # it may be no torch at all
+    known = joined(recorded(tmp_path / "known", "docker_2_nodes_cpu"))
+    rebuilt = joined(Record.rebuild(known.run, "docker", known.nodes(), tmp_path / "other"))
     assert gradients.line(rebuilt) == ""  # the plan is unknown
 
 

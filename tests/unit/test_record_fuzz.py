@@ -39,6 +39,7 @@ RESULT: dict[str, Any] = {
     "last": {"kind": "epoch", "val": {"top1": 50.0}},
     "stopped_by": None,
     "gradients": "gradients: RoCE on mlx5_0, GPUDirect",
+    "apart": "no rank joined a process group: each of the 2 ranks worked alone",
     "resume": "launcher up x --resume RUN",
     "exit_code": 1,
 }

@@ -22,8 +22,15 @@ PROGRAMS = [
 ]
 OURS = [
     *(".launcher-run", ".flight_recorder.tar", ".node/a/kit/home/x", "logs/gpu-a.log", "logs/gpu-a.clock"),
-    *("logs/rank-3.log", "logs/gpu-a.nccl.17", "logs/slurm.log", "state/gpu-a.attempts", "state/gpu-a.began"),
-    *("state/gpu-a.master", "state/slurm.end", "state/node.sh", "state/bundle/config.json", "errors/gpu-a.json"),
+    *("logs/rank-3.log", "logs/gpu-a.nccl.17", "logs/slurm.log", "state/gpu-a.attempts", "state/gpu-a.groups"),
+    *(
+        "state/gpu-a.began",
+        "state/gpu-a.master",
+        "state/slurm.end",
+        "state/node.sh",
+        "state/bundle/config.json",
+        "errors/gpu-a.json",
+    ),
     *("flight_recorder/gpu-a/nccl_3", "generations/0001-0/rank-3.log"),
 ]
 AT_THEIR_PLACE = [

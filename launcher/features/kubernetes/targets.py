@@ -28,12 +28,13 @@ def _text(job: Job, name: str | None, image: str | None, *, jobset: bool) -> str
 
 
 _OF_THE_IMAGE = ("image.base", "image.ref", "image.torchvision", "image.packages")
+_REFUSED = " ".join(key for key in cluster.REFUSED.split() if key != "data")
 _OF_SLURM = "cluster.partition cluster.account cluster.qos cluster.time cluster.options"
 _BOTH = Keys(
     handled="name nodes gpus processes run.module run.script run.command run.args mounts env secrets secrets.name "
     "output port timeout resources.memory resources.cpus resources.shm docker.ipc docker.extra_hosts docker.cap_add",
     refused={},
-    refused_by={cluster.build: cluster.REFUSED, manifests.check: f"runtime {_OF_SLURM}"},
+    refused_by={cluster.build: _REFUSED, manifests.check: f"runtime data {_OF_SLURM}"},
     unused={
         **dict.fromkeys(_OF_THE_IMAGE, "the image of the pods is that of --image, and is not checked"),
         "code": "the image of the pods contains it",
@@ -45,5 +46,5 @@ _BOTH = Keys(
     },
 )
 JOBSET = Target(replace(_BOTH, handled=f"{_BOTH.handled} restarts"), partial(_text, jobset=True))
-_OF_A_JOB = {**_BOTH.refused_by, manifests.check: f"runtime restarts {_OF_SLURM}"}
+_OF_A_JOB = {**_BOTH.refused_by, manifests.check: f"runtime restarts data {_OF_SLURM}"}
 JOB = Target(replace(_BOTH, refused_by=_OF_A_JOB), partial(_text, jobset=False))

@@ -9,6 +9,10 @@ recording() uses the private function that reads both (torch 2.8 and newer).
 A thread waits for a byte in the worker's named pipe: entry.sh writes it when the run hangs or before its container is
 stopped, record() when a collective fails. Files in LAUNCHER_OUTPUT/flight_recorder/NODE: gloo_RANK and nccl_RANK,
 pickles for torch's analyser, and stack_RANK, the stacks of the worker's threads.
+
+Another thread notes in LAUNCHER_OUTPUT/state/NODE.groups, for run/membership.py, whether the worker joins a process
+group: `watched RANK EPOCH`, then `group RANK SIZE EPOCH` with the size of its default group, or `inner RANK SIZE EPOCH`
+for the group of another process that the worker has started, with SIZE 0 for something else that may connect ranks.
 """
 
 from __future__ import annotations
@@ -27,15 +31,24 @@ from pathlib import Path
 
 PIPES = "LAUNCHER_FLIGHT_RECORDER"  # the folder for the pipes of this node's workers: rank-RANK, nccl-RANK.pipe
 LIMIT = 5.0  # seconds that record() waits for the other workers of this node
+# Modules that connect ranks without a process group of torch.
+OTHERS = frozenset(("bagua", "byteps", "horovod", "jax", "mpi4py", "mxnet", "paddle", "ray", "tensorflow", "torchft"))
+LOOK, OFTEN = 0.05, 10.0  # seconds between two looks at the process group; for how long
 ENTRIES = "2000"  # number of collectives to keep: torch's own default, if it has one
 
 
 def start() -> None:
-    """Start listening in the worker itself, but not in its child processes."""
-    if os.environ.get("LAUNCHER_WORKER") != str(os.getpid()):
+    """Start listening in the worker itself, but not in its child processes, which may join a group instead of it."""
+    if "LAUNCHER_WORKER" not in os.environ:
         return
+    own = os.environ["LAUNCHER_WORKER"] == str(os.getpid())
     try:
-        _start(os.environ["RANK"])
+        membership = OwnGroup(os.environ["RANK"], "group" if own else "inner")
+        threading.Thread(target=membership.follow, name="process group", daemon=True).start()
+        atexit.register(membership.end)
+        if own:
+            membership.note(f"watched {os.environ['RANK']}")
+            _start(os.environ["RANK"])
     except Exception as error:  # noqa: BLE001 - it would end torch's import, and so the job
         print(f"launcher: could not start the flight recorder in this worker: {error!r}", file=sys.stderr, flush=True)
 
@@ -56,6 +69,43 @@ def _start(rank: str) -> None:
     os.environ[PIPES] = str(pipes)
     threading.Thread(target=_listen, args=(listen, pipe, folder, rank), name="flight recorder", daemon=True).start()
     atexit.register(_at_exit, os.getpid())
+
+
+class OwnGroup:
+    """Whether this process has joined a process group of torch."""
+
+    def __init__(self, rank: str, what: str) -> None:
+        self._rank, self._what = rank, what
+        self._file = Path(os.environ["LAUNCHER_OUTPUT"], "state", f"{os.environ['LAUNCHER_NODE']}.groups")
+        self._seen = False
+
+    def follow(self) -> None:
+        """Look until it has joined: often in the first seconds, so that no group of a short program is missed."""
+        looks = 0
+        while not self.look():
+            looks += 1
+            time.sleep(LOOK if looks * LOOK < OFTEN else 1.0)
+
+    def look(self) -> bool:
+        """Return whether it has joined one, and note its size at the first time."""
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        group: object = getattr(getattr(c10d, "GroupMember", None), "WORLD", None)
+        size = getattr(group, "size", None)
+        if not self._seen and callable(size):
+            self._seen = True
+            self.note(f"{self._what} {self._rank} {size()}")
+        return self._seen
+
+    def end(self) -> None:
+        """Look for the last time: it may have joined just now, or be connected by something else than torch."""
+        if not self.look() and not OTHERS.isdisjoint(sys.modules):
+            self.note(f"inner {self._rank} 0")
+
+    def note(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not stop the job
+            self._file.parent.mkdir(exist_ok=True)
+            with self._file.open("a", encoding="ascii") as file:
+                file.write(f"{line} {int(time.time())}\n")
 
 
 def record() -> None:

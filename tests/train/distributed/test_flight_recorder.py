@@ -53,18 +53,23 @@ reads()
 """
 
 
+def written_kit(output: Path) -> Path:
+    kit = output / "kit"
+    (kit / "home").mkdir(parents=True)
+    (output / "logs").mkdir()
+    for name, text in container_scripts.scripts().items():
+        (kit / name).parent.mkdir(parents=True, exist_ok=True)
+        (kit / name).write_bytes(text)
+    return kit
+
+
 HAS_NCCL2 = torch.__version__ >= "2.15"
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("how", "recorder"), [("hangs", "gloo"), ("fails", "nccl2" if HAS_NCCL2 else "gloo")])
 def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str, recorder: str) -> None:
-    kit, program = tmp_path / "kit", tmp_path / "program.py"
-    (kit / "home").mkdir(parents=True)
-    (tmp_path / "logs").mkdir()
-    for name, text in container_scripts.scripts().items():
-        (kit / name).parent.mkdir(parents=True, exist_ok=True)
-        (kit / name).write_bytes(text)
+    kit, program = written_kit(tmp_path), tmp_path / "program.py"
     before, backend = (NCCL2, "stands-in") if recorder == "nccl2" else ("", "gloo")
     program.write_text(PROGRAM.replace("BACKEND", repr(backend)).replace("\ndef reads", f"{before}\ndef reads"))
     worker = subprocess.Popen(
@@ -89,6 +94,9 @@ def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str
     out, _ = worker.communicate(timeout=200)
     print(out)
     assert not pipe.exists()
+    noted = [line.rpartition(" ") for line in (tmp_path / "state" / "n0.groups").read_text().splitlines()]
+    assert [what for what, _, _ in noted] == ["watched 0", "group 0 1"]
+    assert all(0 <= time.time() - int(when) < 1000 for _, _, when in noted)
     name = {"gloo": "gloo_0", "nccl2": "nccl_0"}[recorder]
     assert sorted(file.name for file in written.iterdir()) == sorted({"gloo_0", name, "stack_0"})
     entries = pickle.loads((written / name).read_bytes())["entries"]
@@ -113,3 +121,29 @@ def test_nccls_recorder_is_turned_on_by_the_names_that_torch_knows(version: str,
     given = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
     kept = recorder["nccl_settings"](version, "/o/nccl_", "/k/nccl-", given)
     assert not set(kept) & {*given, "TORCH_FR_BUFFER_SIZE"}
+
+
+JOIN = "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)"
+START = f'import subprocess, sys, torch; subprocess.run([sys.executable, "-c", "{JOIN}"], check=True)'
+
+
+@pytest.mark.parametrize(
+    ("program", "noted"),
+    [
+        ("import torch", ["watched 3"]),
+        ("print('no torch')", []),
+        (JOIN, ["watched 3", "group 3 1"]),
+        (START, ["watched 3", "inner 3 1"]),
+        ("import sys, torch; sys.modules['horovod'] = sys", ["watched 3", "inner 3 0"]),
+    ],
+)
+def test_what_a_worker_joins_is_noted(tmp_path: Path, program: str, noted: list[str]) -> None:
+    subprocess.run(
+        ["sh", str(written_kit(tmp_path) / "rank.sh"), sys.executable, "-c", program],
+        env=os.environ | {"RANK": "3", "LAUNCHER_OUTPUT": str(tmp_path), "LAUNCHER_NODE": "n0"},
+        check=True,
+        timeout=200,
+    )
+    file = tmp_path / "state" / "n0.groups"
+    lines = file.read_text().splitlines() if file.exists() else []
+    assert [line.rpartition(" ")[0] for line in lines] == noted
