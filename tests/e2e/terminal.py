@@ -68,6 +68,11 @@ class Person:
         self.process.wait()
         os.close(self._screen)
 
+    def close(self) -> None:
+        """Closes the window, and waits for the launcher, which the kernel tells so."""
+        os.close(self._screen)
+        self.process.wait(timeout=60)
+
     def _look(self) -> bool:
         """Reads more output; False at the end."""
         if not select.select([self._screen], [], [], 0.2)[0]:

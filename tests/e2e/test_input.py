@@ -206,7 +206,7 @@ def test_unicode_in_a_locale_without_it(home_cli: Cli, locale: dict[str, str]) -
 
 
 @pytest.mark.bed
-@pytest.mark.parametrize(("first", "then"), [("RUN", ["--nodes", "node1,node2"]), ("--all", [])])
+@pytest.mark.parametrize(("first", "then"), [("RUN", ["--nodes", "node1,node2"]), ("--all-projects", [])])
 def test_down_names_the_nodes_that_were_left_out(bed_cli: Cli, bed: Bed, first: str, then: list[str]) -> None:
     bed_cli("up", "-d", bed_cli.job("two", **bed_job(code="code", run={"command": ["sleep", "600"]})))
     run = bed_cli.runs()[-1].name

@@ -15,9 +15,10 @@ import paramiko
 class _Sessions(paramiko.ServerInterface):
     """Accepts every key; `sleep` never exits, `drip` and `flood` print forever, any other command exits with code 0."""
 
-    def __init__(self, server: SshServer) -> None:
+    def __init__(self, server: SshServer, transport: paramiko.Transport) -> None:
         self._server = server
-        self._given = 0
+        self._transport = transport
+        self._given = self._tried = 0
         self._wanted, self._factors = server.wants, list(server.factors)
 
     def get_allowed_auths(self, username: str) -> str:
@@ -32,7 +33,11 @@ class _Sessions(paramiko.ServerInterface):
         if self._factors and self._wanted == "publickey":
             self._wanted = self._factors.pop(0)
             return paramiko.AUTH_PARTIALLY_SUCCESSFUL
+        self._tried += 1
+        if self._tried >= self._server.most_tries:
+            self._transport.close()
         refuses = self._server.accepts_none or self._server.wants != "publickey"
+        refuses = refuses or self._server.accepts not in (None, key.asbytes())
         return paramiko.AUTH_FAILED if refuses else paramiko.AUTH_SUCCESSFUL
 
     def check_channel_pty_request(self, channel: paramiko.Channel, *_: object) -> bool:
@@ -91,14 +96,16 @@ class SshServer:
 
     `drop`: how many of the next connections are closed before any data. `most_sessions`: of one connection, ever.
     `accepts_none`: logs everybody in without a key, and nobody with one. `wants`: the first method; `factors`: further
-    ones after a key. `forwards`: allows tunnels, which then fail.
+    ones after a key. `accepts`: the only key, if not None; `most_tries`: of keys, then the connection is closed.
+    `forwards`: allows tunnels, which then fail.
     `methods`, `requests`: of clients so far, to log in (a method each) and in sessions (`pty`, `forward`, a command).
     """
 
     def __init__(self, folder: Path) -> None:
         self.key: paramiko.PKey = paramiko.ECDSAKey.generate()
         self.accepted = self.sessions = self.drop = self.refuse_sessions = 0
-        self.most_sessions = 1000
+        self.most_sessions = self.most_tries = 1000
+        self.accepts: bytes | None = None
         self.accepts_none = self.forwards = False
         self.wants: str = "publickey"
         self.factors: tuple[str, ...] = ()
@@ -152,7 +159,7 @@ class SshServer:
                     threading.Thread(target=self._relay, args=(source, target), daemon=True).start()
                 transport = paramiko.Transport(ours)
                 transport.add_server_key(self.key)
-                transport.start_server(threading.Event(), _Sessions(self))
+                transport.start_server(threading.Event(), _Sessions(self, transport))
 
     def _relay(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):

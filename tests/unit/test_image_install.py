@@ -146,6 +146,12 @@ def test_a_step_that_replaces_torch_fails_with_a_message(install, tmp_path):
     assert "torch was replaced: it was '2.6.0a0+ecf3bae40a.nv25.01'" in said
 
 
+def test_packages_go_into_an_image_whose_python_is_managed_by_the_system(install):
+    """PEP 668: pip refuses there, as in Ubuntu 24.04, unless it is told otherwise."""
+    refuses = '[ "$PIP_BREAK_SYSTEM_PACKAGES" = 1 ] || { echo "error: externally-managed-environment"; exit 1; }'
+    assert install("torchvision", "wheel", "0.29.1", "cu130", PIP_DOES=refuses)[0] == 0
+
+
 def test_a_failing_pip_fails_the_step(install):
     assert install("torchvision", "wheel", "9.9.9", "cu130", PIP_DOES="exit 1")[0] != 0
 

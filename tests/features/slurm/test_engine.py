@@ -21,7 +21,7 @@ from launcher.errors import JobInvalid, NodeUnfit, UsageError
 from launcher.features.slurm import cluster as slurm_cluster
 from launcher.features.slurm import engine as slurm_engine
 from launcher.features.slurm.engine import SlurmEngine
-from launcher.features.slurm.queue import ASK, RunInQueue, parse
+from launcher.features.slurm.queue import ASK, PLAIN, RunInQueue, parse
 from launcher.job.loader import parse_job
 from launcher.job.settings import read_settings
 from launcher.model import labels
@@ -491,6 +491,21 @@ def test_a_script_that_another_run_submits_uses_nothing_of_that_run(tmp_path: Pa
     assert {name: found.get(name) for name in kept} == kept
     assert not {*removed} & {*found}
     assert not (tmp_path / "other").exists()
+
+
+def test_variables_of_the_terminal_do_not_change_what_slurm_is_asked() -> None:
+    """As in the shell of a job, or with a user's defaults for other commands."""
+    of_a_job = {"SLURM_JOB_ID": "12", "SLURM_NODELIST": "n1", "SLURM_MEM_PER_CPU": "1", "SRUN_CPUS_PER_TASK": "9"}
+    options = {"SBATCH_ARRAY_INX": "0-9", "SQUEUE_PARTITION": "cpu", "SCANCEL_STATE": "R", "SLURM_CLUSTERS": "other"}
+    kept = {"SBATCH_PARTITION": "gpu", "SLURM_CONF": "/etc/slurm.conf", "MINE": "SLURM_X=1"}
+    env = {"PATH": os.environ["PATH"], **of_a_job, **options, **kept}
+    done = subprocess.run(["sh", "-c", f"{PLAIN}env"], env=env, capture_output=True, text=True, check=True)
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert {name: found.get(name) for name in kept} == kept
+    assert not {*of_a_job, *options} & {*found}
+    outside = {"PATH": os.environ["PATH"], "SLURM_TIME_FORMAT": "relative", "SRUN_DEBUG": "3"}
+    done = subprocess.run(["sh", "-c", f"{PLAIN}env"], env=outside, capture_output=True, text=True, check=True)
+    assert "SLURM_TIME_FORMAT" in done.stdout  # no job: it is a user's setting
 
 
 def test_before_slurms_time_limit_the_nodes_are_stopped_and_the_job_is_requeued(tmp_path: Path) -> None:
