@@ -96,6 +96,9 @@ class Stragglers:
     def conclusion(self) -> str:
         """Return the summary at the end of a run; "" if no rank was slow or there are too few intervals."""
         counted = f"of {self._intervals} intervals"
+        if 2 * len(self._named) > len(self._nodes):  # then none is slower than most
+            ranks = " and ".join(f"rank {rank} in {times}" for rank, (times, _) in sorted(self._named.items())[:NAMED])
+            return f"no rank is slow in the whole run: it was {ranks} {counted}, by turns"
         if self._named:
             often = sorted(self._named.values(), key=lambda named: -named[0])[:NAMED]
             return "; ".join(f"{self.name(slow)}, at the end of {times} {counted}" for times, slow in often)

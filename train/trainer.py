@@ -581,6 +581,8 @@ class Trainer:
         """Return the steps per epoch. Raises TrainError if there is not one."""
         config, processes = self.config, self.world.size
         batch, images = self.global_batch, len(self.dataset.train.labels)
+        if config.evaluate:
+            return 1  # nothing is trained
         if batch > images:
             times = f" x {config.accumulate} accumulated" if config.accumulate > 1 else ""
             raise TrainError(

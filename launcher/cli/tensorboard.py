@@ -97,6 +97,8 @@ def _keep_fetching(run: Run, done: threading.Event) -> None:
 def _serve(curves: Path, host: str, port: int, log: Path) -> None:
     """Run TensorBoard as a subprocess until it exits or Ctrl-C; it never outlives this call."""
     chosen = _free_port(host, port)
+    if port and chosen != port:
+        Reporter().warn(f"port {port} of this machine is in use: TensorBoard listens on {chosen}")
     argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(curves), "--host", host, "--port", str(chosen)]
     argv += ["--reload_interval", f"{REFRESH:.0f}", "--reload_multifile", "true"]
     with log.open("wb") as errors:

@@ -101,6 +101,8 @@ def _attend(run: Run, *, detach: bool, raw: bool) -> int | None:
                     f"{'' if screen.first.queued else f'{run.id} is running. '}To follow it: launcher logs {run.id}"
                 )
                 return None
+            if len(run.nodes) > 1 and not screen.first.queued:
+                screen.log(f"output of {run.nodes[0]}; that of all nodes: launcher logs --all")
         except KeyboardInterrupt:
             return leave_or_stop(run, screen)
         return follow(run, screen)

@@ -174,8 +174,11 @@ def _warnings(
         found.append(
             f"sshd forbids testing connections between the nodes; {rendezvous.address} is assumed to be reachable"
         )
+    registers = any(n.container.gpus for n in nodes) or any(node.infiniband for node in facts)  # memory: NCCL, RDMA
     for limit, _ in WANTED_ULIMITS if job.traits.has_limits else ():
         limited = [node.name for node in facts if limit not in dict(node.ulimits)]
+        if limit == "memlock" and not registers:
+            continue
         if limited:
             found.append(f"{_LIMITS[limit]} is limited on {', '.join(limited)}")
     if any(map(is_tunnel, rendezvous.interfaces)):

@@ -613,3 +613,11 @@ def test_exec_says_that_the_run_has_ended_meanwhile(home_cli: Cli) -> None:
     assert done.returncode > 0
     assert "local-0: the run's container has ended (exited, exit code 3), so the command could not start" in done.stderr
     home_cli("exec", "--", "true", code=3)
+
+
+def test_up_says_once_whose_output_it_shows(home_cli: Cli) -> None:
+    several = home_cli("up", home_cli.job("two", **process_job(gpus="none", run={"command": ["hostname"]}))).stderr
+    assert several.count("output of local-0; that of all nodes: launcher logs --all\n") == 1
+    alone = home_cli.job("one", **process_job(gpus="none", nodes=["local"], run={"command": ["hostname"]}))
+    assert "output of" not in home_cli("up", alone).stderr
+    assert "output of" not in home_cli("up", "-d", alone).stderr

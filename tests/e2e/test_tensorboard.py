@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 import urllib.parse
@@ -161,6 +162,18 @@ def test_the_page_shows_the_loss_and_accuracy_curves_of_a_run(bed_cli: Cli, chro
         _, err = process.communicate(timeout=20)
         assert process.returncode == 0, err
         assert "Traceback" not in err, err
+
+
+def test_a_port_in_use_is_said(cli: Cli) -> None:
+    cli("up", cli.job("here", runtime="process", nodes=["local"], run={"command": ["true"]}))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        process = cli.start("tensorboard", "--port", port)
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "in use" in line)
+        process.terminate()
+        process.communicate(timeout=60)
+    assert said.startswith(f"launcher: warning: port {port} of this machine is in use: TensorBoard listens on ")
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGINT])

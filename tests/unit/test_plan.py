@@ -453,9 +453,19 @@ def test_variables_that_a_shell_would_expand_are_noted() -> None:
 
 
 def test_limits_that_engines_refuse_are_told_once_for_all_nodes() -> None:
-    facts = [node(0), *(node(rank, ulimits=(("stack", 67108864),)) for rank in (1, 2))]
+    facts = [node(0, gpus=1), *(node(rank, gpus=1, ulimits=(("stack", 67108864),)) for rank in (1, 2))]
     limited = [line for line in planned(job(3), facts).warnings if "limited" in line]
     assert limited == ["locked memory is limited on gpu-1, gpu-2"]
+
+
+def test_locked_memory_is_no_matter_for_a_job_on_cpus() -> None:
+    """NCCL and RDMA register memory; gloo does not."""
+    facts = [node(rank, ulimits=(("stack", 67108864),)) for rank in range(2)]
+    assert not [line for line in planned(job(2), facts).warnings if "limited" in line]
+    [other] = [line for line in planned(job(1), [node(0, ulimits=())]).warnings if "limited" in line]
+    assert other == "the stack is limited on gpu-0"
+    rdma = [node(0, infiniband=True, ulimits=(("stack", 67108864),))]
+    assert [line for line in planned(job(1), rdma).warnings if "locked memory" in line]
 
 
 def test_newer_facts_keep_what_was_prepared() -> None:

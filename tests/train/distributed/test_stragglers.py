@@ -63,6 +63,15 @@ def test_a_rank_that_recovers_is_no_longer_reported_except_in_the_summary() -> N
     assert "rank 1 on gpu-b" in seen.conclusion()
 
 
+def test_of_two_ranks_not_both_are_slow() -> None:
+    slow = [even(2, slow={turn // 10 % 2: (2.0, 0.0, 0.0)}) for turn in range(40)]
+    seen = after(slow, 2)
+    assert seen.conclusion() == (
+        "no rank is slow in the whole run: it was rank 0 in 11 and rank 1 in 9 of 40 intervals, by turns"
+    )
+    assert after(slow[:10], 2).conclusion().startswith("rank 0 on gpu-a is slow: ")
+
+
 def test_slowness_that_changes_ranks_is_not_reported() -> None:
     seen = after([even(slow={turn % 4: (1.0, 0.0, 0.0)}) for turn in range(20)])
     assert seen.now is None

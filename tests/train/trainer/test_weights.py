@@ -58,6 +58,12 @@ def test_evaluate_gives_the_scores_of_the_best_epoch_on_two_processes(
     assert not (first.output / "checkpoints").exists()
 
 
+def test_evaluate_needs_no_training_batch(data: Path, trained: Path, tmp_path: Path) -> None:
+    options = ["--data", str(data), "--output", str(tmp_path / "out"), *OPTIONS.split(), "--batch-size", "4096"]
+    assert main([*options, "--evaluate", str(trained / "checkpoints" / "best.pt")]) == 0
+    assert main([*options, "--epochs", "1"]) == 2
+
+
 def test_fine_tuning_starts_with_all_weights_except_the_last_layers(trained: Path, tmp_path: Path) -> None:
     """From ten digits to three."""
     tree = digit_tree(tmp_path / "data", 48, 21)
