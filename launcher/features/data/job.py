@@ -85,7 +85,8 @@ def check_data_set(data: DataSet, engines: Sequence[Engine], seen: Sequence[Sequ
         yield Check("all", "data", Level.OK, f"{data.name}: the same {copy.files:,} files on every node")
     if any(copy and copy.files > MANY for copy in found.values()):
         what = f"{data.name} has more than {MANY:,} files; one large file is copied and read faster"
-        yield Check("all", "data", Level.WARN, what, "pack it: python -m launcher.trainer pack SOURCE FILE; or use tar shards")
+        fix = "pack it: python -m launcher.trainer pack SOURCE FILE; or use tar shards"
+        yield Check("all", "data", Level.WARN, what, fix)
 
 
 def _age(copy: Copy) -> int:
