@@ -78,9 +78,11 @@ class Mirrored(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, H, W) -> (n, classes), in at least fp32."""
-        found: list[Tensor] = [self.model(each) for each in (images, images.flip(3))]
-        wide = torch.promote_types(found[0].dtype, torch.float32)
-        return (found[0].to(wide) + found[1].to(wide)) / 2
+        first: Tensor = self.model(images)
+        wide = torch.promote_types(first.dtype, torch.float32)
+        half = first.to(wide) / 2  # before the second pass: with CUDA graphs, it overwrites the result of the first
+        second: Tensor = self.model(images.flip(3))
+        return half + second.to(wide) / 2
 
 
 class Mistaken:

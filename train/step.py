@@ -109,6 +109,7 @@ class Step:
         self.optimizer = make_optimizer(config, model, self.parameters)
         self.scale = LossScale(precision.scaled)
         self.ema = EMA(model, config.ema_decay, self.parameters) if config.ema_decay else None
+        self.evaluated = self.ema.model if self.ema else model  # the model to validate
         self.objective = Objective(config, precision, world)
         self.computed: Callable[[], None] = _nothing  # called after each forward pass
         # two ranks are exact without: a + b = b + a, and x/2 = x * 0.5
@@ -164,11 +165,6 @@ class Step:
                 self.ema.update(plan.update)
         self.wrapped.zero_grad(set_to_none=not isinstance(self.wrapped, DistributedDataParallel))
         return applied
-
-    @property
-    def evaluated(self) -> nn.Module:
-        """The model to validate: the averaged weights if there are any."""
-        return self.ema.model if self.ema else self.model
 
     @property
     def masters(self) -> list[Tensor] | None:

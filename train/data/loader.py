@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ThreadPoolExecutor, wait
@@ -177,6 +178,10 @@ class Loader:
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // core_sharers)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else AtOnce()
         depth = config.prefetch + 1 if workers else 1
+        if transfer.device.type == "cuda":
+            # the thread that queues the GPU's work waits for the GIL no longer than that, instead of 5 ms: 4 to 8 % of
+            # the images/s of a compiled ResNet-50 on an H200 with 16 cores
+            sys.setswitchinterval(2e-4)
         images = max(batch, 2)  # a batch of one is padded if batch norm needs two
         size = images * max(self.side(epoch) for epoch in range(config.epochs)) ** 2 * 3
         self._slots = [Slot(size, pin=transfer.device.type == "cuda") for _ in range(depth)]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config import Config
 from train.distributed.methods import Abilities
 from train.distributed.world import World
+from train.errors import TrainError
 from train.models import BATCH_NORMS, BlurredConv, has_own_sync_batch_norm
 from train.precision import Precision
 from train.step import Step
@@ -30,7 +32,10 @@ ABILITIES = Abilities(problems=problems)
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
     """Return the step of a single process, or of several that average their gradients."""
-    step = step_type(precision)(config, world, precision, model, wrap(compiled(model, config), world, config))
+    module = compiled(model, config)
+    step = step_type(precision)(config, world, precision, model, wrap(module, world, config))
+    if config.compile:
+        step.evaluated = compiled(step.ema.model, config) if step.ema else module
     library = any(isinstance(part, nn.SyncBatchNorm) for part in model.modules())
     step.forward_waits = library or has_own_sync_batch_norm(model) or _needed_in_training(model)
     return step
@@ -45,14 +50,42 @@ def step_type(precision: Precision) -> type[Step]:
     return Step
 
 
-def compiled(model: nn.Module, config: Config) -> nn.Module:
-    """Compile the model if --compile is set, with a graph per batch size.
+class Compiled(nn.Module):
+    """A compiled model that never runs uncompiled without a word."""
 
-    torch's default would create a dynamic graph after the smaller last batch of an epoch.
+    def __init__(self, model: nn.Module, mode: str, limit: int) -> None:
+        """`limit`: how often torch may compile the model; with torch's default of 8, further shapes run uncompiled."""
+        super().__init__()
+        settings = importlib.import_module("torch._dynamo.config")  # takes seconds
+        name = "recompile" if hasattr(settings, "recompile_limit") else "cache_size"  # torch before 2.6
+        setattr(settings, f"{name}_limit", limit)
+        for flag in ("fail_on_recompile_limit_hit", "fail_on_cache_limit_hit"):
+            if hasattr(settings, flag):
+                setattr(settings, flag, True)
+        # a graph per batch size: torch's default would create a dynamic graph after the smaller last batch of an epoch
+        self._compiled = torch.compile(model, dynamic=False, mode=mode)
+        self._limit = limit
+
+    def forward(self, images: Tensor) -> Any:
+        """Call the model. Raises TrainError if it would not be compiled for this batch."""
+        try:
+            return self._compiled(images)
+        except Exception as error:
+            if type(error).__name__ not in ("FailOnRecompileLimitHit", "FailOnCacheLimitHit"):
+                raise
+            raise TrainError(
+                f"--compile: a part of the model was compiled {self._limit} times, as often as the run has kinds of "
+                f"batches, and images of shape {tuple(images.shape)} need another time, so it would run uncompiled; "
+                f"to see what changes, set TORCH_LOGS=recompiles; or remove --compile"
+            ) from error
+
+
+def compiled(model: nn.Module, config: Config) -> nn.Module:
+    """Compile the model if --compile is set, once for each kind of batch, in training and in validation.
+
+    Per side there are full batches, what is left of them, and fillers of ranks that have no images left.
     """
-    if not config.compile:
-        return model
-    return cast(nn.Module, torch.compile(model, dynamic=False, mode=config.compile_mode))
+    return Compiled(model, config.compile_mode, 2 * 3 * len(config.sides())) if config.compile else model
 
 
 def wrap(model: nn.Module, world: World, config: Config) -> nn.Module:

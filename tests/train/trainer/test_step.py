@@ -328,12 +328,63 @@ def test_a_short_batch_leaves_the_full_ones_their_static_graph(monkeypatch: pyte
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch.compiler.reset()
     config = Config(data="", image_size=8, compile=True)
     step = make_step(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), SmallCNN(10))
     for size in (8, 8, 5, 8, 5):
         images = torch.ones(size, 8, 8, 3).byte()
         step.accumulate(Batch(images, torch.arange(size), torch.ones(size), size, last=True), Plan(0.1, 0))
     assert graphs == [True, True], "a graph of a size of its own each, and no further one"
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Compile without a compiler; the list has an item for each graph: whether gradients are computed."""
+    graphs = list[bool]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(torch.is_grad_enabled())
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch.compiler.reset()
+    return graphs
+
+
+def sample(count: int, side: int = 8) -> Batch:
+    return Batch(torch.ones(count, side, side, 3).byte(), torch.arange(count), torch.ones(count), count, last=True)
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_every_kind_of_batch_is_compiled_in_training_and_in_validation(
+    average: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More often than torch's limit of eight."""
+    graphs = counting(monkeypatch)
+    phases = ["8@0", "12@0.3", "16@0.6"]
+    config = Config(data="", image_size=16, epochs=3, phases=phases, compile=True, ema_decay=average)
+    assert config.sides() == [8, 12, 16]
+    step = make_step(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), SmallCNN(10))
+    for _ in range(2):
+        for side in config.sides():
+            for count in (8, 5, 2):
+                step.model.train()
+                step.accumulate(sample(count, side), Plan(0.1, 0))
+                step.update(Plan(0.1, 0))
+        for count in (8, 5, 2):
+            step.evaluated.eval()
+            with torch.no_grad():
+                step.objective.forward_loss(step.evaluated, sample(count, 16))
+    assert graphs == [True] * 9 + [False] * 3
+
+
+def test_what_would_run_uncompiled_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, config = counting(monkeypatch), Config(data="", image_size=8, compile=True)
+    step = make_step(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), SmallCNN(10))
+    for count in range(2, 8):
+        step.accumulate(sample(count), Plan(0.1, 0))
+    with pytest.raises(TrainError, match=r"compiled 6 times.*images of shape \(8, 3, 8, 8\) need another time"):
+        step.accumulate(sample(8), Plan(0.1, 0))
+    assert len(graphs) == 6
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
@@ -345,6 +396,7 @@ def test_the_mode_reaches_the_compiler(mode: str, monkeypatch: pytest.MonkeyPatc
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch.compiler.reset()  # what was compiled before counts, too
     model = compiled(SmallCNN(10), Config(data="", compile=True, compile_mode=mode))
     model(torch.ones(2, 3, 8, 8))
     assert modes == [mode]
