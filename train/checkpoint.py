@@ -351,7 +351,7 @@ def _first_line(error: Exception) -> str:
 
 
 def select(
-    resume: str, folder: Path, names: tuple[str, str], read_one: Callable[[Path], State] = read
+    resume: str, folder: Path, names: tuple[str, ...], read_one: Callable[[Path], State] = read
 ) -> Loaded | None:
     """Return the checkpoint that `--resume` selects, None to start from scratch. `names`: last and previous file.
 
@@ -377,6 +377,14 @@ def select(
     if path.is_dir() and path.suffix != Path(names[0]).suffix:
         path = path / names[0]
     return Loaded(read_one(path), path)
+
+
+def names_before(found: Loaded, resume: str, names: tuple[str, str]) -> tuple[str, ...]:
+    """Return which of the run's own checkpoints `names`, last and previous, may be used instead of `found`."""
+    if "://" in found.origin:  # of a store
+        return names
+    own = resume == "auto" or run_id() or restarted() or "://" in resume
+    return names[1:] if own and found.path.name == names[0] else ()
 
 
 def _of_this_run(found: Loaded, resume: str) -> bool:

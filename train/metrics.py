@@ -76,12 +76,17 @@ class Scores:
 NO_SCORES = Scores(0.0, 0.0, 0.0, 0)
 
 
-def check_finite(scores: Scores, where: str) -> None:
-    """Raises TrainError if the loss is inf or nan."""
+DIVERGED = "training diverged; try a lower --lr, a longer --warmup or --clip-norm 1, or continue with --allow-nan"
+
+
+def check_finite(scores: Scores, where: str, bad: int = 0) -> None:
+    """Raises TrainError if the loss is inf or nan, or `bad` updates were."""
     if not math.isfinite(scores.loss):
+        raise TrainError(f"the loss is {scores.loss} at {where}: {DIVERGED}")
+    if bad:
         raise TrainError(
-            f"the loss is {scores.loss} at {where}: training diverged; try a lower --lr, a longer --warmup or "
-            f"--clip-norm 1, or continue with --allow-nan"
+            f"a gradient was inf or nan, though the loss was not, in the steps before {where}, none of which is in a "
+            f"checkpoint: {DIVERGED}"
         )
 
 
@@ -138,9 +143,12 @@ class Meter(Generic[T]):
     `close`, `flush` and `reduce` are collective: every rank must call them at the same steps.
     """
 
-    def __init__(self, world: World, epoch: Tensor | None = None, interval: Tensor | None = None) -> None:
-        """`epoch`, `interval`: initial (4,) sums of a resumed run."""
-        self._world, self._late = world, read_late(world.device)
+    def __init__(
+        self, world: World, epoch: Tensor | None = None, interval: Tensor | None = None, bad: Tensor | None = None
+    ) -> None:
+        """`epoch`, `interval`: initial (4,) sums of a resumed run. `bad`: (1,), a count that is read with the sums."""
+        self._world, self._late, self._bad = world, read_late(world.device), bad
+        self.bad = 0  # of all ranks, as of the last sums that have been reduced
         self.epoch = _zeros() if epoch is None else epoch
         self.interval = _zeros() if interval is None else interval  # as of the last `reduce`
         self._mine: Tensor | None = None
@@ -185,7 +193,9 @@ class Meter(Generic[T]):
 
     def _take(self) -> Reading:
         mine, self._mine = self._mine, None
-        return Reading(_zeros() if mine is None else mine, self._late)
+        sums = _zeros() if mine is None else mine
+        bad = sums.new_zeros(1) if self._bad is None else self._bad.to(sums.device)
+        return Reading(torch.cat([sums, bad]), self._late)
 
     def _add_up(self, reading: Reading, took: HasFigures | None = None) -> Tensor:
         """Reduce the sums. Figures are gathered by the same collective: each rank adds its own to zeros."""
@@ -193,8 +203,8 @@ class Meter(Generic[T]):
         gathered = torch.zeros(self._world.size, len(own), dtype=torch.float64)
         gathered[self._world.rank] = own
         both = self._world.sum(torch.cat([sums, gathered.flatten()]))
-        self.interval = self.interval + both[:4]
-        return both[4:].view(gathered.shape)
+        self.interval, self.bad = self.interval + both[:4], int(both[4])
+        return both[5:].view(gathered.shape)
 
 
 def _zeros() -> Tensor:

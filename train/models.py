@@ -300,6 +300,11 @@ def has_own_sync_batch_norm(model: nn.Module) -> bool:
     return any(getattr(module, "over_ranks", False) for module in model.modules())
 
 
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    """Return the running statistics of batch norm by name."""
+    return {name: value for name, value in model.named_buffers() if name.endswith(("running_mean", "running_var"))}
+
+
 def parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 

@@ -16,8 +16,10 @@ from train.data.batch import Batch
 from train.distributed.world import World, broadcast_together
 from train.ema import EMA
 from train.errors import TrainError
+from train.foreach import finite, first_not_finite
 from train.loss import Mix, apply_mix, losses
 from train.metrics import counts
+from train.models import statistics
 from train.optim import load_state, make_optimizer, set_rate
 from train.precision import LossScale, Precision
 
@@ -112,6 +114,7 @@ class Step:
         self.evaluated = self.ema.model if self.ema else model  # the model to validate
         self.objective = Objective(config, precision, world)
         self.computed: Callable[[], None] = _nothing  # called after each forward pass
+        self.bad = torch.zeros(1, dtype=torch.float64, device=world.device)  # number of updates by inf or nan
         # two ranks are exact without: a + b = b + a, and x/2 = x * 0.5
         self.to_rehearse = isinstance(wrapped, DistributedDataParallel) and world.size > 2
 
@@ -157,14 +160,42 @@ class Step:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         applied = self.scale.unscale(gradients)
         if applied:
-            if self.config.clip_norm:
-                torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+            clip = self.config.clip_norm
+            self._watch([torch.nn.utils.clip_grad_norm_(self.parameters, clip)] if clip else gradients)
             set_rate(self.optimizer, plan.rate, plan.momentum)
             self.optimizer.step()
             if self.ema and plan.update % self.config.ema_every == 0:
                 self.ema.update(plan.update)
         self.wrapped.zero_grad(set_to_none=not isinstance(self.wrapped, DistributedDataParallel))
         return applied
+
+    @torch.no_grad()
+    def _watch(self, gradients: list[Tensor]) -> None:
+        """Count an update if its gradients, or their norm, are not finite: on the device, so that nothing waits for it.
+
+        With a loss scale, `LossScale.unscale` has found them finite.
+        """
+        if gradients and not (self.config.allow_nan or self.scale.enabled):
+            self.bad += finite(self._local(gradients)).logical_not()
+
+    def _local(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return this rank's part of each tensor."""
+        return tensors
+
+    def not_finite(self) -> str:
+        """Name a trained weight, running statistic or value of the optimiser that has inf or nan on this rank, or "".
+
+        Other buffers are not looked at: a mask may be -inf.
+        """
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        named, kept = dict(zip(names, self.parameters, strict=True)), statistics(self.model)
+        found: dict[str, Tensor] = {**named, **kept}
+        if self.ema:
+            found |= {f"the average of {name}": self.ema.averages[name] for name in (*named, *kept)}
+        for name, parameter in named.items():
+            state = self.optimizer.state.get(parameter, {})
+            found |= {f"{key} of {name}": value for key, value in state.items() if isinstance(value, Tensor)}
+        return first_not_finite(zip(found, self._local([value.detach() for value in found.values()]), strict=True))
 
     @property
     def masters(self) -> list[Tensor] | None:

@@ -19,7 +19,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train.checkpoint import LAST, PREVIOUS, Loaded, Saver, State, check_replaceable, map_tensors, read, select
+from train.checkpoint import (
+    LAST,
+    PREVIOUS,
+    Loaded,
+    Saver,
+    State,
+    check_replaceable,
+    map_tensors,
+    names_before,
+    read,
+    select,
+)
 from train.config import Config
 from train.distributed.world import World
 from train.errors import TrainError
@@ -34,6 +45,14 @@ class Store(Protocol):
 
         Raises:
             TrainError: no checkpoint is usable, or one would be overwritten.
+            SystemExit: another rank raised TrainError.
+        """
+
+    def earlier(self, found: Loaded, problem: str) -> Loaded:
+        """Return the checkpoint before `found`, which is not usable.
+
+        Raises:
+            TrainError: there is none, or --resume has named this one.
             SystemExit: another rank raised TrainError.
         """
 
@@ -77,11 +96,17 @@ class Files:
                 )
             check_replaceable(folder)
 
-        reads = self._world.local_rank == 0 if self._config.replicated else self._world.first
+        reads = self._world.first or (self._config.replicated and self._world.local_rank == 0)
         self._world.all_ranks_or_exit(lambda: check_folder() if reads else None)
         found = self._load(reads)
         self._fresh = found is None
         return found
+
+    def earlier(self, found: Loaded, problem: str) -> Loaded:
+        names = names_before(found, self._config.resume, (LAST, PREVIOUS))
+        reads = bool(names) and (self._world.first or (self._config.replicated and self._world.local_rank == 0))
+        before = self._load(reads, names)
+        return self._world.all_ranks_or_exit(lambda: instead_of(found, problem, before))
 
     def open(self) -> None:
         if self._writes():
@@ -116,8 +141,10 @@ class Files:
         if self._mirror:
             self._mirror.end()
 
-    def _load(self, reads: bool) -> Loaded | None:
+    def _load(self, reads: bool, names: tuple[str, ...] = ()) -> Loaded | None:
         """Load the newest complete checkpoint of all ranks that read, on every rank; None to start from scratch.
+
+        `names`: if given, only these files of the run's own folder.
 
         Raises:
             TrainError: see `train.checkpoint.select`; only if no rank has a checkpoint.
@@ -127,7 +154,7 @@ class Files:
         mine: Loaded | None = None
         if reads:
             try:
-                mine = self._select()
+                mine = select("auto", self._config.checkpoint_folder, names) if names else self._select()
             except TrainError as error:
                 failure = str(error)
         if world.size == 1:
@@ -191,6 +218,14 @@ def _touch(file: Path) -> None:
         file.touch()
     except OSError as error:
         raise TrainError(f"{file.parent}: cannot be written: {error.strerror}") from error
+
+
+def instead_of(found: Loaded, problem: str, earlier: Loaded | None) -> Loaded:
+    """Return the checkpoint that replaces an unusable one. Raises TrainError if there is none."""
+    said = f"{found.path}: {problem}"
+    if earlier is None:
+        raise TrainError(f"{said}; --resume an earlier checkpoint, or go on with --allow-nan")
+    return replace(earlier, damaged="; ".join(filter(None, [found.damaged, said, earlier.damaged])))
 
 
 def _or_raise(found: Loaded | None, failure: str) -> Loaded | None:

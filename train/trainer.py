@@ -123,8 +123,6 @@ class Trainer:
         self.model = self.precision.cast(together(lambda: _synchronised(self.model, config)), device)
         if config.checkpoint_activations:
             together(lambda: recompute_blocks(self.model, config.arch))
-        if found := self.resumed:
-            together(lambda: found.load_model(config.arch, self.dataset.classes, self.model))
         self.nodes = world.gather(node_name())  # by rank
         self.step = together(lambda: make_step(config, world, self.precision, self.model))
         self.schedule = make_schedule(config, self.global_batch, self.total_steps)
@@ -135,14 +133,13 @@ class Trainer:
         val_batch = config.val_batch_size or config.batch_size
         self.val_loader = Loader(config, self.dataset.val, None, val_batch, world.core_sharers, transfer)
 
-        self.meter: Meter[Interval] = Meter(world)
+        self.meter: Meter[Interval] = Meter(world, bad=self.step.bad)
         self.clock = Clock(world.device, forward=not self.step.forward_waits)
         self.step.computed = self.clock.computed
         self.stragglers = Stragglers(self.nodes if world.sharded else [])  # model stages have unequal work
         self.ports = Ports("nccl" in world.backend and world.local_rank == 0 and world.local_size < world.size)
-        if found:
-            together(lambda: self._resume(found))
-            self.resumed = replace(found, state={})  # which has the size of all weights and moments
+        if self.resumed:
+            self.resumed = self._restore(self.resumed)
 
     # Positions and sizes.
 
@@ -206,7 +203,7 @@ class Trainer:
         """
         config, progress, begun = self.config, self.progress, self.progress.step
         self.model.train()
-        self.meter = Meter(self.world, progress.sums, progress.interval)
+        self.meter = Meter(self.world, progress.sums, progress.interval, self.step.bad)
         self.clock.restart()
         every, trace = Every(config.checkpoint_every), tracing(config, self.world, progress.epoch)
         batches = self._rehearsed(self.load())
@@ -376,8 +373,22 @@ class Trainer:
         data = {"data": self.images.names, "sizes": self.images.sizes}
         return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)} | data
 
+    def _restore(self, found: checkpoint.Loaded) -> checkpoint.Loaded:
+        """Restore the checkpoint, or the one before it if it has inf or nan; return it without its large state.
+
+        Raises:
+            TrainError: see `_resume` and `Store.earlier`.
+        """
+        while True:
+            self.world.all_ranks_or_exit(partial(self._resume, found))
+            bad = [name for name in self.world.gather(self.step.not_finite()) if name]
+            if not bad or self.config.allow_nan:
+                return replace(found, state={})
+            found = self.store.earlier(found, f"inf or nan in {bad[0]}")
+
     def _resume(self, found: checkpoint.Loaded) -> None:
-        """Restore all but the weights. Raises TrainError if options that must not change have changed."""
+        """Restore a checkpoint. Raises TrainError if options that must not change have changed."""
+        found.load_model(self.config.arch, self.dataset.classes, self.model)
         state, progress = found.state, Progress(**found.state["progress"])
         if changed := changes(state["identity"], self._identity()):
             if progress.step:
@@ -493,13 +504,15 @@ class Trainer:
         )
 
     def _check_loss(self, sums: Tensor, where: str) -> None:
-        """Stop all ranks if the loss is inf or nan. All have the same sums, so all decide the same.
+        """Stop all ranks if the loss or a gradient is inf or nan. All have the same sums, so all decide the same.
 
-        If the loss scale can still be halved, the run continues: such steps are skipped.
+        Called before every checkpoint. If the loss scale can still be halved, training continues: steps are skipped.
         """
-        if not (self.config.allow_nan or self.step.scale.value > 1 or sums.isfinite().all()):
-            at = f"epoch {self.progress.epoch + (where != 'validation')}, {where}"
-            self.world.all_ranks_or_exit(lambda: check_finite(Scores.of(sums), at))
+        validated = where == "validation"
+        skipped = self.step.scale.value > 1 and not validated
+        if not (self.config.allow_nan or skipped or (sums.isfinite().all() and not self.meter.bad)):
+            at = f"epoch {self.progress.epoch + (not validated)}, {where}"
+            self.world.all_ranks_or_exit(lambda: check_finite(Scores.of(sums), at, self.meter.bad))
 
     def _end_stopped(self) -> None:
         """Save, and report that the run was stopped."""

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from train.config import Config
 from train.data.batch import Batch
@@ -108,6 +109,9 @@ class ShardedStep(Step):
         """Add a micro-batch's gradients; they are reduced and sharded with the last one."""
         self._sharded.set_requires_gradient_sync(batch.last)
         return super().accumulate(batch, plan)
+
+    def _local(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
 
     def before_checkpoint(self) -> None:
         """Reshard: a forward pass without a backward pass leaves some weights gathered, in 16 bits."""

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,11 +33,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from train.checkpoint import Background, HostCopy, Loaded, State, map_tensors, read, select, write
+from train.checkpoint import Background, HostCopy, Loaded, State, map_tensors, names_before, read, select, write
 from train.config import Config
 from train.distributed.world import World
 from train.errors import TrainError
 from train.mirror import RESUMED, Entry, Mirror, Place, download, find, is_url, new_name
+from train.store import instead_of
 
 T = TypeVar("T")
 LAST, PREVIOUS, RUN = "last.sharded", "previous.sharded", "run.pt"
@@ -68,14 +70,18 @@ class Shards:
         self._fresh = found is None
         return found
 
+    def earlier(self, found: Loaded, problem: str) -> Loaded:
+        names = names_before(found, self._config.resume, (LAST, PREVIOUS))
+        verified = partial(_verified, world=self._world)
+        return self._world.all_ranks_or_exit(
+            lambda: instead_of(found, problem, select("auto", self._folder, names, verified))
+        )
+
     def _select(self) -> Loaded | None:
         if self._config.resume != "none" and (whole := self._folder / "last.pt").exists():
             raise TrainError(f"{whole} was saved without --parallel fsdp or hsdp; use another --output")
         names, world = (LAST, PREVIOUS), self._world
-
-        def verified(path: Path) -> State:
-            return _verified(path, world)
-
+        verified = partial(_verified, world=world)
         if not is_url(url := self._config.resume):
             return select(url, self._folder, names, verified)
         own = select("auto", self._folder, names, verified)

@@ -124,6 +124,7 @@ class StageStep(Step):
         self._optimizers: list[dict[str, Any] | None] = [None] * world.size
 
     def update(self, plan: Plan) -> bool:
+        self._watch([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         set_rate(self.optimizer, plan.rate, plan.momentum)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.ports import free_port
 from tests.train.experiments.test_dual_batch_run import COMMON, UNGUARDED
 from tests.train.runs import ROOT, SECONDS, STARTED, Rank, digit_tree, finish, start
+from train import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,28 @@ def test_a_worker_out_of_memory_is_reported_and_the_run_continues(data: Path, tm
     assert_all_was_done(ranks[0], 4, [2])
     assert ranks[0].text.count("rank 2 is lost (out of memory on") == 1, ranks[0].text
     assert "train: worker 1 (rank 2) stopped: out of memory: " in ranks[2].text
+
+
+@pytest.mark.ci
+def test_a_worker_whose_gradient_is_nan_pushes_nothing(data: Path, tmp_path: Path) -> None:
+    """And a checkpoint that is not finite is not resumed."""
+    options = ["--data", data, "--arch", "tests.train.programs.diverging:sick", "--batch-size", 50]
+    poison = {"POISONED_STEP": "3", "POISONED_RANK": "2"}
+    ranks = start(tmp_path, 3, *COMMON, *options, "--epochs", 2, program=UNGUARDED, env=poison)
+    assert finish(ranks) == [0] * 3, ranks[2].text
+    assert_all_was_done(ranks[0], 4, [2])
+    assert "rank 2 is lost (TrainError on " in ranks[0].text
+    assert "a gradient is inf or nan: training diverged" in ranks[0].text
+    last = ranks[0].output / "checkpoints" / "last.pt"
+    state = ranks[0].checkpoint()
+    assert state["model"]["classifier.weight"].isfinite().all()
+    state["model"]["norm.running_mean"][0] = torch.nan
+    del state["sha256"]
+    checkpoint.write(last, state)
+    again = start(tmp_path, 3, *COMMON, *options, "--epochs", 3, program=UNGUARDED)
+    assert finish(again) == [0] * 3, again[0].text
+    assert f"train: {last}: inf or nan in norm.running_mean; using another checkpoint" in again[0].text
+    assert f"resumed {last.with_name('previous.pt')} after 2 local epochs" in again[0].text
 
 
 @pytest.mark.ci

@@ -31,11 +31,12 @@ from train.experiments.dual_batch.options import device_index, plan_of
 from train.experiments.dual_batch.plan import DualBatchPlan
 from train.experiments.dual_batch.server import ParameterServer, Rates
 from train.experiments.dual_batch.worker import work
+from train.foreach import first_not_finite
 from train.foreign import about_model
 from train.hardware import peak_memory
 from train.log import Interval, Validated, Writer, common_facts, conclude
 from train.metrics import Scores, check_finite
-from train.models import check_sides, configured_model, parameter_count
+from train.models import check_sides, configured_model, parameter_count, statistics
 from train.precision import Precision, choose_precision
 from train.schedule import peak_rate
 from train.step import Objective
@@ -103,8 +104,7 @@ class Server:
         self._total, done = config.epochs * workers, 0
         self._best = -1.0
         if self._found:
-            done, self._best = self._resume(self._found)
-            self._found = replace(self._found, state={})
+            self._found, done = self._resume(self._found)
         self._model = self._precision.cast(self._model, world.device)
         drops = tuple(round(share * config.epochs) * workers for share in config.milestones)
         rates = Rates(peak_rate(config, config.batch_size), config.gamma, drops)
@@ -188,6 +188,8 @@ class Server:
             f"{len(self._plan.shares)} workers, {self._config.dual_merge}, {self._total} local epochs; {shares}"
         )
         if self._found:
+            if self._found.damaged:
+                self._watch.say(f"train: {self._found.damaged}; using another checkpoint")
             self._watch.say(f"train: resumed {self._found.path} after {self._first} local epochs")
 
     def _facts(self, size: int) -> dict[str, object]:
@@ -290,9 +292,17 @@ class Server:
         }
         self._checkpoints.save(lambda: state, best, finished // len(self._plan.shares))
 
-    def _resume(self, found: checkpoint.Loaded) -> tuple[int, float]:
-        found.load_model(self._config.arch, self._dataset.classes, self._model, "dual_batch")
+    def _resume(self, found: checkpoint.Loaded) -> tuple[checkpoint.Loaded, int]:
+        """Load the checkpoint, or the one before it if it has inf or nan; return it without state, and the position.
+
+        The number of workers, and so of local epochs per round, may have changed: resume at a whole round.
+        """
+        while True:
+            found.load_model(self._config.arch, self._dataset.classes, self._model, "dual_batch")
+            bad = first_not_finite([*self._model.named_parameters(), *statistics(self._model).items()])
+            if not bad or self._config.allow_nan:
+                break
+            found = self._checkpoints.earlier(found, f"inf or nan in {bad}")
         progress = found.state["dual_batch"]
-        # the number of workers, and so of local epochs per round, may have changed: resume at a whole round
-        rounds = progress["finished"] // progress["workers"]
-        return rounds * len(self._plan.shares), float(progress["best"])
+        self._best = float(progress["best"])
+        return replace(found, state={}), progress["finished"] // progress["workers"] * len(self._plan.shares)

@@ -21,6 +21,7 @@ from train.experiments.dual_batch.network import Remote
 from train.experiments.dual_batch.plan import Share
 from train.experiments.dual_batch.server import Grant
 from train.foreign import about_model
+from train.metrics import DIVERGED
 from train.models import configured_model, has_batch_norm
 from train.precision import choose_precision
 from train.step import Plan, Step
@@ -79,7 +80,11 @@ def _work(config: Config, world: World, share: Share, server: Remote, stop: thre
 def train_epoch(
     loader: Loader, share: Share, step: Step, grant: Grant, worker: int, fewest: int, stop: threading.Event
 ) -> torch.Tensor:
-    """Train on the share's samples, in a different order for every grant; return their `counts`."""
+    """Train on the share's samples, in a different order for every grant; return their `counts`.
+
+    Raises:
+        TrainError: a gradient is inf or nan.
+    """
     step.model.train()
     config, images = step.config, len(loader.source.labels)
     order = sampler.order(sampler.fold(config.seed, worker), grant.number, images)
@@ -93,6 +98,8 @@ def train_epoch(
         plan = Plan(grant.rate, number)
         sums += step.accumulate(batch, plan)
         step.update(plan)
+    if step.bad:
+        raise TrainError(f"a gradient is inf or nan: {DIVERGED}")
     return sums.cpu()
 
 
