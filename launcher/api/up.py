@@ -18,7 +18,7 @@ from launcher.errors import InUse, LauncherError, NodesFailed, PortInUse, Stoppe
 from launcher.image.lock import lock_path
 from launcher.job.arguments import merged
 from launcher.job.dump import dump_job
-from launcher.job.files import check_files, read_secrets
+from launcher.job.files import check_files, hidden, read_secrets
 from launcher.job.models import Job
 from launcher.job.settings import read_settings
 from launcher.model.host import cluster_host
@@ -121,7 +121,7 @@ def start_on(
     """The same on connected nodes, which the caller closes if an error is raised."""
     waiting = Waiting(options.log, wait=options.wait)
     planned = destination.plan(job, fleet, inputs, waiting, options)
-    record = Record.of(planned.plan, list(inputs.secrets.values()), options.here / RUNS)
+    record = Record.of(planned.plan, hidden(inputs.secrets, job.env), options.here / RUNS)
     plan = _start(job, planned, record, fleet, inputs, group, options, waiting)
     return Run(record, options.ssh_config, options.log, connected_run(record, fleet), plan)
 

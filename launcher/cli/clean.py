@@ -33,7 +33,7 @@ def clean(
     """List leftovers and ask before removing them: unused images that launcher
     built for runs that this folder started, output folders of such runs that have
     no container, containers of runs that `down` stopped while the node was
-    unreachable, and containers of a killed `doctor --bench` or `shell`.
+    unreachable, and containers of killed commands.
 
     Output folders and containers with checkpoints or other files that are not in
     runs/ are listed, and kept without --unfetched: launcher fetch RUN --checkpoints.
@@ -141,7 +141,7 @@ def _lines(found: Leftovers) -> list[str]:
 
 def _container(container: OldContainer) -> str:
     if container.kept is None:
-        return f"container {container.state.name} of a stopped run"
+        return f"container {container.state.name} of a {'stopped run' if container.run else 'killed command'}"
     return str(container.kept)
 
 

@@ -4,6 +4,7 @@ anything starts.
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shlex
@@ -11,6 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from launcher.errors import UsageError
 from launcher.job.arguments import argv_of
@@ -25,6 +27,7 @@ Found = tuple[KeyPath, str]  # a key and a problem of it, or of the file that it
 # Bytes. Linux limits the arguments and variables of a process to 2 MiB with the usual stack size (execve(2)), including
 # the variables of the image or of the caller.
 MOST_PASSED = 3 << 19
+SHORTEST_PART = 8  # characters of a part of a variable that is masked, too
 _FROM_HERE = "relative paths are relative to the working directory"
 
 
@@ -50,9 +53,36 @@ def read_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> dict[str, s
 
 
 def known_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return the values that this caller has, and the names of the others: another shell may lack some."""
+    """Return the texts to mask that this caller has, and the names of the others: another shell may lack some."""
     values, _ = _secrets(job, cwd, environ)
-    return list(values.values()), [secret.name for secret in job.secrets if secret.name not in values]
+    return hidden(values, job.env), [secret.name for secret in job.secrets if secret.name not in values]
+
+
+def hidden(secrets: Mapping[str, str], env: Mapping[str, str]) -> list[str]:
+    """Return what is masked in everything that is printed: the values of secrets, and of FSSPEC_* the texts in them.
+
+    fsspec reads its options from such variables, as JSON: {"headers": {"Authorization": "Bearer ..."}}.
+    """
+    found = [*secrets.values()]
+    for name, value in (*env.items(), *secrets.items()):
+        if name.startswith("FSSPEC_"):
+            found += [text for text in (value, *_texts(value)) if len(text) >= SHORTEST_PART and "://" not in text]
+    return found
+
+
+def _texts(value: str) -> Iterator[str]:
+    """Yield each text in a JSON value, and its last word: without `Bearer`."""
+    waiting: list[Any] = []
+    with suppress(ValueError, RecursionError):
+        waiting.append(json.loads(value))
+    while waiting:
+        match waiting.pop():
+            case dict() as inner:
+                waiting += inner.values()
+            case list() as inner:
+                waiting += inner
+            case str() as text:
+                yield from (text, text.rpartition(" ")[2])
 
 
 def secret_files(job: Job, cwd: Path) -> list[Path]:

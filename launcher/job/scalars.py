@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote, unquote_plus
 
 from launcher.job.problems import BadValueError, show
 
@@ -56,7 +57,12 @@ LONGEST_PASSED = 131_072  # bytes of one argument, or of one variable: MAX_ARG_S
 TOO_LONG = f"the {LONGEST_PASSED:,} that Linux allows in one variable or argument; pass a file to the program instead"
 _LONGEST_NUMBER = 64  # characters; longer ones are text (Python itself refuses to parse thousands of digits)
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#]*)[^#]*")
-_SIGNED = re.compile(r"[?&](x-amz-signature|x-goog-signature|signature|sig|token|access_token)=", re.IGNORECASE)
+LONGEST_URL = 8000  # characters
+# Names of parameters that hold credentials, without what is between words
+_CREDENTIAL = re.compile(
+    r".*(token|passw(or)?d|passphrase|secret|signature|credentials?|"
+    r"(api|access|private|secret|auth|account|subscription)keys?(id)?)|(key|sig|auth|authorization|jwt|pwd|pass|sas)"
+)
 
 
 def is_url(text: str) -> bool:
@@ -66,7 +72,9 @@ def is_url(text: str) -> bool:
 def require_data_url(text: str) -> str:
     """Return a URL of data. Raises BadValueError for one with credentials, as it is written to records and labels."""
     found = _URL.fullmatch(text)
-    if found is None or "::" in text:
+    if len(text) > LONGEST_URL:
+        raise BadValueError(f"expected a URL of at most {LONGEST_URL:,} characters, not {len(text):,}")
+    if found is None or "::" in text or not text.isprintable():
         raise BadValueError(
             f"expected KIND://PLACE/NAME in lower case, such as s3://bucket/imagenet.tar, not {show(text)}"
         )
@@ -74,8 +82,10 @@ def require_data_url(text: str) -> str:
         raise BadValueError(f"{found[1]}:// is no store: give the path, or host:/path")
     if not found[2]:
         raise BadValueError(f"{show(text)} names no server or bucket")
-    user, at, _ = found[2].rpartition("@")  # of Azure: CONTAINER@ACCOUNT
-    if (at and (":" in user or found[1] in ("http", "https"))) or _SIGNED.search(text):
+    user, at, _ = unquote(found[2]).rpartition("@")  # of Azure: CONTAINER@ACCOUNT
+    names = [pair.partition("=")[0] for pair in re.split("[&;]", text.partition("?")[2])]
+    named = any(_CREDENTIAL.fullmatch(re.sub("[^a-z]", "", unquote_plus(name).lower())) for name in names)
+    if (at and (":" in user or found[1] in ("http", "https"))) or named:
         what = "a URL with credentials would be in records and on the nodes: give them as `secrets` (data push: --env)"
         raise BadValueError(what)
     return text

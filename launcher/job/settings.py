@@ -60,6 +60,12 @@ class Limits(_Section):
         "Images are not limited.",
         examples=["64m"],
     )
+    data_files: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="Maximum number of files below a URL of data.",
+        examples=[5_000_000],
+    )
     wait: Duration = Field(
         default=int(DEFAULT_LIMITS.seconds), description="Maximum time to wait for such a response.", examples=["60s"]
     )
@@ -250,7 +256,8 @@ def _explained(error: ValidationError) -> tuple[str, str, str]:
     """Return position, message and hint for the first error."""
     first = error.errors()[0]
     where, what = list(first["loc"]), first["msg"]
-    fix = "known keys: notify.command, notify.webhook, clusters, data_root, and limits.file, collect, answer, wait"
+    known_limits = ", ".join(Limits.model_fields)
+    fix = f"known keys: notify.command, notify.webhook, clusters, data_root, and limits.{known_limits}"
     if where[:1] == ["clusters"] and len(where) == 2:
         what, fix = "kind is missing or unknown", "set kind: slurm or kind: kubernetes"
     elif where[:1] == ["clusters"] and len(where) > 2:

@@ -94,6 +94,9 @@ class BatchSpec(ContainerSpec):
     sweep: tuple[str, ...] = ()  # ids of the runs that are submitted together, including this one
 
 
+TOOL = "launcher-tool-"  # beginning of the names of tools' containers
+
+
 @dataclass(frozen=True)
 class Tool:
     """A script in a container of its own, which sees nothing but its mounts and is removed at its end."""

@@ -14,7 +14,7 @@ from launcher.image import names
 from launcher.image.image_locations import image_store, same_image
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
-from launcher.model.container import ContainerState, Phase
+from launcher.model.container import TOOL, ContainerState, Phase
 from launcher.model.facts import ImageInfo
 from launcher.model.plan import RunId, is_run_id
 from launcher.node import output_folder
@@ -26,6 +26,13 @@ from launcher.node.shared_memory import Shared
 from launcher.records.store import Record
 from launcher.records.written import not_fetched, unfetched
 from launcher.run.stop import LEFT_IN_MEMORY, Kept, kept_container, runs_there
+
+# $1: such a beginning. Prints the arguments of this node's processes that begin so
+_COMMANDS = """
+[ -r /proc/self/cmdline ] || exit 1
+for command in /proc/[0-9]*/cmdline; do tr '\\0' '\\n' <"$command" 2>/dev/null | grep -x "$1[0-9a-f]*"; done
+exit 0
+"""
 
 
 @dataclass(frozen=True)
@@ -143,6 +150,7 @@ def _examine(
     short = [state for state in own if state.phase.ended and state.labels.get(labels.PURPOSE) in ("bench", "shell")]
     ended = {*taken_down, *(state.labels.get(labels.RUN) for state in short)}
     back = [_old(engine, state, taken_down) for state in idle if state.labels.get(labels.RUN) in ended]
+    back += _abandoned(engine)
     found: dict[RunId, list[FileEntry]] = {}
     marked = set()
     unread: list[LauncherError] = []
@@ -178,6 +186,28 @@ def _old(engine: Engine, state: ContainerState, taken_down: Mapping[RunId, Recor
     record = taken_down.get(state.labels.get(labels.RUN, ""))
     is_run = record is not None and state.labels.get(labels.PURPOSE) == "run" and labels.readable(state.labels)
     return OldContainer(state, kept_container(engine, state, record) if record and is_run else None)
+
+
+def _abandoned(engine: Engine) -> list[OldContainer]:
+    """Return this user's containers that belong to no run, and to no command: it was killed.
+
+    A probe is started by a request. A tool is the child of a docker command on the node.
+    """
+    own = [state for state in engine.list({labels.PURPOSE: None}) if state.labels.get(labels.UID) == str(engine.uid())]
+    helpers = [state for state in own if labels.RUN not in state.labels]
+    if not helpers:
+        return []
+    done = engine.machine.script(_COMMANDS, TOOL)
+    used = set(done.out.decode(errors="replace").split())
+    return [
+        OldContainer(state)
+        for state in helpers
+        if (
+            done.code == 0 and state.name not in used
+            if state.name.startswith(TOOL)
+            else state.phase is not Phase.RUNNING
+        )
+    ]
 
 
 def _leftovers(
@@ -217,6 +247,8 @@ def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[Ima
 def remove_leftovers(leftovers: Leftovers) -> None:
     """Remove exactly these leftovers. Layers that other images need are kept."""
     for container in leftovers.containers:
+        if container.state.phase is Phase.RUNNING:
+            leftovers.engine.signal(container.state.id, "KILL")
         leftovers.engine.remove(container.state.id)
     for image in leftovers.images:
         for name in image.tags or (image.id,):

@@ -208,7 +208,7 @@ def test_layers_read_from_the_store_equal_those_of_docker_save(local, make, tmp_
 
     saved = layers(local.images.save(info.id))
     assert len(saved) >= 3
-    container = tool_argv(store.tool(info.id, "0", str(1 << 40)))
+    container = tool_argv(store.tool(info.id, "0", str(1 << 40)), f"test-{uuid.uuid4().hex}", os.getuid())
     found = subprocess.run(container, check=True, capture_output=True).stdout
     assert layers([found]) == saved
     if os.geteuid() == 0:

@@ -116,16 +116,20 @@ def test_a_container_with_every_option() -> None:
 def test_a_tool_sees_nothing_but_its_mounts_and_leaves_nothing() -> None:
     mounts = (Mount("/data", "/in,side", read_only=True), Mount("/copies", "/copies"))
     tool = Tool("image", ("cat", "name"), "data", mounts, "7:8", (27, 9), "host", interactive=True)
-    line = " ".join(tool_argv(tool))
+    line = " ".join(tool_argv(tool, "launcher-tool-1", 7))
     assert line.startswith(
-        "docker run --rm --init --log-driver none --read-only --network host --userns host --user 7:8"
+        "docker run --name launcher-tool-1 --rm --init --log-driver none --read-only --network host --userns host "
+        "--user 7:8"
     )
-    assert "--label launcher.purpose=data --interactive --group-add 27 --group-add 9 --mount" in line
+    assert (
+        "--label launcher.purpose=data --label launcher.uid=7 --interactive --group-add 27 --group-add 9 --mount"
+        in line
+    )
     assert line.endswith(
         '--mount type=bind,source=/data,"target=/in,side",readonly --mount type=bind,source=/copies,target=/copies '
         "--entrypoint sh image -c cat name"
     )
-    shallow = " ".join(tool_argv(replace(tool, recursive=False, interactive=False)))
+    shallow = " ".join(tool_argv(replace(tool, recursive=False, interactive=False), "x", 7))
     assert shallow.count("bind-nonrecursive=true") == 2
     assert "--interactive" not in shallow
 

@@ -56,7 +56,10 @@ class Distributed:
                 "" if self.downloaded.received == self.downloaded.size else f", {decimal(self.downloaded.received)} now"
             )
             to = f", copied to {len(received)} node{'s' * (len(received) > 1)}" if received else ""
-            return f"downloaded once by {by} ({size}{now}){to}"
+            unchecked = self.downloaded.unchecked
+            which = f" for {unchecked:,} files" if unchecked > 1 else ""
+            without = f"; the server gave no checksum{which}" if unchecked else ""
+            return f"downloaded once by {by} ({size}{now}){to}{without}"
         return "copied " + ", ".join(f"{size} to {node}" for node, size in received.items()) if received else ""
 
 

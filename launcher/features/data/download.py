@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,12 +18,15 @@ from launcher.features.data import worker
 from launcher.features.data.locations import Copy, DataSource, copies, copy_path
 from launcher.features.data.push import SILENCE, Endpoint
 from launcher.features.data.worker import Worker, failure
+from launcher.job.files import hidden
+from launcher.job.settings import read_settings
 from launcher.model.home import cache_folder
-from launcher.model.progress import Log, OnProgress
+from launcher.model.progress import Log, OnProgress, Step
 from launcher.node.engine import Engine
 from launcher.node.machine import CommandStream
 from launcher.node.parallel import run_all, run_all_settled
 from launcher.node.process.engine import ProcessEngine
+from launcher.records.masking import Masker
 
 HERE = "this machine"
 
@@ -35,14 +38,22 @@ class Variables:
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    def hidden(self) -> list[str]:
+        """Return the texts that nothing that is printed may contain; one that contains another one comes before it."""
+        return sorted((text for text in hidden(self.secrets, self.env) if len(text) >= 4), key=len, reverse=True)
+
 
 @dataclass(frozen=True)
 class Downloaded:
-    """by: the node, "" if nothing was downloaded. received: bytes; the rest of `size` was there."""
+    """by: the node, "" if nothing was downloaded. received: bytes; the rest of `size` was there.
+
+    unchecked: files of which the store has no checksum.
+    """
 
     by: str = ""
     size: int = 0
     received: int = 0
+    unchecked: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,13 +104,15 @@ def download(
         if not owner and (old := [place.node for place in places if place.whole()]):
             log(f"{source.url} was changed after {', '.join(old)} got it: downloading it again")
         look.process.send({})
-        end = _until(look.process, "end", on_progress)
+        end = _until(look.process, "end", log, on_progress)
         if end["end"] != "whole":
             raise _failed(look, source, end)
         received = look.process.counted["received"]
     path = copy_path(look.place.root, end["content"], single)
     found = replace(source, host=look.place.host, path=path, state=state, content=end["content"])
-    return found, Downloaded(look.place.node, size, received) if received else Downloaded()
+    if not received:
+        return found, Downloaded()
+    return found, Downloaded(look.place.node, size, received, end.get("unchecked", 0))
 
 
 def _place(node: Endpoint, url: str) -> _Place:
@@ -108,8 +121,15 @@ def _place(node: Endpoint, url: str) -> _Place:
 
 
 def here() -> tuple[Engine, str]:
-    """Return this machine, and the folder of its downloads."""
-    return ProcessEngine(HERE), str(cache_folder(os.environ) / "data")
+    """Return this machine, and the folder of its downloads, which nobody else may enter.
+
+    Raises UsageError if there is no home folder.
+    """
+    folder = cache_folder(os.environ) / "data"
+    with suppress(OSError):  # it is not there yet, or another user's: then `copies` or the download says so
+        if folder.stat().st_mode & 0o077:  # of an earlier version
+            folder.chmod(0o700)
+    return ProcessEngine(HERE), str(folder)
 
 
 def _here() -> _Place:
@@ -119,12 +139,12 @@ def _here() -> _Place:
 
 def _reach(source: DataSource, places: Sequence[_Place], variables: Variables, log: Log, opened: ExitStack) -> _Look:
     """Return the first look that reached the store: of one node, of the others, of this machine. Raises its error."""
-    first = _look(places[0], source, variables)
+    first = _look(places[0], source, variables, log)
     opened.callback(first.process.close)
     looks = [first]
     if first.end == "unreachable" and len(places) > 1:
         log(f"{first.place.node} does not reach {source.url} ({first.message['why']}); trying the other nodes")
-        others = run_all_settled([partial(_look, place, source, variables) for place in places[1:]])
+        others = run_all_settled([partial(_look, place, source, variables, log) for place in places[1:]])
         looks += [each for each in others if not isinstance(each, LauncherError)]
         for look in looks[1:]:
             opened.callback(look.process.close)
@@ -132,29 +152,35 @@ def _reach(source: DataSource, places: Sequence[_Place], variables: Variables, l
     if best.end in ("unreachable", "package"):
         lacks = "no node reaches it" if best.end == "unreachable" else f"the image on {best.place.node} cannot"
         log(f"{HERE} downloads {source.url}, as {lacks}: {best.message['why']}")
-        best = _look(_here(), source, variables)
+        best = _look(_here(), source, variables, log)
         opened.callback(best.process.close)
     if best.end:
         raise _failed(best, source, best.message)
     return best
 
 
-def _look(place: _Place, source: DataSource, variables: Variables) -> _Look:
+def _look(place: _Place, source: DataSource, variables: Variables, log: Log) -> _Look:
     """Raises DataFailed, NodeUnreachable, NodeUnfit."""
     about = {"source": source.url, "name": source.name, "image": place.image}
-    order = {"role": "fetch", "url": source.url, "root": place.inside, "about": about}
-    process = Worker(place.node, place.start(), {**order, "env": {**variables.env}, "secrets": {**variables.secrets}})
+    order: dict[str, Any] = {"role": "fetch", "url": source.url, "root": place.inside, "about": about}
+    order["most_files"] = read_settings(os.environ).limits.data_files
+    order |= {"env": {**variables.env}, "secrets": {**variables.secrets}, "hidden": variables.hidden()}
+    process = Worker(place.node, place.start(), order, Masker(variables.hidden()))
     try:
-        return _Look(place, process, _until(process, "state"))
+        return _Look(place, process, _until(process, "state", log))
     except BaseException:
         process.close()
         raise
 
 
-def _until(process: Worker, key: str, on_progress: OnProgress | None = None) -> Mapping[str, Any]:
+def _until(process: Worker, key: str, log: Log, on_progress: OnProgress | None = None) -> Mapping[str, Any]:
     """Return the first message with this key, or the last one."""
     while True:
         message = process.report(1.0) or {}
+        if "listed" in message:
+            log(Step(process.node, f"{message['listed']:,} files listed"))
+        if "note" in message:
+            log(f"{process.node}: {message['note']}")
         if key in message or "end" in message:
             return message
         if on_progress and message.get("total"):
@@ -164,4 +190,8 @@ def _until(process: Worker, key: str, on_progress: OnProgress | None = None) -> 
 
 
 def _failed(look: _Look, source: DataSource, message: Mapping[str, Any]) -> DataFailed:
-    return failure(look.place.node, {**message, "why": f"{source.url}: {message.get('why', 'it exited early')}"})
+    error = failure(look.place.node, {**message, "why": f"{source.url}: {message.get('why', 'it exited early')}"})
+    if look.place.host or message.get("end") != "room":
+        return error
+    fix = f"free some space: launcher data rm; or choose another disk for {look.place.root}: export XDG_CACHE_HOME"
+    return DataFailed(error.where, error.what, fix)

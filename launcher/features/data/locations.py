@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from launcher.errors import DataFailed, NodeUnfit, UsageError
 from launcher.faults import disk
 from launcher.job.problems import BadValueError
-from launcher.job.scalars import is_url, require_data_url
+from launcher.job.scalars import LONGEST_URL, is_url, require_data_url
 from launcher.job.settings import Settings
 from launcher.model import checked
 from launcher.model.checked import OUTPUT_ROOT
@@ -55,7 +55,7 @@ for about in copies/*/about.json partial/*/about.json; do
   folder=${about%/about.json}
   used=$(stat -c %Y -- "$folder/used" 2>/dev/null || stat -c %Y -- "$folder")
   printf '@@data %s %s %s ' "$folder" "$used" "$(du -sk -- "$folder/files" | cut -f1)"
-  head -c 4096 -- "$about" | tr -d '\\n'
+  head -c 131072 -- "$about" | tr -d '\\n'
   echo
 done
 """
@@ -201,7 +201,7 @@ def copies(engine: Engine, root: str) -> list[Copy]:
                 Copy(
                     engine.node,
                     folder,
-                    str(parsed["source"])[:1000],
+                    str(parsed["source"])[:LONGEST_URL],
                     checked.number(parsed.get("bytes", 0), 1 << 60),
                     checked.number(parsed.get("files", 0), 1 << 40),
                     int(present) << 10,

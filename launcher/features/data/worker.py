@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,9 @@ START_TIMEOUT = 120.0
 LIST_TIMEOUT = 3600.0  # seconds to list the files of a source: there may be millions on a slow disk
 _LONGEST = 1 << 20  # bytes of a message, which may name all damaged files
 _SCRIPTS = Path(__file__).with_name("container_scripts")
-_MODULES = ("data_tree", "data_store", "data_wire", "data_fetch", "data_node")
+_MODULES = ("data_tree", "data_store", "data_wire", "data_node")
+_OF_FETCH = ("data_tree", "data_store", "data_http", "data_remote", "data_fetch")  # of a download, which imports more
+SIGN_OF_LIFE = 5.0  # seconds between two lines to a process, which ends without them
 # The first line of stdin has the modules; data_node reads the rest
 _BOOT = """
 import json, sys, types
@@ -65,7 +68,8 @@ _KEYS: Mapping[str, Callable[[object], Any]] = {
     **dict.fromkeys(("content", "state"), _content),
     "single": lambda value: checked.text(value, "(?!\\.{1,2}$)[^/\0]{0,255}", "name of a file"),
     "port": _port,
-    **dict.fromkeys(("done", "total", "received", "sent", "bytes", "files"), _bytes),
+    **dict.fromkeys(("done", "total", "received", "sent", "bytes", "files", "listed", "unchecked"), _bytes),
+    "note": lambda value: str(value)[:600],
     "damaged": _names,
 }
 
@@ -82,19 +86,32 @@ def tool(image: str, node: NodeFacts, mounts: Sequence[Mount]) -> Tool:
 
 
 class Worker:
-    """A running worker process. Not thread-safe, except close()."""
+    """A running worker process. Not thread-safe, except close(). mask: hides secrets in what it says."""
 
-    def __init__(self, node: str, stream: CommandStream, order: Mapping[str, Any]) -> None:
-        self.node = node
+    def __init__(
+        self, node: str, stream: CommandStream, order: Mapping[str, Any], mask: Callable[[str], str] = str
+    ) -> None:
+        self.node, self._mask = node, mask
         self._rest, self._stderr, self.heard = b"", b"", time.monotonic()  # heard: time of its last output
         self.counted = {"sent": 0, "received": 0}  # bytes
         self._stream = stream
-        modules = [(name, (_SCRIPTS / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
+        self._sending, self._closed = threading.Lock(), threading.Event()
+        names = dict.fromkeys((*(_OF_FETCH if order.get("role") == "fetch" else ()), *_MODULES))
+        modules = [(name, (_SCRIPTS / f"{name}.py").read_text(encoding="utf-8")) for name in names]
         self.send(modules)
         self.send(order)
+        threading.Thread(target=self._show_life, daemon=True).start()
 
     def send(self, message: Any) -> None:
-        self._stream.send(json.dumps(message).encode() + b"\n")
+        self._write(json.dumps(message).encode())
+
+    def _write(self, line: bytes) -> None:
+        with self._sending:
+            self._stream.send(line + b"\n")
+
+    def _show_life(self) -> None:
+        while not self._closed.wait(SIGN_OF_LIFE):
+            self._write(b"")
 
     def report(self, timeout: float) -> Mapping[str, Any] | None:
         """Return its next message, None after `timeout` seconds without one. Raises DataFailed, NodeUnreachable."""
@@ -122,6 +139,7 @@ class Worker:
         except ValueError as error:
             what = f"the process that copies data sent an invalid message: {error}"
             raise DataFailed(self.node, what, "check who else has access to the node and to the image") from None
+        message |= {key: self._mask(message[key]) for key in ("why", "note") if key in message}
         self.counted |= {key: message[key] for key in self.counted if key in message}
         return message
 
@@ -137,7 +155,7 @@ class Worker:
         raise DataFailed(self.node, f"did not start copying within {timeout:.0f} s", "check the load of the node")
 
     def _ended(self) -> LauncherError:
-        stderr = self._stderr.decode(errors="replace").strip()[-600:]
+        stderr = self._mask(self._stderr.decode(errors="replace").strip())[-600:]
         if _NO_PYTHON in stderr:
             return DataFailed(self.node, "the image has no Python, which is needed to copy data", _NO_PYTHON_FIX)
         if "Cannot connect to the Docker daemon" in stderr:
@@ -149,6 +167,7 @@ class Worker:
         return DataFailed(self.node, f"the process that copies data exited: {stderr}", "try again")
 
     def close(self) -> None:
+        self._closed.set()
         self._stream.end_input()
         self._stream.close()
 
@@ -166,6 +185,7 @@ def failure(node: str, message: Mapping[str, Any]) -> DataFailed:
         "lost": "open the ephemeral TCP ports between the nodes: firewall, security group",
         "package": "install it here with pip, or in the nodes' image: `image: {packages: [NAME]}` in the job",
         "denied": "give the download its credentials: `secrets` of the job, or data push --env NAME; see docs/data.md",
+        "silent": "check the connection to the node, then try again: what was sent is kept",
         "unreachable": "check the URL, and the network of the nodes and of this machine",
     }
     if "certificate" in why and message.get("end") == "lost":

@@ -21,7 +21,7 @@ from docker.errors import APIError
 
 from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
 from launcher.model import labels as names
-from launcher.model.container import KIT, WANTED_ULIMITS, ContainerSpec, ContainerState, Phase, Tool
+from launcher.model.container import KIT, TOOL, WANTED_ULIMITS, ContainerSpec, ContainerState, Phase, Tool
 from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.model.forward import Forward
 from launcher.model.sizes import counted
@@ -248,7 +248,8 @@ class DockerEngine(Engine):
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Raises the errors of create() and start(), and EngineFailed if it does not exit in time."""
         with self.guard(spec.name):
-            container = self.create(replace(spec, userns="host"))  # only matters to engines with userns-remap
+            own = {**spec.labels, names.UID: str(self.uid())}
+            container = self.create(replace(spec, labels=own, userns="host"))  # userns: for engines with userns-remap
             try:
                 self.start(container)
                 state = self.wait(container, timeout)
@@ -262,7 +263,7 @@ class DockerEngine(Engine):
 
     def tool(self, wanted: Tool) -> CommandStream:
         """With the docker command, which ends with the connection, as does a tool that reads its stdin."""
-        return self.machine.open(tool_argv(wanted))
+        return self.machine.open(tool_argv(wanted, f"{TOOL}{secrets.token_hex(8)}", self.uid()))
 
     def granted_ulimits(self, image: str) -> Ulimits:
         """Tries to run `true` in the image. Raises the errors of run_probe()."""

@@ -200,12 +200,25 @@ def docker_run(spec: ContainerSpec) -> str:
     return " \\\n  ".join(shlex.join(group) for group in groups)
 
 
-def tool_argv(tool: Tool) -> list[str]:
-    """Return the `docker run` command of a tool, which removes the container at its end."""
-    argv = ["docker", "run", "--rm", "--init", "--log-driver", "none", "--read-only", "--network", tool.network]
+def tool_argv(tool: Tool, name: str, uid: int) -> list[str]:
+    """Return the `docker run` command of a tool, which removes the container at its end. uid: of the ssh user."""
+    argv = [
+        "docker",
+        "run",
+        "--name",
+        name,
+        "--rm",
+        "--init",
+        "--log-driver",
+        "none",
+        "--read-only",
+        "--network",
+        tool.network,
+    ]
     # userns only matters to engines with userns-remap, which forbid the host's network and change the users otherwise
     argv += ["--userns", "host", "--user", tool.user, "--security-opt", "label=disable"]
-    argv += ["--label", f"{labels.PURPOSE}={tool.purpose}", *(["--interactive"] if tool.interactive else [])]
+    argv += ["--label", f"{labels.PURPOSE}={tool.purpose}", "--label", f"{labels.UID}={uid}"]
+    argv += [*(["--interactive"] if tool.interactive else [])]
     argv += [word for group in tool.groups for word in ("--group-add", str(group))]
     more = () if tool.recursive else ("bind-nonrecursive=true",)
     for mount in tool.mounts:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
@@ -44,6 +44,7 @@ from tests.s3 import BUCKET, Answer, Store, refused, s3
 
 sys.path.insert(0, str(Path(container_scripts.__file__).parent))  # as its modules find one another on a node
 import data_fetch as fetch
+import data_remote as remote
 
 MIB = 1 << 20
 SIZE = 9 * MIB + 17
@@ -87,7 +88,8 @@ def downloaded(url: str, store: Store, *nodes: Endpoint) -> tuple[DataSource, Do
 
 def order(url: str, store: Store, root: Path, **secrets: str) -> dict[str, Any]:
     about = {"source": url, "name": "", "image": ""}
-    return {"role": "fetch", "url": url, "root": str(root), "about": about, "env": store.variables, "secrets": secrets}
+    made = {"role": "fetch", "url": url, "root": str(root), "about": about, "most_files": 1000}
+    return {**made, "env": store.variables, "secrets": secrets, "hidden": [*secrets.values()]}
 
 
 def test_a_file_is_downloaded_once_and_only_again_after_it_was_changed(store: Store, tmp_path: Path) -> None:
@@ -317,12 +319,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
         monkeypatch.setenv(name, value)
 
 
-def first(store: Store, answer: Callable[[], Answer | None], requests: int = 2) -> None:
-    """Let the store answer the first GETs of the object so."""
-    left = iter(range(requests))
+def first(store: Store, answer: Callable[[], Answer | None], url: str = FILE, requests: int = 2) -> None:
+    """Let the store answer the first GETs of the object's bytes so."""
+    left = count(-requests if url == FILE else -requests - 1)  # a web server is looked at with one
 
     def fault(method: str, path: str) -> Answer | None:
-        return answer() if method == "GET" and path.endswith(".tar") and next(left, None) is not None else None
+        return answer() if method == "GET" and path.endswith(".tar") and -requests <= next(left) < 0 else None
 
     store.fault = fault
 
@@ -338,9 +340,12 @@ URLS = pytest.mark.parametrize("url", [FILE, "{web}/bucket/pets/images.tar"], id
     ids=["cut", "429", "503"],
 )
 @pytest.mark.usefixtures("impatient")
-def test_a_request_is_tried_again(store: Store, tmp_path: Path, url: str, answer: Answer) -> None:
+def test_a_request_is_tried_again(
+    store: Store, tmp_path: Path, url: str, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "REQUESTS", 1)  # so that the first one is for the first bytes
     body = put(store, "pets/images.tar")
-    first(store, lambda: answer)
+    first(store, lambda: answer, url)
     began = time.monotonic()
     assert Here(url.format(web=store.url), store, tmp_path).run() == body
     assert ("429" not in answer[0]) or time.monotonic() - began >= 1, "Retry-After"
@@ -350,7 +355,7 @@ def test_a_request_is_tried_again(store: Store, tmp_path: Path, url: str, answer
 @pytest.mark.usefixtures("impatient")
 def test_a_store_that_asks_to_wait_long_is_named(store: Store, tmp_path: Path, url: str) -> None:
     put(store, "pets/images.tar")
-    first(store, lambda: refused("429 Too Many Requests", "SlowDown", ("Retry-After", "3600")))
+    first(store, lambda: refused("429 Too Many Requests", "SlowDown", ("Retry-After", "3600")), url)
     with pytest.raises(fetch.FetchError, match=r"the store asks to wait for 3600 s \(429\)"):
         Here(url.format(web=store.url), store, tmp_path).run()
 
@@ -362,14 +367,14 @@ def test_a_store_that_hangs_is_given_up_and_the_next_call_goes_on(
 ) -> None:
     body, over = put(store, "pets/images.tar"), threading.Event()
     try:
-        monkeypatch.setattr(fetch, "SILENCE", 0.5)
+        monkeypatch.setattr(remote, "SILENCE", 0.5)
         monkeypatch.setattr(fetch, "TRIES", 2)
-        first(store, lambda: over.wait(30) and None, requests=1000)
+        first(store, lambda: over.wait(30) and None, url, requests=1000)
         with pytest.raises(fetch.FetchError, match="no answer: "):
             Here(url.format(web=store.url), store, tmp_path).run()
     finally:
         over.set()
-        monkeypatch.setattr(fetch, "SILENCE", 30.0)
+        monkeypatch.setattr(remote, "SILENCE", 30.0)
     store.fault = lambda _method, _path: None
     assert Here(url.format(web=store.url), store, tmp_path).run() == body
 
@@ -417,30 +422,6 @@ def test_a_full_disk_is_said_before_anything_is_fetched(
     assert store.sent == 0
 
 
-class Whole(SimpleHTTPRequestHandler):
-    """A server that knows no ranges."""
-
-    def do_HEAD(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(SIZE))
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        self.do_HEAD()
-        self.wfile.write(bytes(SIZE))
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def test_a_server_that_sends_whole_files_only_is_refused(store: Store, tmp_path: Path) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Whole) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        with pytest.raises(DataFailed, match=r"sends whole files only.*download it yourself, and give its path"):
-            downloaded(f"http://127.0.0.1:{server.server_port}/x.tar", store, target(tmp_path, "a"))
-        server.shutdown()
-
-
 class Hub(BaseHTTPRequestHandler):
     """A stand-in for the part of the Hugging Face Hub that its own package asks for a data set or a model."""
 
@@ -460,10 +441,11 @@ class Hub(BaseHTTPRequestHandler):
         elif path == f"{api}/tree/main":
             self.answer(200, json.dumps([*map(self.row, self.files)]).encode())
         elif path.startswith(f"{repository}/resolve/main/"):
-            start, end = map(int, self.headers.get("Range", "bytes=0-99").removeprefix("bytes=").split("-"))
+            start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
             self.asked.append(path)
-            part = self.files[path.partition("/main/")[2]][start : end + 1]
-            self.answer(206, bytes(len(part)) if self.damaged else part)
+            whole = self.files[path.partition("/main/")[2]]
+            part = whole[start : end + 1]
+            self.answer(206, bytes(len(part)) if self.damaged else part, f"bytes {start}-{end}/{len(whole)}")
         else:
             self.answer(404, b"{}")
 
@@ -478,8 +460,10 @@ class Hub(BaseHTTPRequestHandler):
         lfs = {"oid": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 130}
         return {**found, "lfs": lfs} if name == self.large else found
 
-    def answer(self, status: int, body: bytes) -> None:
+    def answer(self, status: int, body: bytes, part: str = "") -> None:
         self.send_response(status)
+        if part:
+            self.send_header("Content-Range", part)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import json
 import os
+import queue
 import stat
 import struct
 import sys
@@ -22,12 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.features.data.container_scripts import data_fetch as fetch
     from launcher.features.data.container_scripts import data_store as store
     from launcher.features.data.container_scripts import data_tree as tree
     from launcher.features.data.container_scripts import data_wire as wire
 else:
-    import data_fetch as fetch
     import data_store as store
     import data_tree as tree
     import data_wire as wire
@@ -35,6 +35,9 @@ else:
 REPORT = 0.5
 MOST_ENTRIES = 50_000_000
 _NUMBER = struct.Struct(">I")
+SILENCE = 30.0  # seconds without a line of the launcher, which sends one every few seconds (worker.py)
+_lines: queue.Queue[str] = queue.Queue()  # of stdin, after the order
+_hidden: list[str] = []  # what no message may contain
 _out = threading.Lock()
 
 
@@ -43,6 +46,9 @@ class ChangedError(Exception):
 
 
 def report(**message: Any) -> None:
+    for key in {"why", "note"} & message.keys():
+        for value in _hidden:
+            message[key] = message[key].replace(value, "***")
     with _out:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
@@ -298,13 +304,12 @@ def _parsed(data: bytes) -> Any:
 
 def download(order: dict[str, Any], progress: Heartbeat) -> None:
     """Say what the URL names; download it once a second line of stdin has come."""
-    found = fetch.Download(order)
+    found = importlib.import_module("data_fetch").Download(order, report)  # which other processes do not need
     report(**found.listed())
-    if sys.stdin.readline():
-        watch_stdin()
-        content = found.run(progress)
-        report(**progress.counts())
-        report(end="whole", content=content)
+    _lines.get()
+    content = found.run(progress)
+    report(**progress.counts())
+    report(end="whole", content=content, unchecked=found.unchecked)
 
 
 def verify(order: dict[str, Any], _: Heartbeat) -> None:
@@ -318,19 +323,16 @@ def verify(order: dict[str, Any], _: Heartbeat) -> None:
 
 def copy(order: dict[str, Any], progress: Heartbeat) -> None:
     config, up = {**order["tls"], "private": order["root"]}, None
-    Path(order["root"]).mkdir(parents=True, exist_ok=True)
     if order["role"] == "source":
         source = DataHolder(order, progress)
         report(files=len(source.entries), bytes=source.pieces.bytes)
-        following = json.loads(sys.stdin.readline())
-        watch_stdin()
+        following = json.loads(_lines.get())
         progress.down = wire.dial(following["addresses"], wire.context(config, server=False), following["name"])
         content = source.send(progress.down)
     else:
         listener = wire.listen()
         report(port=listener.getsockname()[1])
-        following = json.loads(sys.stdin.readline())
-        watch_stdin()
+        following = json.loads(_lines.get())
         down = None
         if following:
             down = wire.dial(following["addresses"], wire.context(config, server=False), following["name"])
@@ -342,24 +344,49 @@ def copy(order: dict[str, Any], progress: Heartbeat) -> None:
     report(end="whole" if content else "again", content=content)
 
 
+def make_private(root: str) -> None:
+    """Make this user's folder of copies, which nobody else may enter, also if an earlier version let them."""
+    os.umask(0o077)
+    Path(root).mkdir(parents=True, exist_ok=True)
+    found = os.stat(root)
+    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+        os.chmod(root, 0o700)
+
+
 def watch_stdin() -> None:
-    def watch() -> None:
-        while sys.stdin.buffer.read(1):
-            pass
+    """Pass on the further lines. At the end of stdin, and if the launcher is silent, this process ends at once."""
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
         os._exit(3)
 
+    def watch() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (line := lines.get(timeout=SILENCE)).strip():  # else it is a sign of life
+                    _lines.put(line)
+        with contextlib.suppress(BrokenPipeError):
+            report(end="silent", why=f"heard nothing from the launcher for {SILENCE:.0f} s")
+        os._exit(3)
+
+    threading.Thread(target=read, daemon=True).start()
     threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
     order = json.loads(sys.stdin.readline())
+    watch_stdin()
+    _hidden.extend(order.get("hidden", ()))
     progress = Heartbeat()
     try:
+        make_private(order["root"])
         {"verify": verify, "fetch": download}.get(order["role"], copy)(order, progress)
     except wire.LostError as error:
         report(**progress.counts())
         report(end="lost", where=error.where, why=str(error))
-    except fetch.FetchError as error:
+    except store.FetchError as error:
         report(**progress.counts())
         report(end=error.end, why=str(error))
     except (AgainError, store.BusyError) as error:
@@ -372,6 +399,8 @@ def main() -> None:
         report(end="changed", why=str(error))
     except tree.RefusedError as error:
         report(end="refused", why=str(error))
+    except MemoryError:
+        report(end="failed", why="memory ran out: the data has too many files for this machine")
     except OSError as error:
         name = error.filename.decode("utf-8", "replace") if isinstance(error.filename, bytes) else error.filename
         name = str(name or "")

@@ -63,6 +63,22 @@ class NoRoomError(Exception):
     """The disk of this node has too little space for the data."""
 
 
+class FetchError(Exception):
+    """A download that ends: `package`, `unreachable`, `denied`, `replaced` or `failed`. The message is shown."""
+
+    def __init__(self, end: str, why: str) -> None:
+        super().__init__(why)
+        self.end = end
+
+
+def require_room(folder: Path, needed: int) -> None:
+    """Raises NoRoomError."""
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if needed + SLACK > free:
+        raise NoRoomError(f"{size_text(free)} free; {size_text(needed)} and a reserve of {size_text(SLACK)} are needed")
+
+
 class StoredFiles:
     """The pieces of a data set on disk. Keeps the last file open, because pieces are accessed in order."""
 
@@ -181,10 +197,7 @@ class Partial:
 
     def require_room(self) -> None:
         """Raises NoRoomError."""
-        found = os.statvfs(self.folder)
-        needed, free = self.missing_bytes(), found.f_bavail * found.f_frsize
-        if needed + SLACK > free:
-            raise NoRoomError(f"{_size(free)} free; {_size(needed)} and a reserve of {_size(SLACK)} are needed")
+        require_room(self.folder, self.missing_bytes())
 
     def put(self, number: int, index: int, offset: int, data: bytes) -> None:
         """Store a piece; a piece of zeros takes no disk space."""
@@ -202,6 +215,20 @@ class Partial:
     def lose(self, number: int) -> None:
         self._record(number, tree.UNKNOWN)
         self.flush()
+
+    def discard(self, index: int) -> None:
+        """Forget a file, and free its room."""
+        first = self.pieces.starts[index]
+        for number in range(first, first + self.pieces.files[index].pieces):
+            self._record(number, tree.UNKNOWN)
+        self.flush()
+        self.files.close()
+        os.truncate(self.files.path(index), 0)
+
+    def remove_if_empty(self) -> None:
+        """Remove a copy of which nothing has come."""
+        if self.pieces.count and not any(self.digests):
+            shutil.rmtree(self.folder, ignore_errors=True)  # it may have been removed
 
     def flush(self) -> None:
         self._log.write(self._journal)
@@ -371,7 +398,7 @@ def _written(folder: Path) -> tuple[int, int] | None:
     return None
 
 
-def _size(number: int) -> str:
+def size_text(number: int) -> str:
     return f"{number >> 20:,} MiB" if number >= 1 << 20 else f"{number / 1000:.0f} kB"
 
 
