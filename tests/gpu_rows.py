@@ -87,8 +87,8 @@ TOOLKIT = [
         "https://github.com/docker/for-win/issues/13835",
         f"{HOOK}nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1: cannot open shared "
         "object file: no such file or directory: unknown.",
-        "driver is not loaded",
-        "nvidia-smi",
+        "finds no NVIDIA driver",
+        "Docker Engine",
     ),
     (
         "https://github.com/NVIDIA/nvidia-container-toolkit/issues/394",

@@ -326,7 +326,7 @@ OLD_DRIVER_LOADED = Rule(
 )
 DRIVER_NOT_LOADED = Rule(
     r"couldn't communicate with the NVIDIA driver|nvml error: driver not loaded|driver rpc error"
-    r"|load library failed: libnvidia-ml|driver error: failed to process request",
+    r"|driver error: failed to process request",
     (SMI, ENGINE),
     "the NVIDIA driver is not loaded",
     f"`nvidia-smi` must work: sudo modprobe nvidia; after a kernel update, reinstall the driver and reboot; {DMESG}",
@@ -411,11 +411,18 @@ _OF_ENGINE = (
 # - NVIDIA's Container Toolkit
 _OF_TOOLKIT = (
     Rule(
-        r"could not select device driver",
+        r"could not select device driver|nvidia-container-runtime\"?: (no such file|executable file not found)",
         (ENGINE,),
         "its engine cannot give GPUs to containers",
         "install the NVIDIA Container Toolkit, then: sudo nvidia-ctk runtime configure --runtime=docker && "
         "sudo systemctl restart docker",
+    ),
+    Rule(
+        r"load library failed: libnvidia-ml",  # nvidia-smi was asked on the node before, and has the driver
+        (ENGINE,),
+        "its engine finds no NVIDIA driver",
+        "Docker Desktop and Docker of a snap have no access to it: use Docker Engine (docker context use default); "
+        "else install NVIDIA's driver where the engine runs",
     ),
     Rule(
         r"ldcache error",
@@ -430,7 +437,8 @@ _OF_TOOLKIT = (
         "`nvidia-smi -L` lists its GPUs; launcher doctor checks whether one has fallen off the bus",
     ),
     Rule(
-        r"cgroup subsystem devices not found|failed to add device rules|bpf_prog_query",
+        r"cgroup subsystem devices not found|failed to add device rules|bpf_prog_query"
+        r"|devices\.allow: operation not permitted",
         (ENGINE,),
         "its NVIDIA Container Toolkit cannot open the GPU's device files for the container (cgroup)",
         f"install version 1.18 or newer; for a rootless engine, set no-cgroups = true in {_TOOLKIT}",
