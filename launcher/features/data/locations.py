@@ -46,7 +46,8 @@ _SOURCE = """
 case $1 in "~/"*) path=$HOME/${1#"~/"} ;; *) path=$1 ;; esac
 [ -e "$path" ] || { echo "$1: no such file or folder" >&2; exit 1; }
 [ -d "$path" ] && kind=folder || kind=file
-printf '@@source %s %s\\n' "$kind" "$(readlink -f -- "$path")"
+real=$(readlink -f -- "$path" && echo .) # the dot keeps newlines at the end of the name
+printf '@@source %s %s@@\\n' "$kind" "${real%??}"
 """
 _LIST = """
 cd -- "$1" 2>/dev/null || exit 0
@@ -54,7 +55,8 @@ for about in copies/*/about.json partial/*/about.json; do
   [ -f "$about" ] || continue
   folder=${about%/about.json}
   used=$(stat -c %Y -- "$folder/used" 2>/dev/null || stat -c %Y -- "$folder")
-  printf '@@data %s %s %s ' "$folder" "$used" "$(du -sk -- "$folder/files" | cut -f1)"
+  [ -s "$folder/journal" ] || [ "${folder%%/*}" = copies ] && some=1 || some=0
+  printf '@@data %s %s %s %s ' "$folder" "$used" "$(du -sk -- "$folder/files" | cut -f1)" "$some"
   head -c 131072 -- "$about" | tr -d '\\n'
   echo
 done
@@ -63,8 +65,8 @@ done
 _REMOVE = """
 cd -- "$1" || exit
 users() { ! command -v docker >/dev/null || docker ps -a --filter "volume=$1" --format '{{.Names}}'; }
-single=$(find "$2/files" -maxdepth 1 -type f | head -n 1)
-found=$(users "$1/$2/files" && if [ -n "$single" ]; then users "$1/$single"; fi) || exit
+for single in "$2"/files/* "$2"/files/.[!.]*; do [ ! -f "$single" ] || break; done
+found=$(users "$1/$2/files" && if [ -f "$single" ]; then users "$1/$single"; fi) || exit
 [ -z "$found" ] || { echo "is mounted in container" $found >&2; exit 3; }
 gone=".removed-$$"
 mv -- "$2" "$gone" 2>/dev/null || [ ! -e "$2" ] || exit
@@ -106,6 +108,7 @@ class Copy:
     image: str
     called: str = ""  # its name in the `data` of the job that brought it
     signature: str = ""  # of the state of its source
+    empty: bool = False  # nothing of the data has come yet
 
     @property
     def whole(self) -> bool:
@@ -183,7 +186,7 @@ def shared(engines: Sequence[Engine], roots: Sequence[str]) -> list[int]:
 def resolve_source(engine: Engine, path: str) -> tuple[str, bool]:
     """Return its real path on a node, and whether it is a folder. Raises NodeUnfit, NodeUnreachable."""
     done = engine.files.run(_SOURCE, path, doing="find the data")
-    found = re.search(r"^@@source (folder|file) (/.*)$", done.out.decode(errors="replace"), re.MULTILINE)
+    found = re.search(r"^@@source (folder|file) (/.*)@@$", done.out.decode(errors="replace"), re.MULTILINE | re.DOTALL)
     if found is None:
         raise NodeUnfit(engine.node, f"could not find {path}: unexpected output", "check its login shell")
     return found[2], found[1] == "folder"
@@ -192,9 +195,9 @@ def resolve_source(engine: Engine, path: str) -> tuple[str, bool]:
 def copies(engine: Engine, root: str) -> list[Copy]:
     """Return this user's copies on a node; skip entries in another format. Raises NodeUnfit, NodeUnreachable."""
     printed = engine.machine.script(_LIST, root, timeout=LIST_TIMEOUT).out.decode(errors="replace")
-    form = r"^@@data ((?:copies|partial)/[0-9a-f]{64}) (\d{1,12}) (\d{1,15}) (\{.*\})$"
+    form = r"^@@data ((?:copies|partial)/[0-9a-f]{64}) (\d{1,12}) (\d{1,15}) ([01]) (\{.*\})$"
     found = []
-    for folder, used, present, about in re.findall(form, printed, re.MULTILINE):
+    for folder, used, present, some, about in re.findall(form, printed, re.MULTILINE):
         try:
             parsed = json.loads(about)
             found.append(
@@ -209,6 +212,7 @@ def copies(engine: Engine, root: str) -> list[Copy]:
                     str(parsed.get("image", ""))[:200],
                     str(parsed.get("name", ""))[:200],
                     str(parsed.get("signature", ""))[:64],
+                    empty=some == "0",
                 )
             )
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -241,7 +245,8 @@ def select(found: Mapping[str, Sequence[Copy]], name: str) -> list[Copy]:
     exactly = [copy for copy in every if copy.source == name or (len(name) >= SHORTEST and copy.name.startswith(name))]
     if exactly:
         return exactly
-    chosen = [copy for copy in every if name in _names(copy)]
+    named = [copy for copy in every if name in _names(copy)]
+    chosen = [copy for copy in named if not copy.empty] or named  # of one that never came, another may be meant
     sources = ", ".join(sorted({copy.source for copy in chosen or every}))
     if not chosen:
         what = f"no such data on these nodes; they have: {sources or 'none'}"

@@ -23,11 +23,13 @@ from launcher.features.data.locations import (
     is_network,
     parse_source,
     remove,
+    resolve_source,
     root_of,
     select,
     shared,
 )
 from launcher.features.data.push import Delivered
+from launcher.job.scalars import LONGEST_URL
 from launcher.job.settings import Settings
 from launcher.model.container import DataSet
 from launcher.model.limits import DEFAULT_LIMITS
@@ -184,3 +186,39 @@ def test_doctor_compares_the_copies_of_the_nodes() -> None:
     assert levels([copy("gpu-b", "a")], [copy("gpu-c", "b")]) == [(Level.WARN, "x differs between nodes")]
     many = levels([copy("gpu-b", "a", 10**6)], [copy("gpu-c", "a", 10**6)])
     assert [level for level, _ in many] == [Level.OK, Level.WARN]
+
+
+def test_what_never_came_makes_no_name_ambiguous() -> None:
+    """The first download of a URL may have failed before its first byte; the data then came from another one."""
+    came = Copy("a", f"copies/{'1' * 64}", "s3://new/pets.tar", 1, 1, 1, 1, "")
+    never = Copy("a", f"partial/{'2' * 64}", "s3://old/pets.tar", 1, 1, 4096, 1, "", empty=True)
+    assert select({"a": [never, came]}, "pets") == [came]
+    assert select({"a": [never, came]}, "s3://old/pets.tar") == [never]
+    assert select({"a": [never]}, "pets") == [never]
+
+
+def made(root: Path, source: str, name: str = "x") -> Copy:
+    """A copy on this machine, as `copies` finds it."""
+    folder = root / "copies" / ("1" * 64)
+    (folder / "files").mkdir(parents=True)
+    (folder / "files" / name).write_text("x")
+    (folder / "about.json").write_text(json.dumps({"source": source, "bytes": 1, "files": 1}))
+    (copy,) = copies(engine("a"), str(root))
+    return copy
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e9", "\n"])
+def test_a_copy_of_a_long_url_is_listed(tmp_path: Path, letter: str) -> None:
+    url = f"https://host/{letter * 7987}"
+    assert len(url) == LONGEST_URL
+    copy = made(tmp_path, url)
+    assert (copy.source, copy.empty) == (url, False)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\n", "a\n\n", ".\n", "a b"])
+def test_names_with_newlines(tmp_path: Path, name: str) -> None:
+    copy = made(tmp_path / "root", "https://host/x", name)
+    file = tmp_path / "root" / copy.folder / "files" / name
+    assert resolve_source(engine("a"), str(file)) == (str(file), False)
+    remove(engine("a"), str(tmp_path / "root"), copy)
+    assert not file.exists()
