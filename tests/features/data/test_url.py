@@ -30,10 +30,11 @@ from cryptography.x509.oid import NameOID
 
 from launcher.errors import DataFailed, LauncherError, UsageError
 from launcher.features.data import container_scripts, worker
-from launcher.features.data.download import Downloaded, Variables, download
+from launcher.features.data.download import Downloaded, Variables, download, here
 from launcher.features.data.locations import DataSource, copies, parse_source
 from launcher.features.data.push import Endpoint, Sender, push, verify
 from launcher.job.fields import parse_data
+from launcher.job.files import hidden
 from launcher.job.problems import LocatedError
 from launcher.model.progress import no_progress
 from launcher.node.machine import LocalMachine
@@ -219,6 +220,53 @@ def test_secrets_are_the_downloads_alone(store: Store, tmp_path: Path) -> None:
     assert subprocess.run(["grep", "-r", SECRET, tmp_path], check=False).returncode == 1
 
 
+TOKEN = "a-token-of-a-user"
+
+
+@pytest.mark.parametrize("secret", [True, False])
+def test_parts_of_the_variables_of_fsspec_are_in_no_message(tmp_path: Path, secret: bool) -> None:
+    """The server says what it was sent: where its answer is wrong, and where the launcher cuts a long message."""
+    given = {"FSSPEC_HTTP": json.dumps({"headers": {"Authorization": f"Bearer {TOKEN}", "X-Key": "other-key"}})}
+    said: list[str] = []
+
+    class Echo(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sent = f"{self.headers['Authorization']} {self.headers['X-Key']}"
+            if "long" in self.path:
+                self.send_response(403, "x" * 182 + sent)
+            else:
+                self.send_response(206)
+                self.send_header("Content-Range", sent)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        for name in ("x", "long"):
+            url = f"http://127.0.0.1:{server.server_port}/{name}"
+            variables = Variables(*(({}, given) if secret else (given, {})))
+            with pytest.raises(DataFailed) as error:
+                download(parse_source(url, Path()), [target(tmp_path, name)], variables, said.append, no_progress)
+            said.append(str(error.value))
+        server.shutdown()
+    assert len(said) == 2
+    assert not any(part in text for text in said for part in (TOKEN, TOKEN[:10], "other-key"))
+
+
+def test_parts_of_the_variables_of_fsspec_are_masked_in_a_run() -> None:
+    headers = {"headers": {"Authorization": f"Bearer {TOKEN}", "X": ["y", {"z": "another-part"}]}, "anon": True}
+    given = {
+        "FSSPEC_HTTPS": json.dumps(headers),
+        "FSSPEC_S3_ENDPOINT_URL": "https://minio.example.org",
+        "A": "a-b-c-d-e",
+    }
+    assert {TOKEN, f"Bearer {TOKEN}", "another-part", given["FSSPEC_HTTPS"]} == {*hidden({}, given)}
+    assert {*hidden(given, {})} == {*hidden({}, given), *given.values()}
+    assert hidden({"FSSPEC_HTTPS": "{not json"}, {}) == ["{not json", "{not json"]
+
+
 FORBIDDEN = refused("403 Forbidden", "InvalidAccessKeyId")
 
 
@@ -257,6 +305,25 @@ def test_what_cannot_be_downloaded_is_said(store: Store, tmp_path: Path, url: st
         ("https://me:password@host/x", "a URL with credentials would be in records"),
         ("https://token@host/x", "a URL with credentials would be in records"),
         ("https://host/x?a=1&X-Amz-Signature=abc", "a URL with credentials would be in records"),
+        *(
+            (f"https://host/x?a=1&{name}=abc", "a URL with credentials would be in records")
+            for name in (
+                *(
+                    "password",
+                    "private_token",
+                    "api_key",
+                    "X-Amz-Security-Token",
+                    "X-Amz-Credential",
+                    "key",
+                    "client-secret",
+                ),
+                *("%70assword", "api%5Fkey", "API_KEY", "accessToken", "AWSAccessKeyId", "sig", "pass+word"),
+            )
+        ),
+        ("https://host/x?a=1;token=abc", "a URL with credentials would be in records"),
+        ("s3://key%3Asecret@bucket/x", "a URL with credentials would be in records"),
+        (f"https://host/{'x' * 8000}", "expected a URL of at most 8,000 characters, not 8,013"),
+        ("https://host/a\nb", "expected (KIND://PLACE/NAME|host:/path, a URL)"),
         ("file:///data/x", "file:// is no store"),
         ("s3:///x", "names no server or bucket"),
         ("zip://a::s3://b/c", "expected KIND://PLACE/NAME"),
@@ -267,6 +334,13 @@ def test_refused_urls(url: str, says: str) -> None:
         parse_source(url, Path())
     with pytest.raises(LocatedError, match=says):  # in a job
         parse_data({"pets": {"from": url, "at": "/data"}})
+
+
+@pytest.mark.parametrize(
+    "url", ["https://host/x?version=1&tokenizer=b&part=key", "https://host/token/key=1", "abfs://container@account/x"]
+)
+def test_accepted_urls(url: str) -> None:
+    assert parse_source(url, Path()).url == url
 
 
 @pytest.mark.parametrize(
@@ -377,6 +451,122 @@ def test_a_store_that_hangs_is_given_up_and_the_next_call_goes_on(
         monkeypatch.setattr(remote, "SILENCE", 30.0)
     store.fault = lambda _method, _path: None
     assert Here(url.format(web=store.url), store, tmp_path).run() == body
+
+
+def pages(store: Store, *, names: Callable[[int], list[str]], size: int = 5) -> Iterator[int]:
+    """Let the store list these names, a page at a time, without an end. Yields the number of pages so far."""
+    number = count(1)
+
+    def fault(_method: str, path: str) -> Answer | None:
+        if path.count("/") > 1 and not path.endswith("/bucket/"):
+            return None
+        page = next(number)
+        keys = "".join(
+            f"<Contents><Key>{name}</Key><Size>{size}</Size><ETag>&quot;{'0' * 32}&quot;</ETag></Contents>"
+            for name in names(page)
+        )
+        body = (
+            f"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>{page}</NextContinuationToken>"
+            f"{keys}</ListBucketResult>"
+        )
+        return "200 OK", [("Content-Type", "application/xml")], body.encode()
+
+    store.fault = fault
+    return number
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        lambda page: [f"pets/{page}-{n}" for n in range(100)],
+        lambda page: ["pets/the-same"],
+        lambda page: ["pets/folder/"],
+        lambda page: [],
+    ],
+    ids=["new names", "the same name", "folders", "nothing"],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_list_without_an_end_is_refused(store: Store, tmp_path: Path, names: Callable[[int], list[str]]) -> None:
+    number = pages(store, names=names)
+    with pytest.raises(fetch.FetchError, match=r"more than 1,000 files.*limits\.data_files in your settings"):
+        Here(FOLDER, store, tmp_path).run()
+    assert next(number) <= 1004
+
+
+@pytest.mark.usefixtures("impatient")
+def test_files_are_counted_while_they_are_listed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "COUNT_EVERY", 0.0)
+    pages(store, names=lambda page: [f"pets/{page}"])
+    said: list[dict[str, Any]] = []
+    with pytest.raises(fetch.FetchError):
+        fetch.Download(order(FOLDER, store, tmp_path), lambda **message: said.append(message)).listed()
+    assert said == [{"listed": number} for number in range(1, 1001)]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_size_below_zero_is_refused(store: Store, tmp_path: Path) -> None:
+    pages(store, names=lambda page: ["pets/x"], size=-5)
+    with pytest.raises(fetch.FetchError, match="the store gives x a size of -5 bytes"):
+        Here(FOLDER, store, tmp_path).run()
+
+
+def test_a_process_that_lists_ends_with_its_launcher(store: Store, tmp_path: Path) -> None:
+    """Whether its connection is closed, or only silent."""
+    for shorten in (False, True):
+        number = pages(store, names=lambda page: [f"pets/{page}"])
+        process = worker.Worker("a", HERE.open(worker.local_argv()), order(FOLDER, store, tmp_path, most_files=10**6))
+        while next(number) < 5:
+            process.report(0.05)
+        child = process._stream._process  # type: ignore[attr-defined]  # noqa: SLF001
+        if shorten:
+            assert child.poll() is None
+        process.close()
+        child.wait(10)
+
+
+def test_a_process_ends_if_the_launcher_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a lost connection of which its node hears nothing."""
+    monkeypatch.setattr(worker, "SIGN_OF_LIFE", 3600.0)
+    path = Path(worker.__file__).with_name("container_scripts") / "data_node.py"
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for each in path.parent.glob("*.py"):
+        (scripts / each.name).write_text(each.read_text().replace("SILENCE = 30.0", "SILENCE = 0.3"))
+    monkeypatch.setattr(worker, "_SCRIPTS", scripts)
+    order_ = {"role": "sink", "root": str(tmp_path / "copies"), "tls": {}}
+    process = worker.Worker("a", HERE.open(worker.local_argv()), order_)
+    with closing(process), pytest.raises(DataFailed, match="heard nothing from the launcher for 0 s"):
+        process.until("content")
+
+
+def test_this_machines_downloads_are_private(store: Store, tmp_path: Path, cache: Path) -> None:
+    """Also those of earlier versions."""
+    put(store, "pets/images.tar", size=5)
+    url = f"{store.url}/{BUCKET}/pets/images.tar"
+    source, _, _ = downloaded(url, store, target(tmp_path, "a", WITHOUT_WAY_OUT))
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert Path(source.path).is_relative_to(cache)
+    for mend in (here, lambda: downloaded(url, store, target(tmp_path, "b", WITHOUT_WAY_OUT))):
+        cache.chmod(0o755)
+        mend()
+        assert cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_this_machine_without_room_is_told_what_moves_its_folder(
+    store: Store, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, "pets/images.tar", size=5)
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for each in worker._SCRIPTS.glob("*.py"):  # noqa: SLF001
+        (scripts / each.name).write_text(each.read_text().replace("SLACK = 64 << 20", "SLACK = 1 << 60"))
+    monkeypatch.setattr(worker, "_SCRIPTS", scripts)
+    url = f"{store.url}/{BUCKET}/pets/images.tar"
+    with pytest.raises(DataFailed, match="free") as error:
+        downloaded(url, store, target(tmp_path, "a", WITHOUT_WAY_OUT))
+    assert f"another disk for {cache}: export XDG_CACHE_HOME" in str(error.value)
+    assert "data_root" not in str(error.value)
+    assert not [*cache.glob("partial/*")]
 
 
 @pytest.mark.usefixtures("impatient")

@@ -253,7 +253,7 @@ class _Answer:
         if self._late:  # its end would be that of the headers
             raise self._lost(EOFError())
         self._mark, self._since = 0, time.monotonic()
-        self.status, self.reason = self._response.status, self._response.reason[:200]
+        self.status, self.reason = self._response.status, self._response.reason
         self.headers = {name.lower(): value for name, value in reversed(self._response.getheaders())}
 
     def get(self, name: str) -> str:
