@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from train import checkpoint, infiniband
+from train import checkpoint, infiniband, loaded_code
 from train.combinations import check
 from train.config import Config, Every
 from train.data import sampler
@@ -104,11 +104,12 @@ class Trainer:
         contents = together(lambda: Contents.of(self.dataset, read_within))
         decoder = together(lambda: choose_decoder(config.decoder, self.log.say))
         weights = "" if self.resumed else config.evaluate or config.pretrained
-        if warning := agree(config.data, contents, weights, self.model, decoder.name, world):
+        if warning := agree(config, contents, weights, self.model, decoder.name, world):
             self.log.say(warning)
         if self.resumed is None and self.method != "ddp":  # which does so itself
             start_alike(self.model, world)
         self.images, self.decoder = contents.digest("train"), decoder.name  # of the training set
+        self.code = loaded_code.loaded()
 
         own = config.batch_size, config.accumulate
         self.batches = world.gather(own) if world.sharded else [own]  # batch size and number of batches, by rank
@@ -363,6 +364,7 @@ class Trainer:
             "classes": list(self.dataset.classes),
             "identity": self._identity(),
             "config": self.config.to_dict(),
+            "code": self.code,
             "progress": vars(self.progress),
             **self.step.state(),
         }
@@ -399,6 +401,8 @@ class Trainer:
             # between epochs this is fine: the schedule continues at the same share of the run
             self.log.say(f"train: changed since {found.path} was saved: {', '.join(changed)}")
             progress.updates = progress.epoch * self.epoch_steps
+        if files := loaded_code.changed(self.code, state.get("code", {})):
+            self.log.say(f"train: changed since {found.path} was saved: the code of {files}")
         # other settings may change, but these determine the parameter groups
         for name in ("optimizer", "decay", "no_decay", "layer_decay"):
             if (saved := state["config"].get(name, here := getattr(self.config, name))) != here:

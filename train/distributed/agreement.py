@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import metadata
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from train import loaded_code
 from train.checkpoint import digest
 from train.config import Config
 from train.data.contents import Contents
@@ -25,14 +28,16 @@ OF_A_NODE = {
 BATCH = {"batch_size", "accumulate", "val_batch_size"}
 
 
-def agree(data: str, contents: Contents, weights: str, model: nn.Module, decoder: str, world: World) -> str | None:
-    """Compare images and, if `weights` is a file, loaded weights between ranks; return a warning about software.
+def agree(config: Config, contents: Contents, weights: str, model: nn.Module, decoder: str, world: World) -> str | None:
+    """Compare images, layers, code and, if `weights` is a file, loaded weights; return a warning about software.
 
     Raises:
         TrainError: this rank differs from rank 0.
         SystemExit: another rank differs.
     """
-    agree_on_data(data, contents, world)
+    agree_on_data(config.data, contents, world)
+    agree_on_layers(config.arch, model, world)
+    agree_on_code(world)
     if weights:
         agree_on_weights(weights, model, world)
     return mixed_software(decoder, world)
@@ -54,7 +59,9 @@ def agree_on_options(config: Config, world: World) -> None:
 def shared_options(config: Config, sharded: bool) -> dict[str, Any]:
     """Return the options that must be the same on every rank. `sharded`: each rank reads its own samples."""
     own = OF_A_NODE | BATCH if sharded else OF_A_NODE
-    return {name: value for name, value in config.to_dict().items() if name not in own}
+    same = {name: value for name, value in config.to_dict().items() if name not in own}
+    # what these files contain is compared, together, by the ranks that have one: so all or none
+    return same | {name: "set" if getattr(config, name) else "not set" for name in ("pretrained", "evaluate")}
 
 
 def check_options(mine: dict[str, Any], theirs: dict[str, Any], host: str) -> None:
@@ -72,6 +79,32 @@ def agree_on_data(data: str, contents: Contents, world: World) -> None:
     digests = world.gather(contents.digest(*contents.splits))
     if not all(mine.same(other) for mine in digests for other in (digests[0], digests[-1])):
         _refuse(f"--data {data}", contents, lambda mine, theirs: mine.difference(theirs), world)
+
+
+def agree_on_layers(arch: str, model: nn.Module, world: World) -> None:
+    """Raise TrainError on a rank whose model has other layers than rank 0's, SystemExit on the others."""
+    outline = {
+        name: f"{'x'.join(map(str, value.shape)) or 'a number'} {value.dtype}"
+        for name, value in (*model.named_parameters(), *model.named_buffers())
+    }
+    if world.size > 1 and len(set(world.gather(digest(outline)))) > 1:
+        _refuse(f"--arch {arch}", outline, _layer, world, "install the same packages and code on all machines")
+
+
+def _layer(mine: dict[str, str], theirs: dict[str, str]) -> str | None:
+    """Return the first weight or buffer in which a model differs from rank 0's."""
+    for name in dict.fromkeys((*theirs, *mine)):
+        here, there = mine.get(name, "none"), theirs.get(name, "none")
+        if here != there:
+            return f"{name}: {here} here, {there} there"
+    return None  # another order
+
+
+def agree_on_code(world: World) -> None:
+    """Raise TrainError on a rank that has loaded other code than rank 0, SystemExit on the others."""
+    mine = loaded_code.loaded() if world.size > 1 else {}
+    if len(set(world.gather(digest(mine)))) > 1:
+        _refuse("the code", mine, loaded_code.changed, world)
 
 
 def agree_on_weights(file: str, model: nn.Module, world: World) -> None:
@@ -101,20 +134,33 @@ def start_alike(model: nn.Module, world: World) -> None:
             tensor.copy_(contiguous)
 
 
-def _refuse(what: str, mine: T, difference: Callable[[T, T], str | None], world: World) -> None:
+def _refuse(
+    what: str, mine: T, difference: Callable[[T, T], str | None], world: World, fix: str = "copy it from there"
+) -> None:
     theirs, host = world.broadcast_object((mine, socket.gethostname()))
 
     def compare() -> None:
         if found := difference(mine, theirs):
-            raise TrainError(f"{what} differs from rank 0 ({host}): has {found}; copy it from there")
+            raise TrainError(f"{what} differs from rank 0 ({host}): has {found}; {fix}")
 
     world.all_ranks_or_exit(compare)
 
 
 def mixed_software(decoder: str, world: World) -> str | None:
-    """Return a warning if decoders or versions of torch differ between ranks, which may change results."""
-    used = world.gather((f"decoder {decoder}, torch {torch.__version__}", socket.gethostname()))
+    """Return a warning if decoders or versions of packages differ between ranks, which may change results."""
+    if world.size == 1:
+        return None
+    used = world.gather((f"decoder {decoder}, {versions()}", socket.gethostname()))
     if len({kind for kind, _ in used}) == 1:
         return None
     first = {kind: f"{kind} (rank {rank} on {host})" for rank, (kind, host) in reversed(list(enumerate(used)))}
     return f"train: warning: software differs between ranks, so results may differ: {'; '.join(sorted(first.values()))}"
+
+
+def versions() -> str:
+    """Return the versions of the packages that compute images and weights."""
+    found = [f"torch {torch.__version__}"]
+    for name in ("torchvision", "pillow", "numpy", "timm"):
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return ", ".join(found)

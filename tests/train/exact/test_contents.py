@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import PIL
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 from tests.train.runs import digit_tree, finish, start
@@ -17,7 +19,7 @@ from train.__main__ import main
 from train.checkpoint import Saver, digest, read
 from train.data.contents import Contents, Listed
 from train.data.open import open_dataset
-from train.distributed.agreement import agree_on_weights, mixed_software
+from train.distributed.agreement import agree_on_weights, mixed_software, versions
 from train.distributed.world import World
 from train.errors import TrainError
 from train.trainer import changes
@@ -169,7 +171,9 @@ def test_ranks_with_other_weights_are_refused() -> None:
 
 
 def test_other_decoders_and_versions_are_one_warning() -> None:
-    own = f"decoder pil, torch {torch.__version__}"
+    own = f"decoder pil, {versions()}"
+    for package in (torch, torchvision, np, PIL):
+        assert package.__version__.partition("+")[0] in own
     assert mixed_software("pil", Second((own, "a"))) is None
     warning = mixed_software("pil", Second(("decoder roi, torch 2.4.0", "a")))
     assert warning is not None

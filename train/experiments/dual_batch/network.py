@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.distributed import TCPStore, rpc  # type: ignore[attr-defined]  # torch's stub lacks the first
 
+from train import loaded_code
 from train.config import Config
 from train.data.contents import Contents, Digest
 from train.distributed.agreement import check_options, shared_options
@@ -32,6 +33,7 @@ _JOINED, _LOST = "dual_batch/joined", "dual_batch/lost/{}"  # keys in the store
 _served: list[ParameterServer] = []
 _data: list[Contents] = []  # data set of the served run
 _options: list[dict[str, Any]] = []  # that must be the same everywhere
+_code: dict[str, str] = {}  # the same, see `train.loaded_code`
 
 
 def serve(server: ParameterServer, data: Contents, options: dict[str, Any]) -> None:
@@ -39,6 +41,7 @@ def serve(server: ParameterServer, data: Contents, options: dict[str, Any]) -> N
     _served.append(server)
     _data.append(data)
     _options.append(options)
+    _code.update(loaded_code.loaded())
 
 
 def join(rank: int, size: int) -> None:
@@ -112,6 +115,10 @@ def _options_of_the_server() -> tuple[dict[str, Any], str]:
     return _options[0], socket.gethostname()
 
 
+def _code_of_the_server() -> tuple[dict[str, str], str]:
+    return _code, socket.gethostname()
+
+
 def _heartbeat(worker: int) -> None:
     _served[0].heartbeat(worker)
 
@@ -133,8 +140,11 @@ class Remote:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def agree(self, config: Config, contents: Contents) -> None:
-        """Raise TrainError if this worker's options or data set differ from the server's."""
+        """Raise TrainError if this worker's options, code or data set differ from the server's."""
         check_options(shared_options(config, sharded=False), *self._call(_options_of_the_server))
+        theirs, host = self._call(_code_of_the_server)
+        if files := loaded_code.changed(loaded_code.loaded(), theirs):
+            raise TrainError(f"the code differs from rank 0 ({host}): has {files}; copy it from there")
         if contents.digest(*contents.splits).same(self._call(_digest)):
             return
         raise TrainError(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from train import checkpoint
+from train import checkpoint, loaded_code
 from train.combinations import check
 from train.config import Config
 from train.data.batch import Transfer
@@ -97,7 +97,8 @@ class Server:
         self._config = config = config.settled(about_model(self._model))
         on_device = partial(self._precision.trial, device=world.device)
         warning = check_sides(self._model, config.arch, config.sides(), len(dataset.classes), on_device)
-        self._folder = config.checkpoint_folder
+        self._watch = Writer(Path(config.output), amp=False)
+        self._folder, self._code = config.checkpoint_folder, loaded_code.loaded()
         self._checkpoints = Files(config, world)
         self._found = self._checkpoints.find()
         workers = len(plan.shares)
@@ -125,7 +126,6 @@ class Server:
         self._rates = rates
         self._reported: set[int] = set()
         self._since = 0.0  # time of the last read of the sums of local epochs
-        self._watch = Writer(Path(config.output), amp=False)
         if warning:
             self._watch.say(warning)
         self._checkpoints.open()
@@ -287,6 +287,7 @@ class Server:
             "arch": self._config.arch,
             "classes": list(self._dataset.classes),
             "config": self._config.to_dict(),
+            "code": self._code,
             "dual_batch": {"finished": finished, "workers": len(self._plan.shares), "best": self._best},
             "model": weights,
         }
@@ -303,6 +304,8 @@ class Server:
             if not bad or self._config.allow_nan:
                 break
             found = self._checkpoints.earlier(found, f"inf or nan in {bad}")
+        if files := loaded_code.changed(self._code, found.state.get("code", {})):
+            self._watch.say(f"train: changed since {found.path} was saved: the code of {files}")
         progress = found.state["dual_batch"]
         self._best = float(progress["best"])
         return replace(found, state={}), progress["finished"] // progress["workers"] * len(self._plan.shares)
