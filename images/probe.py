@@ -1,5 +1,5 @@
 # Must run under Python 3.6. No pathlib: it would take a third of the startup. Any exception of a check is a result.
-# ruff: noqa: PTH113, PTH118, PTH120, PTH123, PTH208, UP031, BLE001
+# ruff: noqa: PTH112, PTH113, PTH118, PTH120, PTH123, PTH208, UP031, BLE001
 """Run in any image with Python 3.6 and torch 1.1 or later, and report the state of its torch and torchvision.
 
     python3 -c "$(cat probe.py)" NAME facts    facts for `launcher up`; does not import torch, less than 0.1 s
@@ -23,6 +23,7 @@ CUDA = re.compile(r"""^cuda\s*(?::[^=\n]*)?=\s*['"]([\d.]+)['"]""", re.M)
 ARGUMENTS = re.compile(r"""add_argument\(((?:\s*['"]-{1,2}[a-zA-Z][\w-]*['"]\s*,?)+)""")
 LONG = re.compile(r"""['"]--([a-zA-Z][\w-]*)['"]""")
 CODE = "/workspace/code"
+DECODER = "/opt/launcher/decoder"  # see images/decoder.Dockerfile
 SOURCE_TREES = ("/opt/pytorch/vision", "/opt/pytorch/pytorch/vision")
 
 
@@ -89,7 +90,25 @@ def facts(name):
         "launch": bool(launch),
         "flags": options(run or launch),
         "code": own_files(),
+        "decoder": decoder(),
     }
+
+
+def decoder():
+    """Return where the trainer's decoder comes from: "image", "compiler" with libjpeg-turbo's headers, or ""."""
+    import subprocess  # only here: it takes a tenth of the startup
+
+    if os.path.isdir(DECODER) and any(name.startswith("roi-") for name in os.listdir(DECODER)):
+        return "image"
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    if not compiler:
+        return ""
+    source, pipe = b"#include <stdio.h>\n#include <jpeglib.h>\n", subprocess.PIPE
+    try:
+        done = subprocess.run([compiler, "-E", "-"], check=False, input=source, stdout=pipe, stderr=pipe, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else "compiler"
 
 
 def surroundings():

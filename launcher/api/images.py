@@ -25,6 +25,7 @@ from launcher.model.progress import Log
 from launcher.node.connect import Fleet, caller_engine, connect
 from launcher.node.engine import Engine
 from launcher.records.snapshot import list_code, pack, repack
+from launcher.records.trainer import decoder_source
 from launcher.run.gpus import uses_gpus
 
 
@@ -130,4 +131,5 @@ def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None,
         raise UsageError(f"job {job.name}", "has no image: runtime process uses the Python of the machine", "")
     with begin() as work:
         locations = ImageLocations(nodes, local, work.log, work.progress, uses_gpus(job))
-        return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_path(file))
+        roi, mounted = decoder_source(job), bool(job.mounts)
+        return ensure(job.image, locations, job=job.name, mounted=mounted, roi=roi, lock_file=lock_path(file))

@@ -34,6 +34,8 @@ from launcher.node.engine import Engine
 Members = Iterable[tuple[tarfile.TarInfo, bytes | None]]
 IN_CONTEXT = "code"  # folder of the build context that is copied to CODE
 CONTEXT = ("Dockerfile", "install.sh")  # files of images/; a Repair adds more
+DECODER = ("decoder.Dockerfile", "decoder.sh")  # more of them, for the trainer's jobs
+COPIED = "COPY --from=decoder /opt/launcher/decoder /opt/launcher/decoder\n"
 NETWORK = "LAUNCHER_BUILD_NETWORK"  # host (default, because pip may need this machine's network) | default
 PIP_INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
 DOCKER_CLI_TIMEOUT = 30.0
@@ -51,16 +53,19 @@ class Repair:
     builder: Engine
     info: ImageInfo  # the base on the builder
     lock: Lock  # base and decision, for the lock file; torch is "" if the base was not probed
+    roi: str = ""  # the source of the trainer's decoder, used if lock.decoder is set
 
     @property
     def changes_nothing(self) -> bool:
-        return self.lock.step == KEEP and not self.lock.packages
+        return self.lock.step == KEEP and not self.lock.packages and not self.lock.decoder
 
     @property
     def digest(self) -> str:
         """Return a hash (24 hex digits) of all inputs of the build, including the files of images/."""
         parts = [self.info.id, self.lock.step, self.lock.packages, self.info.user]
         files = [asset(name) for name in CONTEXT]
+        if self.lock.decoder:
+            files += [*(asset(name) for name in DECODER), self.roi]
         return hashlib.sha256(json.dumps([parts, files]).encode()).hexdigest()[:24]
 
     def tag(self, job: str) -> str:
@@ -87,6 +92,9 @@ class Repair:
         """Return the build context by file name. Raises ImageBuildFailed."""
         context = {name: asset(name) for name in CONTEXT}
         context["requirements.txt"] = "".join(f"{line}\n" for line in self.lock.packages)
+        if self.lock.decoder:
+            first, script = (asset(name) for name in DECODER)
+            context |= {"Dockerfile": first + context["Dockerfile"] + COPIED, "decoder.sh": script, "roi.c": self.roi}
         if authority := pip_authority():
             context["ca.crt"] = authority
         return context

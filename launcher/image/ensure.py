@@ -16,7 +16,13 @@ from launcher.model.progress import Log
 
 
 def ensure(
-    image: Image, locations: ImageLocations, *, job: str, mounted: bool = False, lock_file: Path | None = None
+    image: Image,
+    locations: ImageLocations,
+    *,
+    job: str,
+    mounted: bool = False,
+    roi: str = "",
+    lock_file: Path | None = None,
 ) -> ImageOnNodes:
     """Make the job's image available on every node and return it; build it if necessary.
 
@@ -24,6 +30,7 @@ def ensure(
 
     job: its name.
     mounted: the job mounts folders into its containers, which may contain torch.
+    roi: the source of the trainer's decoder, if the job runs the trainer.
     lock_file: pins the base and its repair (lock.lock_path); used if it matches the job, otherwise rewritten.
     Raises ImageUnfit, ImageBuildFailed, ImageShipFailed, NodesFailed; JobInvalid for an invalid lock file.
     """
@@ -37,7 +44,7 @@ def ensure(
     if done is not None:
         return done
 
-    repair = plan_repair(image, locations, mounted=mounted, locked=locked)
+    repair = plan_repair(image, locations, mounted=mounted, locked=locked, roi=roi)
     source, info, built, why = repair.builder, repair.info, False, repair.lock.why
     name = repair.lock.base if repair.changes_nothing else repair.tag(job)
     found = locations.find(name)

@@ -49,6 +49,7 @@ class Report:
     source_tree: str = ""
     cuda: str = ""  # CUDA version of torch, also set by a quick probe
     code: tuple[str, ...] = ()  # names in the image's /workspace/code, also set by a quick probe
+    decoder: str = ""  # see ImageFacts, also set by a quick probe
     checks: Mapping[str, ImageCheck] = field(default_factory=dict)
 
     @classmethod

@@ -35,6 +35,7 @@ class Lock:
     image: str
     image_id: str
     notes: tuple[str, ...] = ()  # unusual findings in the base that are not faults
+    decoder: bool = False  # whether the trainer's decoder is compiled in it
     format: int = FORMAT
 
     def fits(self, image: Image) -> bool:

@@ -65,7 +65,9 @@ def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: Co
     cuda = (info.cuda if info else "") or found.cuda
     points = {mount.target.removeprefix(f"{CODE}/").partition("/")[0] for mount in like.mounts}
     hidden = tuple(name for name in found.code if name not in points) if info else ()
-    return ImageFacts(reference, image, found.python, launch, found.flags, found.torch, entrypoint, cuda, hidden)
+    return ImageFacts(
+        reference, image, found.python, launch, found.flags, found.torch, entrypoint, cuda, hidden, found.decoder
+    )
 
 
 def full_report(engine: Engine, info: ImageInfo, reference: str, *, gpus: bool = True) -> Report:

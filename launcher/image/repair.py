@@ -11,7 +11,7 @@ from launcher.image.distribution import node_that_can_pull, pull
 from launcher.image.faults import KEEP, Report, decide, find_faults
 from launcher.image.image_locations import ImageLocations, having, image_store, same_image
 from launcher.image.lock import Lock
-from launcher.image.probe import full_report
+from launcher.image.probe import ANY_CONTAINER, full_report, image_facts
 from launcher.job.parts import Image
 from launcher.model.facts import ImageInfo
 from launcher.model.progress import Log, Step
@@ -30,18 +30,20 @@ CHECKS = {
 
 
 def plan_repair(
-    image: Image, locations: ImageLocations, *, mounted: bool = False, locked: Lock | None = None
+    image: Image, locations: ImageLocations, *, mounted: bool = False, locked: Lock | None = None, roi: str = ""
 ) -> Repair:
     """Find the base, probe it and decide on the repair. Changes nothing, except that a missing base is pulled.
 
-    locked: the base and the decision of a lock file. Raises ImageUnfit.
+    locked: the base and the decision of a lock file. roi: the source of the trainer's decoder, if the job runs the
+    trainer. Raises ImageUnfit.
     """
     assert image.base is not None, "an image set by `ref` is not built"
     builder, info = _find_base(image.base, locations, locked)
     if locked is None:
-        return Repair(builder, info, _decide(image, image.base, builder, info, mounted, locations))
+        decided = _decide(image, image.base, builder, info, mounted, locations)
+        return Repair(builder, info, _with_decoder(decided, builder, info) if roi else decided, roi)
     base_digest = _digest(image.base, info)
-    return Repair(builder, info, replace(locked, base_id=info.id, base_digest=base_digest, user=info.user))
+    return Repair(builder, info, replace(locked, base_id=info.id, base_digest=base_digest, user=info.user), roi)
 
 
 def _decide(
@@ -65,6 +67,13 @@ def _decide(
         image="",
         image_id="",
     )
+
+
+def _with_decoder(lock: Lock, builder: Engine, info: ImageInfo) -> Lock:
+    """Add the trainer's decoder, unless the base has one or what compiles it."""
+    if image_facts(builder, lock.base, info, ANY_CONTAINER).decoder:
+        return lock
+    return replace(lock, decoder=True, why=f"{lock.why}; the trainer's decoder is added")
 
 
 def _digest(base: str, info: ImageInfo) -> str:

@@ -219,6 +219,7 @@ class ImageFacts:
     entrypoint: tuple[str, ...]  # the image's own
     cuda: str = ""  # version; "" without CUDA
     hidden: tuple[str, ...] = ()  # names in its own /workspace/code, where the job's code is mounted
+    decoder: str | None = None  # where the trainer's is: in the "image", from its "compiler", "" nowhere; None: unknown
 
 
 @dataclass(frozen=True)

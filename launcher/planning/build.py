@@ -170,6 +170,8 @@ def _warnings(
     if image.hidden:
         names = ", ".join(image.hidden[:3]) + ", ..." * (len(image.hidden) > 3)
         found.append(f"the job's code at {CODE} hides the image's own files there: {names}")
+    if (decoder := checks.decoder(job, image)) and decoder.level is checks.Level.WARN:
+        found.append(f"{decoder.what}: {decoder.fix}")
     if not rendezvous.probed:
         found.append(
             f"sshd forbids testing connections between the nodes; {rendezvous.address} is assumed to be reachable"

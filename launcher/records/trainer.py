@@ -51,6 +51,14 @@ def installed() -> Path:
     return shipped(TRAINER)  # sys.path may have another `train`
 
 
+def decoder_source(job: Job) -> str:
+    """Return the source of the decoder that the trainer compiles, "" if the job does not run the trainer."""
+    if (job.run.module or "").partition(".")[0] != TRAINER:
+        return ""
+    source = installed() / "data" / "roi.c"
+    return source.read_text(encoding="utf-8") if source.is_file() else ""
+
+
 def runs_ours(job: Job, folder: Path, added: Path | None) -> bool:
     """Return whether the job runs the launcher's trainer, not one of that name that its code brings.
 

@@ -32,8 +32,9 @@ from launcher.planning import checks, gpu_checks, gpus, ports, rdma
 from launcher.planning.checks import Check, Level
 from launcher.planning.command import require_torch
 from launcher.planning.rendezvous import choose, is_tunnel
+from launcher.records.trainer import decoder_source
 from launcher.run.gpus import with_claims
-from launcher.run.prepare import preview
+from launcher.run.prepare import inspect_image, preview
 from launcher.run.reachability import TIMEOUT, probe_master, reach_node
 
 JobCheck: TypeAlias = Callable[[Job, Sequence[Engine]], Iterator[Check]]  # of a feature
@@ -140,6 +141,7 @@ def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFa
         yield from rdma.between(need_gpus)
     if job is not None and facts and not fleet.failed and len(facts) == len(job.machines):
         yield ports.check(job, facts)
+        yield from _decoder(job, fleet, facts)
         if not job.traits.one_machine and len(facts) > 1:
             yield from _between(job, fleet, facts)
         yield from _same_data(job, fleet)
@@ -164,6 +166,18 @@ def _found(image: Image, locations: ImageLocations, lock: Path | None) -> Check:
     except LauncherError as error:
         what = str(error.errors[0]) if isinstance(error, NodesFailed) else f"{error.where} {error.what}"
         return Check("all", "image", Level.FAIL, what, error.next_step)
+
+
+def _decoder(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Check]:
+    """Check which decoder the trainer will use, if the job runs it."""
+    if not decoder_source(job):
+        return
+    try:
+        check = checks.decoder(job, inspect_image(job, fleet, facts)[0])
+    except LauncherError as error:
+        check = Check("all", "decoder", Level.WARN, f"not known: {error.where}: {error.what}", error.next_step)
+    if check is not None:
+        yield check
 
 
 def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:

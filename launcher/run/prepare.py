@@ -27,6 +27,7 @@ from launcher.planning.build import Prepared, build, refuse_unfit
 from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
+from launcher.records.trainer import decoder_source
 from launcher.run.gpus import assume_idle, job_facts, uses_gpus
 from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
@@ -114,6 +115,8 @@ def inspect_image(
         () if job.image.ref else (f"the image's properties are those of its base {name}; up repairs it if necessary",)
     )
     found = image_facts(fleet.engines[0], name, images[0][0], _container_like(job, facts[0]))
+    if job.image.base and decoder_source(job):
+        found = replace(found, decoder=found.decoder or "image")  # `up` builds it in
     return found, limited, (*notes, *_check_cuda(job, facts, found.cuda, name, found.torch, images[0][0].gpu_code))
 
 
@@ -160,7 +163,8 @@ def make_image(
     _check_cuda(job, facts, cuda.of_name(name), name)  # before it is pulled
     with caller_engine() as local:
         locations = ImageLocations(fleet.engines, local, log, on_progress, uses_gpus(job))
-        image = ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_file)
+        roi, mounted = decoder_source(job), bool(job.mounts)
+        image = ensure(job.image, locations, job=job.name, mounted=mounted, roi=roi, lock_file=lock_file)
     master = fleet.engines[0]
     info = image.images[master.node]
     _check_cuda(job, facts, info.cuda, name)  # before the first container

@@ -61,6 +61,21 @@ def test_equal_inputs_give_equal_names_and_different_inputs_different_names(monk
     assert REPAIR.tag("demo") == before
 
 
+def test_an_image_of_the_trainer_has_its_decoder():
+    lock = dataclasses.replace(DECIDED, step="keep", packages=(), decoder=True)
+    with_decoder = Repair(None, INFO, lock, roi="int roi;")
+    assert not with_decoder.changes_nothing
+    assert Repair(None, INFO, dataclasses.replace(lock, decoder=False), roi="int roi;").changes_nothing
+    assert len({with_decoder.digest, Repair(None, INFO, lock, roi="int other;").digest, REPAIR.digest}) == 3
+    files = with_decoder.files()
+    assert files["roi.c"] == "int roi;"
+    assert "decoder.sh" in files
+    stages = [line for line in files["Dockerfile"].splitlines() if line.startswith("FROM ")]
+    assert stages == ["FROM ${BASE_IMAGE} AS decoder", "FROM ${BASE_IMAGE}"]
+    assert files["Dockerfile"].endswith("COPY --from=decoder /opt/launcher/decoder /opt/launcher/decoder\n")
+    assert "decoder" not in " ".join(REPAIR.files())
+
+
 @pytest.fixture
 def plain_pip(monkeypatch):
     for name in ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST"):

@@ -1,6 +1,7 @@
 """images/install.sh with a pip and a git that record their calls: the exact commands of every repair."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.image.names import asset
+from train.data import roi
 
 SCRIPT = Path(__file__).parents[2] / "images" / "install.sh"
 PYTHON = f"""#!/bin/sh
@@ -174,3 +176,30 @@ def test_the_dockerfile_follows_the_rules_that_matter():
 
 def test_scripts_parse_in_a_plain_shell():
     assert subprocess.run(["sh", "-n", str(SCRIPT)], env=dict(os.environ), check=False).returncode == 0
+
+
+def test_the_decoder_in_an_image_is_where_the_trainer_looks_for_it(tmp_path, monkeypatch):
+    """images/decoder.sh builds what train/data/roi.py would build, with its libjpeg beside it."""
+    if shutil.which("cc") is None or not Path("/usr/include/jpeglib.h").exists():
+        pytest.skip("no C compiler, or no libjpeg-turbo")
+    script = Path(__file__).parents[2] / "images" / "decoder.sh"
+    done = subprocess.run(["sh", str(script), str(roi.SOURCE), str(tmp_path / "made")], check=False)
+    assert done.returncode == 0
+    monkeypatch.setattr(roi, "IN_IMAGE", tmp_path / "made")
+    assert roi.load().path == tmp_path / "made" / roi.file_name()
+    assert any(path.name.startswith("libjpeg") for path in (tmp_path / "made").iterdir())
+    assert f"cc {' '.join(roi.FLAGS)} " in script.read_text()
+
+
+def test_without_a_compiler_the_build_goes_on_without_the_decoder(tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "sha256sum", "cut", "uname", "mkdir", "rm"):
+        (tools / name).symlink_to(shutil.which(name))
+    done = subprocess.run(
+        ["sh", str(Path(__file__).parents[2] / "images" / "decoder.sh"), str(roi.SOURCE), str(tmp_path / "made")],
+        env={"PATH": str(tools)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "it will decode with torchvision" in done.stdout
+    assert list((tmp_path / "made").iterdir()) == []
