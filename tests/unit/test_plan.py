@@ -20,7 +20,7 @@ from launcher.job.models import Job
 from launcher.model.container import Mount
 from launcher.model.facts import EngineFacts, Gpu, ImageFacts, Interface, Launch, NodeFacts, Probe, Reach, Route
 from launcher.model.plan import Plan, Rendezvous
-from launcher.planning import build, command, gpus
+from launcher.planning import build, checks, command, gpus
 from launcher.planning.offline import offline
 from launcher.planning.rendezvous import candidates, choose, on_one_machine, source_address
 from launcher.run.start import _reader, kit
@@ -474,3 +474,21 @@ def test_newer_facts_keep_what_was_prepared() -> None:
     [kept] = build.Prepared([ready], MODERN, on_one_machine(1, 29500)).at([node(0, gpus=2)]).facts
     assert kept == dataclasses.replace(ready, gpus=node(0, gpus=2).gpus)
     assert len(kept.gpus) == 2
+
+
+def test_the_plan_says_that_the_trainer_would_decode_slowly():
+    facts = [node(0), node(1)]
+
+    def said(a_job: Job, decoder: str | None) -> list[str]:
+        plan = planned(a_job, facts, dataclasses.replace(MODERN, decoder=decoder))
+        return [warning for warning in plan.warnings if "decode" in warning]
+
+    [warning] = said(job(), "")
+    assert "its own decoder, roi, is about 1.8 times as fast" in warning
+    assert "gcc libc6-dev libjpeg-dev" in warning
+    assert not any(said(job(), decoder) for decoder in (None, "image", "compiler"))
+    assert not said(job(run={"module": "train", "args": {"decoder": "pil"}}), "")
+    assert not said(job(run={"command": ["true"]}), "")
+    check = checks.decoder(job(), dataclasses.replace(MODERN, decoder="image"))
+    assert check == checks.Check("all", "decoder", checks.Level.OK, check.what)
+    assert check.what == "roi, in the image: about 1.8 times as fast as torchvision's"
