@@ -3,6 +3,7 @@
 torchrun itself always exits with 1, after its own traceback and a copy of the rank's. Instead, a line names each failed
 rank in the log, and `failed RANK CODE EPOCH` (CODE: negative for a signal) in state/NODE.attempts, for launchers. If it
 is stopped, its ranks have SAVING seconds for a checkpoint; those that it kills are named too, with `killed RANK EPOCH`.
+Ranks that still run LINGER seconds after another one has exited with code 0 are named in a line, and go on.
 
 Runs in the image's own Python, 3.7 or newer, with its torch, 1.9 or newer.
 """
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 SAVING = "40"  # seconds, unless the variable says otherwise; `launcher down` kills the container after 45 s
 
 
+LINGER = 60.0  # seconds
+
+
 def main() -> None:
     """Call torchrun with the options of this process. Raises SystemExit if a rank failed or a signal stopped it."""
     _wait_for_ranks(PContext, int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING)))
+    name_lingering(PContext, LINGER)
     try:
         torch.distributed.run.main()
     except ChildFailedError as error:
@@ -55,6 +60,31 @@ def _wait_for_ranks(context: Any, limit: int) -> None:
         _note(f"killed {rank} {int(time.time())}" for rank in ranks)
 
     context.close = close
+
+
+def name_lingering(context: Any, limit: float) -> None:
+    """Whenever torchrun looks at its ranks, name those that run `limit` seconds after one has exited with code 0."""
+    own_wait = context.wait
+    since: dict[Any, float] = {}  # when one had exited; inf: named
+
+    def wait(self: Any, *args: Any, **options: Any) -> Any:
+        handlers = getattr(self, "subprocess_handlers", {})
+        codes = {int(self.envs[local]["RANK"]): each.proc.poll() for local, each in handlers.items()}
+        done = sorted(rank for rank, code in codes.items() if code == 0)
+        left = sorted(rank for rank, code in codes.items() if code is None)
+        if done and left and time.monotonic() - since.setdefault(self, time.monotonic()) >= limit:
+            since[self] = float("inf")
+            runs = f"{_ranks(left)} still {'runs' if len(left) == 1 else 'run'}"
+            print(
+                f"launcher: {runs}, {limit:.0f} s after {_ranks(done)} exited with code 0", file=sys.stderr, flush=True
+            )
+        return own_wait(self, *args, **options)
+
+    context.wait = wait
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
 def _note(lines: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -26,6 +26,9 @@ from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CO
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # In torchrun's report, for each rank that failed: its exit code, negative if a signal killed it
+_LINGERS = re.compile(
+    r"^launcher: ranks? .* still runs?, \d+ s after ranks? ([\d, ]+) exited with code 0$", re.MULTILINE
+)
 _REPORTED = re.compile(r"\brank\s*:\s*(\d+)(?:[^\[]{0,300}?\bexitcode\s*:\s*(-?\d+))?")
 # Linux signal numbers, as on the nodes; the caller's system may use others
 _NAMES = "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM"
@@ -240,12 +243,27 @@ def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
     what = "hung: no output and no step within the job's hang_timeout"
     if lagging:
         what += f"; {OTHERS_WAIT} " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lagging)
+    elif ranks := _lingering(evidence, stacks.keys()):
+        what += f"; {ranks} did not exit, although all other ranks had exited with code 0"
     stacks_text = "\n".join(f"rank {rank} on {nodes[rank]}: {stack}" for rank, stack in stacks.items())
     fix = "see the stacks of the ranks above; raise `hang_timeout` if such a pause is normal"
     if stacks and all(map(_importing, stacks.values())):
         what = f"{what}; its ranks were still importing"
         fix = "raise `hang_timeout` if the first import from this disk takes that long"
     return Failure(first.node.name, None, HANG_CODE, what, fix, stacks_text)
+
+
+def _lingering(evidence: Sequence[Evidence], alive: Collection[int]) -> str:
+    """Return the ranks that still ran when all others had exited with code 0; "" if none had, or if it is not known.
+
+    alive: the ranks that printed their stacks.
+    """
+    nodes = {rank: e.node.name for e in evidence for rank in e.node.ranks}
+    done = {rank for e in evidence if e.state.exit_code == 0 or e.last.left for rank in e.node.ranks}
+    done |= {int(rank) for e in evidence for ranks in _LINGERS.findall(e.log) for rank in ranks.split(",")}
+    left = sorted(nodes.keys() - done)
+    left = left if len(left) == 1 else [rank for rank in left if rank in alive]  # the others may have exited since
+    return ", ".join(f"rank {rank} on {nodes[rank]}" for rank in left) if done else ""
 
 
 def _importing(stack: str) -> bool:

@@ -257,3 +257,30 @@ def test_the_main_threads_stack_is_taken_from_faulthandler() -> None:
         '  File "/workspace/code/train.py", line 30 in <module>',
     ]
     assert last_stack("nothing of the kind") == ""
+
+
+LINGERS = "launcher: ranks 1, 2 still run, 60 s after ranks 0, 3 exited with code 0\n"
+WAITED = dataclasses.replace(evidence(1, "", 143), attempts=(Attempt(1.0, left=True),))
+
+
+@pytest.mark.parametrize(
+    ("second", "named"),
+    [
+        (evidence(1, "", 0), True),  # its torchrun has ended
+        (WAITED, True),  # or waited for n0
+        (evidence(1, STACK, 143), False),
+    ],
+)
+def test_a_rank_that_never_exits_is_named_if_all_others_have(second: Evidence, named: bool) -> None:
+    found = first_failure([evidence(0, STACK, 125), second])
+    assert found is not None
+    end = "; rank 0 on n0 did not exit, although all other ranks had exited with code 0"
+    assert (end in found.what, "did not exit" in found.what) == (named, named)
+
+
+def test_the_ranks_of_a_node_that_do_not_exit_are_those_with_a_stack() -> None:
+    node = dataclasses.replace(evidence(0, LINGERS, 125).node, ranks=range(4))
+    own = dataclasses.replace(evidence(0, LINGERS, 125), node=node, rank_logs={2: STACK})  # rank 1 exited later
+    found = first_failure([own])
+    assert found is not None
+    assert found.what.endswith("; rank 2 on n0 did not exit, although all other ranks had exited with code 0")
