@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import shlex
+import signal
 import ssl
 import subprocess
 import sys
@@ -36,8 +37,10 @@ from launcher.features.data.push import Endpoint, Sender, push, verify
 from launcher.job.fields import parse_data
 from launcher.job.files import hidden
 from launcher.job.problems import LocatedError
+from launcher.model.container import TOOL
 from launcher.model.progress import no_progress
 from launcher.node.machine import LocalMachine
+from tests.bed import faults
 from tests.e2e.cli import Cli
 from tests.e2e.scene import Scene
 from tests.features.data.test_push import HERE, target
@@ -887,3 +890,72 @@ def options(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name, value in store.variables.items():
         monkeypatch.setenv(name, value)
     return [word for name in store.variables for word in ("--env", name)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("scene", [1], indirect=True)
+@pytest.mark.parametrize("ending", ["INT", "TERM", "KILL", "cut"])
+def test_nothing_is_left_whenever_and_however_a_download_ends(
+    scene: Scene, reachable: Store, image: str, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Ten moments: after so many pages of a list without an end, and after so many requests for bytes."""
+    cli, bed, store, node = scene.cli, scene.bed, reachable, scene.nodes[0]
+    body = put(store, "pets/images.tar", size=64 * MIB)
+    own = options(store, monkeypatch)
+
+    def slow(method: str, path: str) -> None:
+        if method == "GET" and path.endswith(".tar"):
+            time.sleep(0.2)
+
+    for moment in range(10):
+        if moment < 5:
+            pages(store, names=lambda page: [f"endless/{page}-{n}" for n in range(10)])
+            url, needed = f"s3://{BUCKET}/endless/", 1 + 10 * moment
+        else:
+            store.fault = slow
+            url, needed = FILE, 2 + 2 * (moment - 5)
+        store.asked.clear()
+        process = cli.start("data", "push", url, "--nodes", "node1", "--image", image, *own)
+        while len([method for method, _ in store.asked if method == "GET"]) < needed:
+            assert process.poll() is None
+            time.sleep(0.01)
+        if ending == "cut":
+            faults.kill_ssh_sessions(bed, node)
+        else:
+            process.send_signal(getattr(signal, f"SIG{ending}"))
+        process.wait(30)
+        deadline = time.monotonic() + 10
+        while left := bed.docker(node, "ps", "-aq"):
+            assert time.monotonic() < deadline, f"moment {moment}: {left}"
+            time.sleep(0.1)
+        asked = len(store.asked)
+        assert "nothing to remove" in cli("clean", "--nodes", "node1").stdout
+        assert len(store.asked) == asked
+    store.fault = lambda _method, _path: None
+    cli("data", "push", FILE, "--nodes", "node1", "--image", image, *own)
+    (copy,) = json.loads(cli("data", "ls", "--nodes", "node1", "--json").stdout)
+    assert (copy["whole"], copy["size"]) == (True, len(body))
+    cli("data", "rm", FILE, "--nodes", "node1")
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("scene", [1], indirect=True)
+def test_clean_finds_the_containers_of_killed_commands(scene: Scene) -> None:
+    """Running, and created by an engine whose client was killed before it could start them; not those in use."""
+    cli, bed, node = scene.cli, scene.bed, scene.nodes[0]
+    uid = bed.sh(node, "id -u trainer").strip()
+    marks = ("--label", "launcher.purpose=data", "--label", f"launcher.uid={uid}")
+    bed.docker(node, "run", "-d", "--name", f"{TOOL}1", *marks, "launcher-bed-train", "sleep", "600")
+    bed.docker(node, "create", "--name", f"{TOOL}2", *marks, "launcher-bed-train", "true")
+    bed.docker(node, "create", "--name", "of-another", *marks[:-1], "launcher.uid=1", "launcher-bed-train", "true")
+    using = ("docker", "run", "--rm", "--name", f"{TOOL}3", *marks, "launcher-bed-train", "sleep", "600")
+    bed.sh(node, f"setsid {shlex.join(using)} >/dev/null 2>&1 </dev/null &")
+    while f"{TOOL}3" not in bed.docker(node, "ps", "--format", "{{.Names}}"):
+        time.sleep(0.1)
+    listed = cli("clean", "--nodes", "node1").stdout
+    assert sorted(listed.splitlines()) == [f"node1: container {TOOL}{n} of a killed command" for n in (1, 2)]
+    cli("clean", "--nodes", "node1", "--yes")
+    left = bed.docker(node, "ps", "-a", "--format", "{{.Names}}").split()
+    assert sorted(left) == [f"{TOOL}3", "of-another"]
+    bed.docker(node, "rm", "-f", *left)
