@@ -106,6 +106,15 @@ def _as_json(found: Leftovers) -> dict[str, object]:
     return {
         "node": found.engine.node,
         "containers": [container.state.name for container in found.containers],
+        "kept": [
+            {
+                "what": kept.what,
+                "why": kept.why,
+                "unfetched": [{"path": f.path, "bytes": f.size} for f in kept.unfetched],
+            }
+            for kept in (container.kept for container in found.containers)
+            if kept is not None
+        ],
         "images": [
             {"name": _name(image), "bytes": image.size, "used_here": image.id in found.recorded}
             for image in found.images

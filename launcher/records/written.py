@@ -28,15 +28,15 @@ class Outside:
     size: int
     names: tuple[str, ...]
 
-    def text(self, fetch: str) -> str:
-        """fetch: the command that brings the files."""
-        them, they = ("it", "it goes") if self.files == 1 else ("them", "they go")
+    def __str__(self) -> str:
         count = f"{counted(self.files, 'file')}, {size_text(self.size)}" if self.names else size_text(self.size)
-        names = _named(self.names) if self.names else "files not listed"
+        return f"{count}, outside the output folder: {_named(self.names) if self.names else 'files not listed'}"
+
+    def kept(self, fetch: str) -> str:
+        """Say what becomes of a run's. fetch: the command that brings the files."""
+        them, they = ("it", "it goes") if self.files == 1 else ("them", "they go")
         kept = f"{they} with the container, which is kept until {fetch} has brought {them}"
-        return (
-            f"{count}, outside the output folder: {names}: {kept}; save below $LAUNCHER_OUTPUT or the working directory"
-        )
+        return f"{self}: {kept}; save below $LAUNCHER_OUTPUT or the working directory"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Written:
             wrote = f"the program wrote {count} to {places} ({size_text(self.size)}): {_named(self.names)}"
             found.append(f"{wrote}; {fetch} brings {them}")
         if self.outside:
-            found.append(self.outside.text(fetch))
+            found.append(self.outside.kept(fetch))
         return ". ".join(found)
 
 

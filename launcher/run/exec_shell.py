@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from launcher.errors import ContainerGone, LauncherError, NodeUnfit, UsageError
+from launcher.extras import extra
 from launcher.image.lock import lock_path
 from launcher.job.models import Job
 from launcher.job.parts import NodeEntry
@@ -28,6 +30,7 @@ from launcher.records.snapshot import Snapshot
 from launcher.records.store import NodeOfRun
 from launcher.records.wanted import is_ours
 from launcher.records.workdir import sent_files
+from launcher.records.written import outside
 from launcher.run.locate import Attached
 from launcher.run.prepare import make_plan, prepare
 from launcher.run.printed import node_of_rank
@@ -113,7 +116,11 @@ def shell(
     with temporary_run("shell", alone, idle, fleet, facts, code, secrets, log) as plan:
         container = plan.master.container
         with fleet.engines[0].guard(container.name):
-            return fleet.engines[0].interact(container.name, _SHELL, terminal=is_terminal(), ports=ports)
+            code_ = fleet.engines[0].interact(container.name, _SHELL, terminal=is_terminal(), ports=ports)
+            grown = partial(fleet.engines[0].grown, container.name)
+            if lost := outside(extra("files outside of the output folder are not listed", grown, (), log)):
+                log(f"{lost}: removed with the container; save below $LAUNCHER_OUTPUT or the working directory")
+            return code_
 
 
 def _note_local_ports(host: str, ports: Sequence[Forward], log: Log) -> None:
