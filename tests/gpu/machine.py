@@ -33,6 +33,7 @@ def machine(scale: Scale) -> Figures:
     load, clocks = matrices(scale, device)
     cores = len(os.sched_getaffinity(0))
     return {
+        "ok": None,
         "GPU": f"{found.name}, {found.total_memory / 2**30:.0f} GiB, {torch.cuda.get_device_capability(device)}",
         "clocks": clocks,
         "versions": f"torch {torch.__version__}, CUDA {torch.version.cuda}, cudnn {torch.backends.cudnn.version()}, "
