@@ -12,7 +12,10 @@ MASK = "***"
 _SECRETS = ("token", "key", "secret", "password", "passwd", "passphrase", "passcode", "credential", "jwt")
 _ONE_OF_A_NAME = frozenset({"pass", *_SECRETS, *(f"{word}s" for word in _SECRETS)})
 _LAST_OF_A_NAME = frozenset({"auth", "authorization", "cookie", "pwd", "dsn", "webhook"})
-_ENDING = re.compile("(?:token|key|secret|password|passwd|pwd|credential)s?(?:file|path)?$")  # as PGPASSWORD, KEYFILE
+# As PGPASSWORD, KEYFILE, SSHPASS; a path of a program is no password, nor is a way around
+_ENDING = re.compile(
+    "(?:token|key|secret|password|passwd|pwd|credential)s?(?:file|path)?$|(?<!ask)(?<!by)(?<!com)(?<!sur)pass$"
+)
 _WORD = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _FOLDERS = ("pwd", "oldpwd")  # of a shell
 # What a setting of fsspec has beside credentials: switches, numbers, words such as `virtual` and `us-east-1`, addresses

@@ -72,6 +72,7 @@ def report(
     if record and record.unmasked:
         notes.append(record.unmasked)
     mask = Anonymous(names_of(record, job, hosts, seen, chosen_config(ssh_config)))
+    mask.learn((part.name, part.text) for part in parts)
     packed = [*_packed({part.name: part for part in parts}, mask, notes)]
     packed = [replace(first := about(packed, notes), text=mask.text(first.text)), *packed]
     name = mask.text(f"launcher-report-{record.run if record else time.strftime('%Y%m%d-%H%M%S')}")

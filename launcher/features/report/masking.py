@@ -1,7 +1,8 @@
 """Masking of a report's texts: secrets, and what tells people and machines. Pure.
 
-Names that are known (`Names`) are replaced wherever they are, and what only looks like a login, a host of a URL, a home
-folder, an address, an ssh key's file or a token, where it is. A name has the same pseudonym everywhere.
+Names that are known (`Names`) are replaced wherever they are. So are those that look like one somewhere (a login, a
+host of a URL, a home folder), once all texts were read (`learn`); and what looks like an address, an ssh key's file or
+a token, where it is. A name has the same pseudonym everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import yaml
 
 from launcher.local_files import parse_object
-from launcher.records.masking import MASK, Masker
+from launcher.records.masking import MASK, Masker, names_secret
 
 # They tell neither a person nor a company, and many are words of the launcher's own texts
 _COMMON = re.compile(
@@ -28,16 +29,45 @@ _COMMON = re.compile(
     r"(.+\.)?(nvcr\.io|nvidia\.com|docker\.(io|com)|ghcr\.io|quay\.io|github\.com|pytorch\.org|python\.org|"
     r"huggingface\.co|hf\.co)"
 )
-_SECRET_NAME = re.compile(r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?![A-Z])", re.IGNORECASE)
-_NO_SECRET = ("true", "false", "none", "null", "auto")  # values of such a name that are no secret
+_NO_SECRET = ("true", "false", "none", "null", "auto", "basic", "bearer")  # values of such a name that are no secret
+_NUMBER = re.compile(r"[0-9][0-9.,_]*[kKMGBT]?")  # of tokens that a model reads
+# Words of the launcher's own texts that may be somebody's login or machine: replaced only where they look like one
+_WORDS = re.compile(
+    "args|base|cache|checkpoints|code|command|cpus?|datasets?|data|env|errors?|events?|failure|files?|gpus?|hosts?|images?|"
+    "jobs?|key|kind|latest|logs?|main|master|memory|message|models?|modules?|names?|network|nodes?|opt|output|ports?|"
+    "projects?|rank|results?|runs?|scripts?|scratch|shared|state|tests?|time|tmp|type|user|values?|versions?|what|work|"
+    "workers?|workspace"
+)
 _TEXT = "tag:yaml.org,2002:str"
+# Names of secrets before `=` or `:`, in any case and, with other words after them, in capitals: `max_tokens: 4` and
+# `pad_token_id: 0` are none. After the dashes of an option a blank may follow.
+_KEY = r"""
+(?:(?i:secrets?|signature|[?&](?:sig|key|code|auth)|passw(?:or)?ds?|passphrases?|passcodes?|credentials?|jwt|token
+      |(?:api|access|private|account|auth|secret|ssh|signing|encryption|session|service|master|license)[_-]?keys?
+      |keys?[_-]?(?:file|path)|[_-](?:pwd|auth)|[_-]pass(?!ASSIGNED[0-9.]+[ ]?m?s?\b)|tokens(?!ASSIGNEDCOUNT))
+  |(?:TOKEN|KEYS?|SECRETS?|(?<![A-Z])PASS|SSHPASS|(?<=[A-Z0-9_])(?<!OLD)PWD|CREDENTIALS?|PASSWORDS?)MORE
+  |TOKENSMORE(?!ASSIGNEDCOUNT))["']?[ \t]*[=:][ \t]*
+|(?<![\w-])--?(?:[A-Za-z0-9]{1,20}[_-]){0,4}(?i:secrets?|passw(?:or)?ds?|passphrases?|passcodes?|credentials?|jwt
+      |pass|pwd|auth|token|(?:api|access|auth|ssh)?keys?|tokens(?=[ \t]+(?!COUNT)))(?i:[_-]?(?:file|path))?
+      [ \t]+(?![-\s])
+""".replace("MORE", "(?:FILE|PATH)?(?:_[A-Z0-9]{1,20}){0,3}").replace("ASSIGNED", r"""["']?[ \t]*[=:][ \t]*["']?""")
+_KEY = _KEY.replace("COUNT", r"[0-9][0-9.,_]*[kKMGBT]?(?![\w-])")
+_VALUE = r"""\\"[^"\n\\]{1,500}\\"|"[^"\n]{1,500}"|'[^'\n]{1,500}'|(?:[^\s"'&,;]|,(?=[^\s"']))+"""
 # What looks like a secret or a name. Repetitions are limited: a program may print a megabyte without a blank.
-_SHAPES = r"""
+_NAMED = re.compile(f"(?:{_KEY})(?P<value>{_VALUE})", re.VERBOSE)
+_SHAPES = (
+    r"""
 (?P<pem>-----BEGIN[ ][A-Z ]{0,30}PRIVATE[ ]KEY-----.*?(?:-----END[ ][A-Z ]{0,30}PRIVATE[ ]KEY-----|\Z))
-|(?P<token>\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA)[\w-]{12,}|(?<=\bBearer[ ])\S+)
+|(?P<token>\b(?:hf_|api_org_|gh[pousr]_|github_pat_|gl[a-z]{2,4}-|sk-|[rs]k_live_|xox[a-z]-|xapp-|A[KS]IA|AIza|nvapi-
+        |npm_|pypi-|dckr_pat_|ya29\.|hvs\.|SG\.|r8_|gsk_|wandb_v1_|bot[0-9]{6,12}:)[\w-]{12,}
+    |\beyJ[\w-]{8,500}\.[\w-]{4,}(?:\.[\w-]*)?|(?<=\bBearer[ ])\S+
+    |(?<=\bBasic[ ])(?=\S{0,500}[A-Z])(?=\S{0,500}[0-9=])[A-Za-z0-9+/]{6,}={0,2})
+|(?P<header>(?i:authorization|cookie)["']?[ \t]*[=:][ \t]*\\?["']?)[^\s"'\\][^\n"'\\]{0,2000}
 |(?P<file>(?<![^\s'"=:,(\[])[^\s'"=:,(\[]{0,200}?/?(?:\.ssh/[^\s'",:;)\]]{1,200}|\bid_(?:rsa|dsa|ecdsa|ed25519)\w*))
-|(?P<key>(?:(?i:token|secret|signature|[?&]sig|passw(?:or)?d|passphrase|(?:api|access|private|account|auth)[_-]?key)
-    |KEY)["']?[ \t]*[=:][ \t]*)(?:"[^"\n]{1,500}"|'[^'\n]{1,500}'|[^\s"'&,;]+)
+"""
+    + f"|(?P<key>{_KEY})(?P<value>{_VALUE})"
+    + r"""
+|(?<=://)(?=[^\s"'<>]{0,400}(?i:hook))(?:[^\s/@'"]{1,200}@)?(?P<hook>[\w.-]{1,253})(?P<port>:\d{1,5})?/[^\s"'<>]*
 |(?<=://)(?P<login>[^\s/@'"]{1,200}@)?(?P<server>[\w.-]{1,253})
 |(?<![\w.])(?P<user>\w[\w.+-]{0,63})@(?!sha256:)
     (?P<host>[A-Za-z][\w-]{1,63}(?:\.[\w-]{1,63}){0,9}|\d{1,3}(?:\.\d{1,3}){3})
@@ -45,6 +75,7 @@ _SHAPES = r"""
 |(?P<board>tfevents\.\d+\.)(?P<wrote>[\w.-]{1,253}?)(?=\.\d+\.\d)
 |(?:(?m:^)[\w.-]{1,253}(?=:\d+:\d+[ ]\[\d+\][ ]NCCL))
 """
+)
 _ADDRESSES = r"""
 |(?P<address>(?<![A-Za-z0-9.])(?<!==)(?<!version[ ])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)
     |(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{0,4})(?![\w:]))
@@ -86,9 +117,22 @@ class Anonymous:
         people = [re.escape(user) if len(user) > 4 else rf"\b{re.escape(user)}\b" for user in _by_length(users)]
         known = [rf"{re.escape(path)}(?![\w.-])" for path in _by_length(self._paths)]
         known += [rf"(?<![A-Za-z0-9]){_any_of({word.lower() for word in words})}(?![A-Za-z0-9])"] if words else []
-        literal = "|".join([*known, *people]) or "(?!)"
-        self._shapes = re.compile(f"{_SHAPES}|(?i:{literal}){_ADDRESSES}", re.DOTALL | re.VERBOSE)
+        self._known = "|".join([*known, *people]) or "(?!)"
+        self._shapes = self._with("(?!)")
         self._people = re.compile("|".join(people) or "(?!)", re.IGNORECASE)
+
+    def learn(self, files: Iterable[tuple[str, str]]) -> None:
+        """Read the names and texts of files; what looks like a login or a machine in one is replaced in all."""
+        known = set(self.pseudonyms)
+        for name, text in files:
+            self.text(name)
+            self.file(name, text)
+        found = [name for name in self.pseudonyms if name not in known and len(name) > 2 and not _WORDS.fullmatch(name)]
+        seen = {name for name in found if _address(name) is None}
+        self._shapes = self._with(rf"(?<![A-Za-z0-9]){_any_of(seen)}(?![A-Za-z0-9])" if seen else "(?!)")
+
+    def _with(self, seen: str) -> re.Pattern[str]:
+        return re.compile(f"{_SHAPES}|(?i:{self._known}|{seen}){_ADDRESSES}", re.DOTALL | re.VERBOSE)
 
     def text(self, text: str) -> str:
         """Mask secrets first, as a part of one could look like a name; and at the end, as pseudonyms are text too."""
@@ -133,6 +177,10 @@ class Anonymous:
         seen.add(id(node))
         if isinstance(node, yaml.ScalarNode):
             _set(node, self.text(node.value))
+        if isinstance(node, yaml.SequenceNode):
+            for one, other in itertools.pairwise(node.value):
+                if _is_option(one.value) and _holds_secret(one.value, other.value):
+                    _set(other, MASK)
         for each in node.value if isinstance(node, yaml.CollectionNode) else ():
             if isinstance(each, tuple) and _holds_secret(each[0].value, each[1].value):
                 _set(each[1], MASK)
@@ -145,8 +193,12 @@ class Anonymous:
             return MASK
         if "file" in part:
             return f"~/.ssh/{MASK}"
+        if "header" in part:
+            return part["header"] + MASK
         if "key" in part:
             return part["key"] + MASK
+        if "hook" in part:
+            return f"{self._host(part['hook'])}{part.get('port', '')}/{MASK}"
         if "server" in part:
             return (f"{MASK}@" if "login" in part else "") + self._host(part["server"])
         if "user" in part:
@@ -173,7 +225,11 @@ class Anonymous:
 
 
 def secret_values(value: Any) -> Iterator[str]:
-    """Yield the values of variables and options that are named like secrets, anywhere in a JSON value."""
+    """Yield the values of variables and options that are named like secrets, anywhere in a JSON value and its texts."""
+    if isinstance(value, str):
+        for found in _NAMED.finditer(value):
+            if not found["value"].startswith(("$", "<")):  # a variable of a shell
+                yield found["value"].strip("\\\"'")
     if isinstance(value, dict):
         yield from (str(inner) for key, inner in value.items() if _holds_secret(key, inner))
         for inner in value.values():
@@ -186,11 +242,13 @@ def secret_values(value: Any) -> Iterator[str]:
 
 
 def _is_option(argument: object) -> bool:
-    return isinstance(argument, str) and argument.startswith("--")
+    return isinstance(argument, str) and argument.startswith("-")
 
 
 def _holds_secret(name: object, value: object) -> bool:
-    return isinstance(value, (str, int)) and value not in ("", True, False) and bool(_SECRET_NAME.search(str(name)))
+    if not isinstance(value, (str, int)) or value in ("", True, False) or not names_secret(str(name)):
+        return False
+    return not (re.search("tokens", str(name), re.IGNORECASE) and _NUMBER.fullmatch(str(value)))
 
 
 def _set(node: yaml.ScalarNode, text: str) -> None:

@@ -24,6 +24,7 @@ from launcher.model.labels import OWNER
 from launcher.model.plan import plain
 from launcher.node.ssh.config import Resolver, parse_host
 from launcher.planning.checks import Check
+from launcher.records.masking import fsspec_values
 from launcher.records.store import Record, read_json
 
 
@@ -101,6 +102,10 @@ def _secrets(record: Record | None, job: Job | None) -> Iterator[str]:
     if record is not None and job is not None:
         yield from known_secrets(job, record.paths.root.parent.parent, os.environ)[0]  # where `up` was called
         yield from secret_values(plain(job.model_dump()))
+        yield from fsspec_values(job.env)
+    yield from fsspec_values(os.environ)
+    with suppress(LauncherError):
+        yield read_settings(os.environ).notify.webhook
 
 
 def _stores(job: Job | None, plan: dict[str, Any]) -> Iterator[str]:

@@ -41,6 +41,21 @@ NAMES = Names(
         ("~/.ssh/corp /keys/acme /x/id_ed25519, KeyError", "~/.ssh/*** ~/.ssh/*** ~/.ssh/***, KeyError"),
         ("WANDB_API_KEY=12 'password': 'x y' Bearer abc", "WANDB_API_KEY=*** 'password': *** Bearer ***"),
         ("hf_0123456789abcdef s3cr3t/@xs3cr3t/@x", "*** ******"),
+        ("API_KEYS=a,b HF_TOKENS=xy PASSWORDS: p KEYFILE=/k", "API_KEYS=*** HF_TOKENS=*** PASSWORDS: *** KEYFILE=***"),
+        ("DB_PASS=x MYSQL_PWD=y SSHPASS=z KEY_PROD=q", "DB_PASS=*** MYSQL_PWD=*** SSHPASS=*** KEY_PROD=***"),
+        ("PWD=/x OLDPWD=/y BYPASS=1 MAX_TOKENS=2k", "PWD=/x OLDPWD=/y BYPASS=1 MAX_TOKENS=2k"),
+        ("tokens=12.5k forward_pass: 3.2 ms pad_token_id: 0", "tokens=12.5k forward_pass: 3.2 ms pad_token_id: 0"),
+        ("TOKENIZERS_PARALLELISM=false --tokenizer x", "TOKENIZERS_PARALLELISM=false --tokenizer x"),
+        ("a.py --password X --lr 1 --db-pass=Y", "a.py --password *** --lr 1 --db-pass=***"),
+        ('a.py --api-key "Y z" --n-tokens 4', "a.py --api-key *** --n-tokens 4"),
+        (r'sh -c "a.py --api-key \"Y z\" x"', 'sh -c "a.py --api-key *** x"'),
+        ("Authorization: Basic dXM6cHc=", "Authorization: ***"),
+        ("curl -H 'authorization: token abc def' x", "curl -H 'authorization: ***' x"),
+        ("Basic dXNlcjpwdzE=, Basic training", "Basic ***, Basic training"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIi.SflKxw x", "*** x"),
+        ("nvapi-0123456789abcd AIzaSyA0123456789a ASIA0123456789ABCDEF", "*** *** ***"),
+        ("POST https://hooks.slack.com/services/T0/B0/X done", "POST https://host-3/*** done"),
+        ("http://u:p@chat:80/webhooks/1?x=2", "http://host-3:80/***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nx\n-----END RSA PRIVATE KEY-----.", "***."),
     ],
 )
@@ -57,6 +72,33 @@ def test_values_are_hidden_by_the_names_of_their_keys() -> None:
         "env": {"A_KEY": "***", "B": None}
     }
     assert [*secret_values({"nodes": [{"argv": ["--api-key", "x1", "--lr", "1"]}, {"A_SECRET": "y"}]})] == ["x1", "y"]
+
+
+def test_secrets_in_a_command_are_replaced_wherever_they_are() -> None:
+    command = "train --password hunter; API_KEYS='q w' x --api-key \"Y\" --token $T --max-tokens 512"
+    assert [*secret_values({"command": ["sh", "-c", command]})] == ["hunter", "q w", "Y"]
+    assert "hunter" not in Anonymous(Names(secrets=[*secret_values(command)])).text("it is hunter")
+    assert yaml.safe_load(Anonymous(NAMES).file("job.yaml", "args: [-x, --api-key, y, z]"))["args"][2] == "***"
+
+
+def test_a_name_that_was_recognised_once_is_replaced_everywhere() -> None:
+    mask = Anonymous(Names())
+    files = [
+        ("job.yaml", "run: {args: {user: alice, host: depot, data: data}}"),
+        ("logs/alice.log", "alices Alice's run-alice minio"),
+        (
+            "plan.json",
+            json.dumps({"env": {"HOME": "/home/alice", "A": "/home/data/x ftp://minio:9000/x s3://depot/y"}}),
+        ),
+    ]
+    mask.learn(files)
+    shown = [(mask.text(name), mask.file(name, text)) for name, text in files]
+    assert yaml.safe_load(shown[0][1])["run"]["args"] == {"user": "user-1", "host": "host-2", "data": "data"}
+    assert shown[1] == ("logs/user-1.log", "alices user-1's run-user-1 host-1")
+    assert json.loads(shown[2][1])["env"] == {
+        "HOME": "/home/user-1",
+        "A": "/home/user-2/x ftp://host-1:9000/x s3://host-2/y",
+    }
 
 
 def test_a_key_that_is_not_valid_json_or_yaml_is_masked_as_text() -> None:
