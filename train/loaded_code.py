@@ -13,10 +13,11 @@ DIGITS = 16  # of each digest: enough for files that nobody forges
 SHOWN = 3  # names in a message
 
 
-def loaded() -> dict[str, str]:
+def loaded(program: bool = False) -> dict[str, str]:
     """Return digests of the Python files of all modules, by their names: the user's, and the trainer's own.
 
-    Compiled modules are left out: two machines never build the same bytes.
+    Compiled modules are left out: two machines never build the same bytes. `program`: also the one that was started,
+    which may differ in a resumed run (python -m train or a script that calls it) and in a guarded worker.
     """
     paths = sysconfig.get_paths()
     library = {Path(paths[name]) for name in ("stdlib", "platstdlib")}
@@ -24,6 +25,8 @@ def loaded() -> dict[str, str]:
     for name, module in sorted(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "")
         installed = bool(library.intersection(path.parents)) or any(part in INSTALLED for part in path.parts)
+        if name == "__mp_main__" or (name == "__main__" and not program):
+            continue
         if path.suffix != ".py" or (installed and name.partition(".")[0] != "train"):
             continue
         try:

@@ -102,7 +102,7 @@ def _layer(mine: dict[str, str], theirs: dict[str, str]) -> str | None:
 
 def agree_on_code(world: World) -> None:
     """Raise TrainError on a rank that has loaded other code than rank 0, SystemExit on the others."""
-    mine = loaded_code.loaded() if world.size > 1 else {}
+    mine = loaded_code.loaded(program=True) if world.size > 1 else {}
     if len(set(world.gather(digest(mine)))) > 1:
         _refuse("the code", mine, loaded_code.changed, world)
 

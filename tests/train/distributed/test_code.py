@@ -81,6 +81,19 @@ def test_another_trainer_on_one_rank_is_refused(tmp_path: Path) -> None:
     assert f"has train.loss ({tmp_path}/1/train/loss.py); copy it from there" in refused(ranks)
 
 
+@pytest.mark.ci
+def test_another_program_with_the_same_modules_is_no_other_code(tmp_path: Path) -> None:
+    """A parameter server's worker, which its guard starts as python -m train; a run resumed by python -m train."""
+    program = "from train.__main__ import exit_code, leave\nleave(exit_code())"
+    (tmp_path / "start.py").write_text(program)
+    dual = ["--arch", "smallcnn", "--parallel", "dual_batch", "--schedule", "multistep", "--augment", "none"]
+    ranks = run(tmp_path / "dual", 2, *QUICK.split(), *dual, program=(str(tmp_path / "start.py"),))
+    assert "code" not in ranks[0].text
+    options = [*QUICK.split(), "--arch", "smallcnn"]
+    run(tmp_path / "out", 1, *options, program=(str(tmp_path / "start.py"),))
+    assert "the code of" not in run(tmp_path / "out", 1, *options, "--epochs", 2)[0].text
+
+
 @pytest.mark.parametrize("option", ["--pretrained", "--evaluate"])
 def test_weights_on_one_rank_only_are_refused(option: str, tmp_path: Path) -> None:
     options = [*QUICK.split(), "--arch", "smallcnn"]
