@@ -136,9 +136,10 @@ def _same(here: Path, file: FileEntry, *, grows: bool = False, replica: bool = F
     return found.st_size == file.size and (grows or same_time(found.st_mtime, file.mtime))
 
 
-def left_outside(files: Iterable[FileEntry], node: str, record: Record) -> list[FileEntry]:
-    """Return the files of a node's container (Engine.grown) that are only there."""
-    places = [place / LAYER / node for place in (record.paths.root, *record.fetched_to())]
+def left_outside(files: Iterable[FileEntry], node: str, folders: Iterable[Path]) -> list[FileEntry]:
+    """Return the files of a node's container (Engine.grown) that none of these folders has, to which runs are fetched.
+    """
+    places = [folder / LAYER / node for folder in folders]
     return [f for f in files if not f.path or not any(_same(place / f.path.lstrip("/"), f) for place in places)]
 
 

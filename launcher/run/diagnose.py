@@ -81,7 +81,7 @@ def first_failure(evidence: Sequence[Evidence], known: Mapping[str, str] = _NOTH
 
     Suspended ranks, out-of-memory kills reported by the engine and time limits come first; then ranks that failed on
     their own, then nodes that did not start, before ranks that only lost a peer; then by time, then by rank. If all
-    ranks only lost a peer, the cause is a rank that exited early.
+    ranks only lost a peer, the cause is a rank that exited early, else a node that was killed first.
     """
     failed = [e for e in evidence if e.state.exit_code not in (0, None) or e.state.error]
     if not failed:
@@ -89,7 +89,17 @@ def first_failure(evidence: Sequence[Evidence], known: Mapping[str, str] = _NOTH
     first = min(failed, key=lambda e: (_order(e)[0], -(e.ended.number if e.ended else 0), _order(e)))
     if _hung(first) and not first.last.halted:
         return _hang(first, evidence)
-    return (_left_early(first, evidence) if is_victim(first) else None) or _describe(first, known)
+    if is_victim(first):
+        return _left_early(first, evidence) or _describe(_killed_first(failed) or first, known)
+    return _describe(first, known)
+
+
+def _killed_first(failed: Sequence[Evidence]) -> Evidence | None:
+    """Return the node that ended first, if SIGKILL ended it and it did not say why: the others lost it as a peer."""
+    earliest = min(failed, key=lambda each: each.state.finished or float("inf"))
+    said = earliest.error is not None or lost_peer(_own_output(earliest)) or earliest.last.left
+    in_last = earliest.ended is None or earliest.node.name in earliest.ended.nodes
+    return earliest if earliest.state.exit_code == SIGKILL_CODE and not said and in_last else None
 
 
 def _left_early(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:

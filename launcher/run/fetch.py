@@ -49,7 +49,7 @@ def written(attached: Attached, without: Collection[str] = ()) -> Written | None
 def not_brought(engine: Engine, node: str, container: str, record: Record) -> list[FileEntry]:
     """Return what only this container of a node has, in its own layer, as Engine.grown. Raises EngineFailed, ..."""
     known = engine.grown(container, None if node in record.brought() else GROWN_WITHIN)
-    return left_outside(known, node, record)
+    return left_outside(known, node, (record.paths.root, *record.fetched_to()))
 
 
 def files_of_program(folder: OutputFolder, record: Record) -> list[FileEntry]:
@@ -131,7 +131,7 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
 def _bring(engine: Engine, node: NodeOfRun, record: Record, target: Path) -> Collected:
     """Copy what the program wrote to the own layer of the node's container."""
     moved, problems = 0, list[LauncherError]()
-    for file in left_outside(engine.grown(node.container, None), node.name, record):
+    for file in left_outside(engine.grown(node.container, None), node.name, [target]):
         path = f"{LAYER}/{node.name}/{file.path.lstrip('/')}"
         free = shutil.disk_usage(target).free
         try:

@@ -47,6 +47,18 @@ def test_the_failing_rank_is_found_although_its_peer_ended_first() -> None:
     assert not is_victim(evidence(1, OWN))
 
 
+def test_a_node_that_was_killed_before_the_others_lost_it_is_the_cause() -> None:
+    """As if somebody had killed torchrun there, or a container; the others end later, and say what they lost."""
+    stopped = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 27 got signal: 15\n"
+    others = [evidence(0, VICTIM, finished=12.0), evidence(2, f"{TRACEBACK}\n{stopped}", 143, finished=13.0)]
+    found = first_failure([*others, evidence(1, "step 3\n", 137, finished=9.0)])
+    assert found is not None
+    assert (found.node, found.exit_code) == ("n1", 137)
+    killed_later = first_failure([*others, evidence(1, "step 3\n", 137, finished=14.0)])  # by the launcher's stop
+    assert killed_later is not None
+    assert killed_later.node == "n0"
+
+
 def test_out_of_memory_takes_precedence_over_tracebacks() -> None:
     found = first_failure([evidence(0, OWN), evidence(1, "", 137, oom=True)])
     assert found is not None

@@ -195,8 +195,10 @@ def test_what_was_fetched_of_a_container_is_not_only_there(tmp_path: Path) -> No
     copy = record.paths.root / "container" / "n" / "tmp" / "a"
     copy.parent.mkdir(parents=True)
     copy.write_text("abc")
-    assert left_outside(files, "n", record) == files
+    here, elsewhere = record.paths.root, tmp_path / "elsewhere"
+    assert left_outside(files, "n", [here]) == files
     os.utime(copy, (1e9, 1e9))
-    assert left_outside(files, "n", record) == files[1:]
+    assert left_outside(files, "n", [elsewhere, here]) == files[1:]
+    assert left_outside(files, "n", [elsewhere]) == files  # what `fetch` brings to another folder
     said = str(Written(0, 0, (), outside=outside(files[:2])))
     assert said.startswith("2 files, 6 B, outside the output folder: /tmp/a, /tmp/b: they go with the container, ")
