@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import gzip
 import hashlib
@@ -423,3 +424,16 @@ def test_connections_are_kept_and_opened_again(tmp_path: Path) -> None:
         read = partial(web.read, found)
         assert b"".join(b"".join(read(n * MIB, (n + 1) * MIB)) for n in range(9)) == BODY[: 9 * MIB]
     assert len(ports) == 3
+
+
+def test_the_scripts_of_a_node_call_no_parametrized_type() -> None:
+    """`dict[str, str]()` is an error in Python 3.8, which images may have."""
+    for path in worker._SCRIPTS.glob("*.py"):  # noqa: SLF001
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        found = [call.lineno for call in calls if isinstance(call.func, ast.Subscript)]
+        named = [
+            line
+            for line in found
+            if re.search(r"\b(dict|list|set|tuple|deque)\[.*\]\(", path.read_text().splitlines()[line - 1])
+        ]
+        assert named == [], path.name

@@ -83,7 +83,8 @@ class Download:
 
     def _list(self) -> dict[str, Remote]:
         """Return the files by their names in the copy."""
-        looked, found, said = self._store.look(), dict[str, Remote](), time.monotonic()
+        looked, said = self._store.look(), time.monotonic()
+        found: dict[str, Remote] = {}
         most = self._order["most_files"]
         self._single = looked.single
         for count, each in enumerate(looked.files, 1):

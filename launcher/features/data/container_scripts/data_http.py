@@ -242,7 +242,8 @@ class _Answer:
         self._connection, self._method, self._web, self._silence = connection, method, web, silence
         self._received, self._mark, self._since, self._late = 0, 0, time.monotonic(), False
         self._socket = connection.sock
-        self.status, self.reason, self.headers = 0, "", dict[str, str]()
+        self.status, self.reason = 0, ""
+        self.headers: dict[str, str] = {}
 
     def begin(self, origin: tuple[str, str, int]) -> None:
         self._origin = origin
