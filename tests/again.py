@@ -1,5 +1,7 @@
 """pytest's plugin of CI (.ci/pytest): which failed tests are run once more, alone, and which of these are unstable.
 
+ALSO_RUN: lines about other runs, for the end.
+
 A failure that is not a test's own is not tried again: a file that cannot be imported, a test that is skipped although
 nothing may be missing, a worker that dies, with which the tests end that it and others had before them. `pytest --lf`
 would pass over all three. It also knows a test with an xdist_group by a name that the test has only in a worker, and
@@ -8,6 +10,7 @@ runs all tests of the file in its place.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    for line in os.environ.get("ALSO_RUN", "").splitlines():
+        terminalreporter.write_line(line)
     if config.option.say_unstable:
         stats = _stats(config)
         failed = {report.nodeid for report in _failed(stats)}

@@ -52,7 +52,10 @@ LEFT_OUT = {
 _left_out: Counter[str] = Counter()
 
 # On a busy machine an example may take seconds.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = int(os.environ.get("LAUNCHER_TEST_EXAMPLES", "100"))
+settings.register_profile(
+    "untimed", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("untimed")
 
 

@@ -97,7 +97,7 @@ def install_plugins() -> None:
     missing = [package for plugin, package in PLUGINS.items() if not succeeds(["docker", plugin, "version"])]
     if not missing or not shutil.which("apt-get"):
         return
-    with _unpacked(missing, NEWER_SUITE) as folder:
+    with unpacked(missing, NEWER_SUITE) as folder:
         PLUGIN_FOLDER.mkdir(parents=True, exist_ok=True)
         for binary in folder.glob("usr/lib*/docker/cli-plugins/docker-*"):
             shutil.copy(binary, PLUGIN_FOLDER / binary.name)
@@ -177,7 +177,7 @@ def _kept(kept: Path, packages: Sequence[str], suite: str, files: Mapping[str, s
             raise BedUnavailable(f"only root on Debian can unpack {suite}'s {', '.join(packages)}")
         partial = kept.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        with _unpacked(packages, suite) as folder:
+        with unpacked(packages, suite) as folder:
             for pattern, name in files.items():
                 [found] = folder.glob(pattern)
                 target = partial / name
@@ -188,8 +188,8 @@ def _kept(kept: Path, packages: Sequence[str], suite: str, files: Mapping[str, s
 
 
 @contextlib.contextmanager
-def _unpacked(packages: Sequence[str], suite: str) -> Iterator[Path]:
-    """The files of these packages of a Debian suite, without their dependencies; nothing is installed."""
+def unpacked(packages: Sequence[str], suite: str, *, dependencies: bool = False) -> Iterator[Path]:
+    """The files of these packages of a Debian suite; nothing is installed. dependencies: also those, from libc on."""
     archive = debian_archive()
     with tempfile.TemporaryDirectory(prefix="launcher-bed-") as folder:
         temporary = Path(folder)
@@ -204,9 +204,14 @@ def _unpacked(packages: Sequence[str], suite: str) -> Iterator[Path]:
             *("-o", "APT::Sandbox::User=root"),
         ]
         run(["apt-get", *options, "update", "-q"])
-        run(["env", "-C", folder, "apt-get", *options, "download", *packages])
-        for package in packages:
-            [deb] = temporary.glob(f"{package}_*.deb")
+        if dependencies:
+            nothing = ("-o", "Dir::State::status=/dev/null", "--no-install-recommends", "--download-only", "-qy")
+            run(["apt-get", *options, *nothing, "install", *packages])
+            debs = [*temporary.glob("cache/archives/*.deb")]
+        else:
+            run(["env", "-C", folder, "apt-get", *options, "download", *packages])
+            debs = [deb for package in packages for deb in temporary.glob(f"{package}_*.deb")]
+        for deb in debs:
             run(["dpkg-deb", "-x", str(deb), str(temporary / "unpacked")])
         yield temporary / "unpacked"
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.pythons import PROMISED
+
 ROOT = Path(__file__).resolve().parents[2]
 
 ONCE = """
@@ -103,6 +105,14 @@ def test_a_file_that_a_worker_cannot_import_is_a_failure(ci: Ci) -> None:
 def test_a_worker_that_dies_is_a_failure_for_the_tests_after_it_are_not_run(ci: Ci) -> None:
     code, lines = ci("def test_a():\n    if first('a'): os._exit(1)\ndef test_b(): pass\n", "-n", "1")
     assert (code, lines[-1].partition(" in ")[0]) == (1, "1 failed")
+
+
+def test_the_promised_pythons_are_run() -> None:
+    lowest, highest = PROMISED
+    assert f'requires-python = ">={lowest}"' in (ROOT / "pyproject.toml").read_text()
+    for page in ("README.md", "docs/guide.md"):
+        assert f"Python {lowest} to {highest}" in (ROOT / page).read_text()
+    assert f"for Python {lowest} to {highest}" in (ROOT / "constraints.txt").read_text()
 
 
 def test_unstable_tests_are_named_as_they_are() -> None:

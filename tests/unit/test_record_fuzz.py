@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
+import typer
 
 from launcher.cli import terminal
 from launcher.cli.main import app
@@ -105,10 +105,8 @@ def call(*argv: str) -> tuple[int, str]:
         except LauncherError as error:
             terminal.show_error(str(error))
             code = error.exit_code
-        except (SystemExit, click.exceptions.Exit) as end:
-            code = end.exit_code if isinstance(end, click.exceptions.Exit) else end.code
-        except click.ClickException as error:
-            raise AssertionError(error.format_message()) from error
+        except (SystemExit, typer.Exit) as end:
+            code = end.exit_code if isinstance(end, typer.Exit) else end.code
     return int(code or 0), out.getvalue()
 
 
