@@ -89,13 +89,22 @@ def kept_environment(version: str, cache: Path) -> Path:
     if not made_from.exists() or made_from.read_text() != key:
         environment(python, folder, [*TOOLS, *dependencies()], "-c", str(ROOT / "constraints.txt"))
         made_from.write_text(key)
+    return with_project(folder, ROOT / ".cache" / folder.name)
+
+
+def with_project(kept: Path, folder: Path) -> Path:
+    """The Python of a copy of an environment that also has this checkout, which PYTHONPATH would give to every job."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(kept, folder, symlinks=True)
+    [site] = folder.glob("lib/python*/site-packages")
+    (site / "project.pth").write_text(f"{ROOT}\n")
     return folder / "bin" / "python"
 
 
 def tested(python: Path) -> tuple[int, str]:
     """Run the tests; return the exit code, and a line with the version and pytest's summary."""
     variables = {name: value for name, value in os.environ.items() if name != "LAUNCHER_BED_REQUIRED"}
-    variables |= {"VIRTUAL_ENV": str(python.parent.parent), "PYTHONPATH": str(ROOT), **FEWER}
+    variables |= {"VIRTUAL_ENV": str(python.parent.parent), **FEWER}
     variables["PATH"] = f"{python.parent}:{os.environ['PATH']}"
     argv = ["bash", ".ci/pytest", "-o", "testpaths=tests/unit tests/process", "-p", "no:cacheprovider", "-n", "4"]
     argv += [f"--ignore=tests/unit/test_{name}.py" for name in WITHOUT]
