@@ -64,7 +64,7 @@ def _start(rank: str) -> None:
     listen = os.open(
         pipe, os.O_RDWR
     )  # also for writing: then neither this call nor a read returns early without a writer
-    torch_version = importlib.import_module("torch").__version__
+    torch_version = sys.modules["torch"].__version__
     os.environ.update(nccl_settings(torch_version, str(folder / "nccl_"), str(pipes / "nccl-"), os.environ))
     os.environ[PIPES] = str(pipes)
     threading.Thread(target=_listen, args=(listen, pipe, folder, rank), name="flight recorder", daemon=True).start()

@@ -57,7 +57,7 @@ class Download:
         kind = self._url.partition(":")[0]
         os.environ.update({**order["env"], **order["secrets"]})
         try:
-            self._store = remote.KINDS.get(kind, remote.Store)(self._url, self._ask)
+            self._store = remote.KINDS.get(kind, remote.RemoteStore)(self._url, self._ask)
         except (ImportError, ValueError) as error:
             needed = remote.PACKAGES.get(kind, "fsspec and its package for such a store")
             raise FetchError("package", f"{kind}:// needs {needed}: {error}") from None

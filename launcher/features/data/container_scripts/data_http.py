@@ -36,7 +36,7 @@ class WrongError(Exception):
     """The server's answer is not what was asked for. The message is shown to the user."""
 
 
-class ChangedError(Exception):
+class ReplacedError(Exception):
     """The file is no longer the one that was looked at."""
 
 
@@ -95,7 +95,7 @@ class Web:
         if not given.verify:
             self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
         self._kept = threading.local()
-        self._running: set[_Answer] = set()
+        self._running: set[_WebAnswer] = set()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def trust(self, authorities: str) -> None:
@@ -129,7 +129,7 @@ class Web:
     def read(self, file: WebFile, start: int, end: int, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
         """Yield exactly these bytes. headers: for the URL's own server.
 
-        Raises WrongError, ChangedError, StatusError; OSError if the server is silent or the connection is lost.
+        Raises WrongError, ReplacedError, StatusError; OSError if the server is silent or the connection is lost.
         """
         part = {"Range": f"bytes={start}-{end - 1}"} if file.ranges else {}
         with self._answer("GET", file.url, part, headers or {}) as answer:
@@ -139,7 +139,9 @@ class Web:
             yield from answer.bytes(end - start)
 
     @contextlib.contextmanager
-    def _answer(self, method: str, url: str, part: Mapping[str, str], headers: Mapping[str, str]) -> Iterator[_Answer]:
+    def _answer(
+        self, method: str, url: str, part: Mapping[str, str], headers: Mapping[str, str]
+    ) -> Iterator[_WebAnswer]:
         """Follow redirects to an answer that is a success. headers: for the URL's own server. part: for every one."""
         own, more = _origin(url), urlencode(self._given.params)
         at = _plain(f"{url}{'&' if '?' in url else '?'}{more}" if more else url)
@@ -164,7 +166,7 @@ class Web:
             return
         raise WrongError(f"it redirects more than {REDIRECTS} times")
 
-    def _asked(self, method: str, url: str, headers: Mapping[str, str]) -> _Answer:
+    def _asked(self, method: str, url: str, headers: Mapping[str, str]) -> _WebAnswer:
         """Send a request; a kept connection that its server has closed meanwhile is opened again."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -178,8 +180,8 @@ class Web:
 
     def _sent(
         self, connection: http.client.HTTPConnection, method: str, url: str, headers: Mapping[str, str]
-    ) -> _Answer:
-        answer = _Answer(connection, method, self, self._silence)
+    ) -> _WebAnswer:
+        answer = _WebAnswer(connection, method, self, self._silence)
         self._running.add(answer)
         try:
             parts = urlsplit(url)
@@ -224,7 +226,7 @@ class Web:
     def keep(self, origin: tuple[str, str, int], connection: http.client.HTTPConnection) -> None:
         self._kept.__dict__.setdefault("connections", {})[origin] = connection
 
-    def ended(self, answer: _Answer) -> None:
+    def ended(self, answer: _WebAnswer) -> None:
         self._running.discard(answer)
 
     def _watch(self) -> None:
@@ -235,7 +237,7 @@ class Web:
                 answer.check(now)
 
 
-class _Answer:
+class _WebAnswer:
     """A request and its answer. It is ended by `check` if too little arrives."""
 
     def __init__(self, connection: http.client.HTTPConnection, method: str, web: Web, silence: float) -> None:
@@ -317,27 +319,27 @@ class _Answer:
         )
 
     def require_same(self, file: WebFile) -> None:
-        """Raises ChangedError."""
+        """Raises ReplacedError."""
         for before, now in ((file.etag, self.get("ETag")), (file.modified, self.get("Last-Modified"))):
             if before and now:
                 if before != now:
-                    raise ChangedError
+                    raise ReplacedError
                 return
 
     def require_range(self, start: int, end: int, file: WebFile) -> None:
-        """Raises WrongError, ChangedError."""
+        """Raises WrongError, ReplacedError."""
         if self.status == 206:
             found = _CONTENT_RANGE.fullmatch(self.get("Content-Range"))
             if not found or tuple(map(int, found.group(1, 2))) != (start, end - 1) or found[3] == "*":
                 raise WrongError(f"asked for the bytes {start}-{end - 1}, it sends {self._range()}")
             if int(found[3]) != file.size:
-                raise ChangedError
+                raise ReplacedError
         elif self.status != 200 or (start, end) != (0, file.size):
             raise WrongError(f"asked for the bytes {start}-{end - 1}, it answers with the status {self.status}")
         length = self.get("Content-Length")
         if length and length != str(end - start):
             if self.status == 200:
-                raise ChangedError
+                raise ReplacedError
             raise WrongError(f"asked for {end - start} bytes, it sends {length}")
 
     def bytes(self, size: int) -> Iterator[bytes]:

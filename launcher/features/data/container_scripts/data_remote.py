@@ -47,7 +47,7 @@ class Remote(NamedTuple):
     mark: str
 
 
-class Found(NamedTuple):
+class RemoteFiles(NamedTuple):
     """What a URL names. single: the file's name, "" for a folder. files: by their names in the copy.
 
     A page of a list that has no file yields None, so that its reader can count it.
@@ -57,7 +57,12 @@ class Found(NamedTuple):
     files: Iterator[tuple[str, Remote] | None]
 
 
-class Store:
+def _library(name: str) -> Any:
+    """Import what only one kind of store needs. Raises ImportError."""
+    return importlib.import_module(name)
+
+
+class RemoteStore:
     """One that fsspec knows. whole: it sends whole files only.
 
     ask: sends a request, again if the store is busy or silent. first: fewer times, as another machine may reach it.
@@ -68,16 +73,16 @@ class Store:
     def __init__(self, url: str, ask: Any, **options: Any) -> None:
         """Raises ImportError without its package, ValueError."""
         self._url, self._ask = url, ask
-        core = importlib.import_module("fsspec.core")
+        core = _library("fsspec.core")
         self._files, self._path = core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
 
-    def look(self) -> Found:
+    def look(self) -> RemoteFiles:
         self._files.invalidate_cache()
         info = {"type": "directory"} if self._url.endswith("/") else self._files.info(self._path)
         if info["type"] == "directory":
-            return Found("", self._folder())
+            return RemoteFiles("", self._folder())
         name = posixpath.basename(self._path)
-        return Found(name, iter([(name, self._remote(self._path, info))]))
+        return RemoteFiles(name, iter([(name, self._remote(self._path, info))]))
 
     def _folder(self) -> Iterator[tuple[str, Remote] | None]:
         for path, info in self._files.find(self._path, detail=True).items():
@@ -125,7 +130,7 @@ class Store:
         raise NotImplementedError
 
 
-class WebStore(Store):
+class WebStore(RemoteStore):
     def __init__(self, url: str, ask: Any) -> None:
         self._url, self._ask = url, ask
         try:
@@ -134,7 +139,7 @@ class WebStore(Store):
             raise FetchError("failed", f"FSSPEC_HTTP or FSSPEC_HTTPS cannot be used: {error}") from None
         self._web = http.Web(given, CONNECT, SILENCE)
 
-    def look(self) -> Found:
+    def look(self) -> RemoteFiles:
         path = unquote(urlsplit(self._url).path)
         if path.endswith("/") or not path:
             raise FetchError("failed", "HTTP has no list of a folder: give the URL of a file")
@@ -145,7 +150,7 @@ class WebStore(Store):
         self.whole = not self._file.ranges
         etag, name = self._file.etag.strip('"'), posixpath.basename(path)
         mark = self._file.digest or (f"etag:{etag}" if etag else f"time:{self._file.modified}")
-        return Found(name, iter([(name, Remote(self._url, self._file.size, mark))]))
+        return RemoteFiles(name, iter([(name, Remote(self._url, self._file.size, mark))]))
 
     def get(self, remote: Remote, start: int, end: int) -> bytes:  # noqa: ARG002 - it is the only one
         return b"".join(_checked(self._web.read(self._file, start, end)))
@@ -159,11 +164,11 @@ def _checked(data: Iterator[bytes]) -> Iterator[bytes]:
         yield from data
     except http.WrongError as error:
         raise wrong(error) from None
-    except http.ChangedError:
+    except http.ReplacedError:
         raise replaced() from None
 
 
-class S3Store(Store):
+class S3Store(RemoteStore):
     def __init__(self, url: str, ask: Any) -> None:
         limits = {"connect_timeout": CONNECT, "read_timeout": SILENCE, "retries": {"max_attempts": 0}}
         super().__init__(url, ask, config_kwargs=limits)
@@ -212,7 +217,7 @@ class S3Store(Store):
         return head
 
     def get(self, remote: Remote, start: int, end: int) -> bytes:
-        data: bytes = importlib.import_module("fsspec.asyn").sync(self._files.loop, self._part, remote, start, end)
+        data: bytes = _library("fsspec.asyn").sync(self._files.loop, self._part, remote, start, end)
         return data
 
     async def _part(self, remote: Remote, start: int, end: int) -> bytes:
@@ -253,17 +258,17 @@ async def _exactly(body: Any, size: int) -> bytes:
     return bytes(data)
 
 
-class HubStore(Store):
+class HubStore(RemoteStore):
     """The files are listed by its package, and read by ours, which checks what it gets."""
 
     def __init__(self, url: str, ask: Any) -> None:
         os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", f"{SILENCE:.0f}")
         super().__init__(url, ask)
-        self._hub = importlib.import_module("huggingface_hub")
+        self._hub = _library("huggingface_hub")
         self._web = http.Web(http.Options({}, {}, True), CONNECT, SILENCE)
         with contextlib.suppress(ImportError):
             if not os.environ.get("SSL_CERT_FILE"):
-                self._web.trust(importlib.import_module("certifi").where())  # as its package does
+                self._web.trust(_library("certifi").where())  # as its package does
 
     def _folder(self) -> Iterator[tuple[str, Remote] | None]:
         at = self._files.resolve_path(self._path)
