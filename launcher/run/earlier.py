@@ -352,7 +352,7 @@ def _of_clocks(listed: Sequence[_Listing], holders: Sequence[Holder]) -> Iterato
     for each in listed:
         if each.entries and abs(each.clock.offset) > CLOCK_SLACK:
             how = "ahead of" if each.clock.offset > 0 else "behind"
-            off = duration(abs(each.clock.offset))
+            off = duration(round(abs(each.clock.offset)))
             yield f"{each.engine.node}: its clock is {off} {how} this machine's; the times of its files are corrected"
     for holder in holders:
         if late := holder.of_the_future:

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import io
 import os
+import re
 import tarfile
 import time
 from collections.abc import Sequence
@@ -102,7 +103,10 @@ def test_the_newest_is_that_of_the_corrected_times(nodes: tuple[Node, Node]) -> 
     ahead.wrote(OLD, "checkpoints/last.pt", "epoch 5", ago=500)
     said = resume(nodes)
     assert [node.read(NEW, "checkpoints/last.pt") for node in nodes] == ["epoch 9", "epoch 9"]
-    assert said[0] == "gpu-b: its clock is 1:00:00 ahead of this machine's; the times of its files are corrected"
+    about = r"(59:5\d|1:00:0\d)"  # an hour, as well as it can be measured on a busy machine
+    assert re.fullmatch(
+        rf"gpu-b: its clock is {about} ahead of this machine's; the times of its files are corrected", said[0]
+    )
     assert said[2].startswith("gpu-b: resumes from gpu-a's checkpoints/last.pt (")
     assert said[2].endswith("; not from its own checkpoints/last.pt")
     assert len(said) == 3

@@ -81,11 +81,14 @@ def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str
     )
     assert worker.stdout is not None
     pipe, written = kit / "home" / ".flight_recorder" / "rank-0", tmp_path / "flight_recorder" / "n0"
+    groups, deadline = tmp_path / "state" / "n0.groups", time.monotonic() + 200
     if how == "hangs":
         assert worker.stdout.readline() == "ready\n"
         assert list(written.iterdir()) == []
+        while "group" not in groups.read_text():  # it is killed without a last look
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         pipe.write_text("\n")
-        deadline = time.monotonic() + 200
         while pipe.exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -94,7 +97,7 @@ def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str
     out, _ = worker.communicate(timeout=200)
     print(out)
     assert not pipe.exists()
-    noted = [line.rpartition(" ") for line in (tmp_path / "state" / "n0.groups").read_text().splitlines()]
+    noted = [line.rpartition(" ") for line in groups.read_text().splitlines()]
     assert [what for what, _, _ in noted] == ["watched 0", "group 0 1"]
     assert all(0 <= time.time() - int(when) < 1000 for _, _, when in noted)
     name = {"gloo": "gloo_0", "nccl2": "nccl_0"}[recorder]
