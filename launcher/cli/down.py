@@ -172,6 +172,8 @@ def _print(console: Console, run: launcher.Run, removed: Sequence[Removed], *, p
     if kept:
         fix = f"to download these files: launcher fetch {run.id} --checkpoints; to delete them: "
         console.print(f"{fix}launcher down {run.id}{' --purge' * purge} --unfetched")
+    elif purge and confirmed:
+        console.print("its output folders on the nodes are deleted")
     if confirmed:
         console.print(f"[bold]down[/] {run.id}")
 

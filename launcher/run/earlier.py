@@ -32,7 +32,7 @@ from launcher.node.machine import PIECE, LocalMachine
 from launcher.node.output_folder import MARKER
 from launcher.node.parallel import on_each, run_all, run_all_settled
 from launcher.node.trees import Entry, NodeClock, Place
-from launcher.records.paths import ASIDE, LAYER, RECORD_FILES, RUNS
+from launcher.records.paths import ASIDE, LAYER, RECORD_FILES, RUNS, as_shown
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import CHECKPOINTS, is_programs, is_safe, is_saved
 from launcher.records.workdir import SentCode, contents, in_workdir, is_sent, sent_files
@@ -128,7 +128,7 @@ def files_of(
             log(_settled(run, yours, theirs, known=old.sent_code is not None))
         found_any = any(copy.share.newest for copy in copies)
         if required and not found_any and not yours:
-            raise _nothing(run, [each.engine.node for each in listed], silent)
+            raise _nothing(old, [each.engine.node for each in listed], silent)
         if silent:
             log(f"warning: no answer from {silent}: files of {run} that only they have are not used")
         if not found_any:
@@ -321,13 +321,13 @@ def _copies(
     ]
 
 
-def _nothing(run: RunId, searched: Sequence[str], silent: str) -> NodeUnfit:
-    return NodeUnfit(
-        f"run {run}",
-        f"has no files to resume from on {', '.join(searched)}: its program wrote none to its output folder nor beside "
-        f"its code; {RUNS / run}/ has none either" + (f"; no answer from {silent}" if silent else ""),
-        f"do not purge a run that you want to resume, or keep a copy in {RUNS}/{run}/: launcher fetch --checkpoints",
-    )
+def _nothing(old: Record, searched: Sequence[str], silent: str) -> NodeUnfit:
+    here = f"{RUNS}/{old.run}/"
+    what = f"has no files to resume from on {', '.join(searched)}, nor in {here}: nothing of its program is there"
+    fix = f"do not purge a run that you want to resume, or keep a copy in {here}: launcher fetch --checkpoints"
+    if copied := [as_shown(folder) for folder in old.fetched_to() if folder.is_dir()]:
+        fix = f"`launcher fetch` has copied files of it to {', '.join(map(str, copied))}: copy them to {here}"
+    return NodeUnfit(f"run {old.run}", what + (f"; no answer from {silent}" if silent else ""), fix)
 
 
 def _check_room(run: RunId, copies: Sequence[_Copy]) -> None:

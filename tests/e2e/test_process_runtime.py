@@ -246,6 +246,7 @@ def test_a_run_resumes_from_fetched_checkpoints(home_cli: Cli) -> None:
     home_cli("up", job)
     home_cli("fetch", "--checkpoints")
     first = home_cli.runs()[-1].name
+    home_cli("fetch", first, "copies", "--checkpoints")
     homes = Path(home_cli.env["HOME"], ".launcher")
     shutil.rmtree(homes / first)
     home_cli("up", job, "--resume", first)
@@ -253,6 +254,8 @@ def test_a_run_resumes_from_fetched_checkpoints(home_cli: Cli) -> None:
     shutil.rmtree(home_cli.runs()[0] / "checkpoints")
     refused = home_cli("up", job, "--resume", first, code=3)
     assert "has no files to resume from on local" in refused.stderr
+    assert "has copied files of it to copies" in " ".join(refused.stderr.split())
+    assert "its output folders on the nodes are deleted" in home_cli("down", first, "--purge").stderr
     home_cli("down", "--all")
     assert left(home_cli) == []
 
