@@ -82,6 +82,14 @@ def runs(files: Files) -> set[RunId]:
     return {name for name in listed.splitlines() if is_run_id(name)}
 
 
+def find(files: Files, run: RunId) -> str | None:
+    """Return the path of a run's output folder, if this user has one here. Raises NodeUnfit, NodeUnreachable."""
+    script = f'folder=${{2:-$HOME}}/{OUTPUT_ROOT}/$1; [ ! -f "$folder/{MARKER}" ] || printf "at %s\\n" "$folder"'
+    done = files.run(script, run, files.home, doing=f"look for the output folder of {run}")
+    lines = [line for line in done.out.decode("utf-8", "surrogateescape").splitlines() if line.isprintable()]
+    return next((line[3:] for line in reversed(lines) if line.startswith("at /")), None)
+
+
 def remove(files: Files, path: str, run: RunId) -> None:
     """Remove the folder, if it exists. Raises NodeUnfit with the reason if that is not possible; NodeUnreachable."""
     files.run(_REMOVE, path, run, files.home, doing=f"remove {path}", timeout=_TIMEOUT)

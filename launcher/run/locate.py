@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +18,9 @@ from launcher.model.container import ContainerState, Phase
 from launcher.model.home import user_name
 from launcher.model.host import cluster_name
 from launcher.model.labels import RunLabels
-from launcher.model.plan import RunId
-from launcher.node.connect import Fleet, connect
+from launcher.model.plan import RunId, is_run_id
+from launcher.node import output_folder
+from launcher.node.connect import LOCAL, Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records import store
@@ -121,7 +123,10 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
     try:
         listing = list_runs(fleet, note)
         where = "on " + ", ".join(hosts)
-        found = listing.runs[_choose(text, listing, fleet, where)]
+        try:
+            found = listing.runs[_choose(text, listing, fleet, where)]
+        except RunUnknown as unknown:
+            raise _only_files(text, fleet) or unknown from None
         run, nodes = found[0].labels, tuple(f.node for f in found)
         record = Record.rebuild(
             run.run, run.runtime, nodes, runs, min_nodes=run.min_nodes, spares=run.spares, hosts=run.hosts
@@ -132,6 +137,24 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
     except BaseException:
         fleet.close()
         raise
+
+
+def _only_files(text: str | None, fleet: Fleet) -> RunUnknown | None:
+    """Return the error for a run that has files on these nodes, but no container any more; None for any other run."""
+    if text is None or not is_run_id(text):
+        return None
+    asked = {engine.host: engine for engine in fleet.engines}  # `local` can have two engines
+    found = {host: path for host, engine in asked.items() if (path := output_folder.find(engine.files, text))}
+    if not found:
+        return None
+    where = ", ".join(f"{path} on {host}" for host, path in found.items())
+    first, path = next(iter(found.items()))
+    by_hand = f"cp -r {shlex.quote(path)} ." if first == LOCAL else f"scp -r {shlex.quote(f'{first}:{path}')} ."
+    return RunUnknown(
+        text,
+        f"its containers are removed, and no record of it is here; its files are in {where}",
+        f"in the folder where it was started: launcher fetch {text} --checkpoints; or by hand: {by_hand}",
+    )
 
 
 def find_containers(attached: Attached, note: Note, *, claims: bool = False, any_owner: bool = False) -> Attached:

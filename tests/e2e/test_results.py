@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -28,6 +29,20 @@ def job(cli: Cli, epochs: int, then: str = "true") -> Path:
 
 def outputs(cli: Cli) -> list[str]:
     return sorted(path.name for path in Path(cli.env["HOME"], ".launcher").iterdir())
+
+
+def test_a_run_without_containers_is_not_found_elsewhere_but_its_files_are_named(home_cli: Cli, tmp_path: Path) -> None:
+    home_cli("up", job(home_cli, 1))
+    run = home_cli.runs()[-1].name
+    home_cli("down")
+    (tmp_path / "elsewhere").mkdir()
+    elsewhere = dataclasses.replace(home_cli, cwd=tmp_path / "elsewhere")
+    said = " ".join(elsewhere("fetch", run, "--nodes", "local", "--checkpoints", code=2).stderr.split())
+    folder = Path(home_cli.env["HOME"], ".launcher", run)
+    assert f"its files are in {folder} on local" in said
+    assert f"or by hand: cp -r {folder} ." in said
+    other = f"{run[:-4]}0000"
+    assert "no runs on local" in elsewhere("fetch", other, "--nodes", "local", code=2).stderr
 
 
 @pytest.mark.parametrize("code", [0, 1])
