@@ -277,7 +277,8 @@ def commands_page() -> list[str]:
         "",
         "**RUN.** A run is named by its ID, by a unique prefix of its ID, or by the name of its job (the latest run of "
         "that job). Without RUN, a command uses the latest run. With `--nodes A,B` or `--on CLUSTER`, it looks the "
-        "run up on these machines, and this machine needs no record of it.",
+        "run up on these machines by its containers, and this machine needs no record of it; after `launcher down`, "
+        "only the folder that started it finds its files.",
         "",
         "**JOB** is a job file: [job.md](job.md). CLUSTER is one of the [settings file](job.md#the-settings-file). Who "
         "may do what to a run: [security.md](security.md).",
