@@ -199,11 +199,11 @@ class Saver:
         self._folder.mkdir(parents=True, exist_ok=True)
         last, fresh = self._folder / LAST, self._folder / f"{LAST}.tmp"
         _dump(fresh, state)
+        if best:  # first, so that last.pt never names a best score whose file is not there
+            link(fresh, self._folder / BEST)
         if last.exists():
             last.replace(self._folder / PREVIOUS)
         fresh.replace(last)
-        if best:
-            link(last, self._folder / BEST)
         if self._keep and epoch is not None:
             link(last, self._folder / f"epoch-{epoch:04d}.pt")
             for old in sorted(self._folder.glob("epoch-*.pt"))[: -self._keep]:
@@ -235,6 +235,30 @@ def link(file: Path, other: Path) -> None:
         with fresh.open("rb") as copied:
             os.fsync(copied.fileno())
     fresh.replace(other)
+
+
+def best_score(state: State) -> float:
+    """Return the best top-1 of the run that saved the state, percent; -1 if there was no validation."""
+    return float((state.get("progress") or state["dual_batch"])["best"])
+
+
+def take_best(path: Path, folder: Path, best: float) -> bool:
+    """Return whether `folder` has the best.pt of `best` percent that belongs to the checkpoint at `path`.
+
+    If it lies beside `path` in another folder, it is linked to `folder`.
+    """
+    own, beside = folder / BEST, path.parent / BEST
+    if path.parent == folder and path.stem in ("last", "previous"):
+        return own.exists()
+    try:
+        if best_score(read(beside)) != best:
+            return False
+    except TrainError:
+        return False
+    if beside.parent != folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        link(beside, own)
+    return True
 
 
 def write(path: Path, state: State) -> None:

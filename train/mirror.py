@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from train.checkpoint import Loaded, State, link
+from train.checkpoint import BEST, Loaded, State, link
 from train.errors import TrainError
 from train.files import amount
 
@@ -181,14 +181,19 @@ class Mirror:
         """Whether a checkpoint is being uploaded."""
         return self._upload is not None and not self._upload.done()
 
-    def offer(self, paths: Iterable[Path], state: State, name: str, busy: bool) -> None:
+    def offer(self, paths: Iterable[Path], state: State, name: str, busy: bool, best: Path | None = None) -> None:
         """Start uploading a checkpoint that is complete on disk, or leave it out while one is uploaded.
 
-        name, busy: the same on all ranks.
+        name, busy: the same on all ranks. best: best.pt, on the rank that uploads it; it may be the checkpoint itself.
         """
         self._left = None
         about: State = {key: state[key] for key in ("run", "generation", "progress") if key in state}
         about["progress"] = {key: about["progress"][key] for key in ("epoch", "step", "validated")}
+        if best and best.exists():
+            paths = [*paths]
+            same = next((path for path in paths if path.samefile(best)), None)
+            about["best"] = (same or best).name
+            paths += [] if same else [best]
         if self._ended:
             return
         if busy:
@@ -302,6 +307,24 @@ def download(place: Place, entry: Entry, names: Iterable[str], folder: Path) -> 
             place.receive(f"{entry.name}/{name}", entry.files[name], folder / name)
     except Exception as error:
         raise TrainError(f"--resume {place.url}: {entry.name}: {_text(error)}") from error
+
+
+def download_best(place: Place, name: str, folder: Path) -> bool:
+    """Write best.pt of the checkpoint `name` into a folder; return False if the store has none. Raises TrainError."""
+    try:
+        entry = retried(place.latest)
+    except Exception as error:
+        raise TrainError(f"{place.url}: {_text(error)}") from error
+    best = entry.about.get("best", "") if entry and entry.name == name else ""
+    if not (entry and best in entry.files):
+        return False
+    fresh = folder / RESUMED
+    try:
+        download(place, entry, [best], fresh)
+        (fresh / best).replace(folder / BEST)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return True
 
 
 def retried(what: Callable[[], T]) -> T:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from train.checkpoint import (
+    BEST,
     LAST,
     PREVIOUS,
     Loaded,
@@ -30,11 +31,12 @@ from train.checkpoint import (
     names_before,
     read,
     select,
+    take_best,
 )
 from train.config import Config
 from train.distributed.world import World
 from train.errors import TrainError
-from train.mirror import RESUMED, Mirror, Place, download, find, is_url, new_name
+from train.mirror import RESUMED, Mirror, Place, download, download_best, find, is_url, new_name
 
 
 class Store(Protocol):
@@ -58,6 +60,12 @@ class Store(Protocol):
 
     def open(self) -> None:
         """Must be called before the first `save`. Raises TrainError if the folder is not writable."""
+
+    def take_best(self, found: Loaded, best: float) -> bool:
+        """Return whether the folder has best.pt of the checkpoint that was resumed, taken along from where that was.
+
+        `best`: its score. Call after `open`.
+        """
 
     def save(self, state: Callable[[], State], best: bool = False, epoch: int | None = None) -> None:
         """Start writing the last checkpoint, the best one if `best`, and the epoch's if --keep.
@@ -116,6 +124,11 @@ class Files:
         if self._config.mirror:
             self._world.all_ranks_or_exit(self._open_mirror)
 
+    def take_best(self, found: Loaded, best: float) -> bool:
+        folder = self._config.checkpoint_folder
+        here = self._saver is not None and best_here(found, folder, best)
+        return any(self._world.gather(here))  # with --replicate a node that joins has none
+
     def _open_mirror(self) -> None:
         if self._world.first:
             self._mirror = Mirror(self._config.mirror, self._config.checkpoint_folder, True, self._say)
@@ -123,7 +136,7 @@ class Files:
 
     def _written(self, path: Path, state: State) -> None:
         if self._mirror:
-            self._mirror.offer([path], state, new_name(state), self._mirror.busy)
+            self._mirror.offer([path], state, new_name(state), self._mirror.busy, path.with_name(BEST))
 
     def save(self, state: Callable[[], State], best: bool = False, epoch: int | None = None) -> None:
         if self._saver:
@@ -210,6 +223,17 @@ class Files:
         world.sum(torch.zeros(1))  # every rank has checked
         own.unlink(missing_ok=True)
         return world.local_rank == 0 and not shared
+
+
+def best_here(found: Loaded, folder: Path, best: float) -> bool:
+    """Return whether best.pt of a resumed checkpoint is in the folder; take it along from another one, or a store."""
+    url, _, name = found.origin.rpartition("/")
+    try:
+        if best < 0 or not is_url(found.origin):
+            return best < 0 or take_best(found.path, folder, best)
+        return download_best(Place(url), name, folder)
+    except (TrainError, OSError):  # there will be another; if the folder cannot be written, saving says so
+        return False
 
 
 def _touch(file: Path) -> None:

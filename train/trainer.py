@@ -173,6 +173,9 @@ class Trainer:
             done = f"{progress.validated} epochs of {epochs} are done"
             self.log.say(f"train: nothing to do: {done}; raise --epochs to continue")
             return
+        if self.resumed and not self.store.take_best(self.resumed, progress.best):
+            self.log.say(f"train: best.pt of top-1 {progress.best:.2f} % is not here; the next validation makes one")
+            progress.best = -1.0
         self.log.say(forecast(self.config, self.world, self.model, self.step, epochs - progress.validated))
         self.log.begin(self._facts(), purge_step=self.global_step + 1 if self.resumed else None)
         started, worked = time.perf_counter(), time.process_time()

@@ -33,12 +33,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from train.checkpoint import Background, HostCopy, Loaded, State, map_tensors, names_before, read, select, write
+from train.checkpoint import BEST, Background, HostCopy, Loaded, State, map_tensors, names_before, read, select, write
 from train.config import Config
 from train.distributed.world import World
 from train.errors import TrainError
 from train.mirror import RESUMED, Entry, Mirror, Place, download, find, is_url, new_name
-from train.store import instead_of
+from train.store import best_here, instead_of
 
 T = TypeVar("T")
 LAST, PREVIOUS, RUN = "last.sharded", "previous.sharded", "run.pt"
@@ -90,7 +90,7 @@ class Shards:
         folder = self._folder / RESUMED / LAST
         newer = entry if entry and (own is None or Loaded(entry.about, Path()).age > own.age) else None
         if newer:
-            mine = sorted(newer.files)[world.rank :: world.size]
+            mine = sorted(newer.files.keys() - {BEST})[world.rank :: world.size]
             problem = next(filter(None, world.gather(_problem(lambda: download(place, newer, mine, folder)))), "")
         if newer and not problem:
             return Loaded(verified(folder), Path(LAST), origin=f"{place.url}/{newer.name}")
@@ -108,6 +108,9 @@ class Shards:
         if self._config.mirror:
             self._mirrors = dist.new_group(backend="gloo", timeout=timedelta(days=30))
             self._world.all_ranks_or_exit(self._open_mirror)
+
+    def take_best(self, found: Loaded, best: float) -> bool:
+        return self._world.broadcast_object(self._world.first and best_here(found, self._folder, best))
 
     def _open_mirror(self) -> None:
         self._mirror = Mirror(self._config.mirror, self._folder, self._world.first, self._say)
@@ -171,7 +174,8 @@ class Shards:
             said = self._together(lambda: (new_name(rest), mirror.busy))  # the name is rank 0's
             common = (self._folder / LAST / RUN, self._folder / LAST / ".metadata") if self._world.first else ()
             own = [self._folder / LAST / name for name in found[self._world.rank]]
-            mirror.offer([*common, *own], rest, said[0][0], any(busy for _, busy in said))
+            best_file = self._folder / BEST if self._world.first else None
+            mirror.offer([*common, *own], rest, said[0][0], any(busy for _, busy in said), best_file)
 
     def _together(self, what: Callable[[], T]) -> list[T]:
         """Call `what` and return the results of all ranks. Raises OSError on all ranks if one raises it."""

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.train.runs import DIGITS, SECONDS, Rank, digit_tree, finish, run, start
 from train.__main__ import main
+from train.checkpoint import write
 from train.config import Config, parse
 from train.distributed.methods import make_step
 from train.distributed.world import World
@@ -173,6 +174,29 @@ def test_a_restart_before_the_first_checkpoint_begins_again_where_the_run_began(
     env = {"TORCHELASTIC_RESTART_COUNT": "1"}
     (again,) = run(tmp_path, 1, "--data", data, *options.split(), "--resume", back, env=env)
     assert f"resumed {back} at epoch 2, step 0" in again.text
+
+
+OTHER = "--arch smallcnn --image-size 8 --batch-size 16 --workers 1 --threads 1 --keep 3 --lr 1e-9"
+
+
+def test_best_weights_that_are_not_there_are_made_again(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """best.pt was removed, or is of a later epoch than the checkpoint that is resumed elsewhere."""
+    common, a, b = ["--data", str(data), *OTHER.split()], tmp_path / "a", tmp_path / "b"
+    assert main([*common, "--output", str(a), "--epochs", "1"]) == 0
+    (a / "checkpoints" / "best.pt").unlink()
+    assert main([*common, "--output", str(a), "--epochs", "2"]) == 0
+    assert "is not here; the next validation makes one" in capfd.readouterr().out
+    assert torch.load(a / "checkpoints" / "best.pt", weights_only=True)["progress"]["epoch"] == 2
+    state = torch.load(a / "checkpoints" / "epoch-0001.pt", weights_only=True)
+    state["progress"]["best"] += 1
+    del state["sha256"]
+    write(a / "checkpoints" / "epoch-0001.pt", state)
+    named = ["--resume", str(a / "checkpoints" / "epoch-0001.pt"), "--output", str(b), "--epochs", "2"]
+    assert main([*common, *named]) == 0
+    assert "is not here; the next validation makes one" in capfd.readouterr().out
+    assert torch.load(b / "checkpoints" / "best.pt", weights_only=True)["progress"]["epoch"] == 2
 
 
 def test_a_resumed_run_keeps_no_copy_of_its_checkpoint(data: Path, tmp_path: Path) -> None:

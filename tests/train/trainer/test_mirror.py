@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.s3 import BUCKET, Answer, Store, refused, s3
 from tests.train.forks import Forked
@@ -59,13 +60,41 @@ def content(place: Place, folder: Path) -> bytes:
     return (folder / "last.pt").read_bytes()
 
 
+@pytest.mark.parametrize("method", ["", "--parallel fsdp"])
+def test_best_weights_come_along_from_the_store(method: str, store: Store, tmp_path: Path) -> None:
+    """The second epoch is worse; the run that goes on elsewhere has none that is better."""
+    data, ranks = digit_tree(tmp_path / "data", 32, 10), 2 if method else 1
+    shared = [*TINY, *method.split(), "--data", data, "--schedule", "linear", "--warmup", 0]
+    (whole, *_) = run(
+        tmp_path / "whole", ranks, *shared, "--lr", 1e-9, "--mirror", URL, "--checkpoints", tmp_path / "a"
+    )
+    best = torch.load(tmp_path / "a" / "best.pt", weights_only=True)
+    assert best["progress"]["epoch"] == 1
+    assert "(best " in whole.text
+    more = [*shared, "--epochs", 3, "--resume", URL, "--checkpoints", tmp_path / "b"]
+    run(tmp_path / "again", ranks, *more)
+    assert (tmp_path / "b" / "best.pt").read_bytes() == (tmp_path / "a" / "best.pt").read_bytes()
+    run(
+        tmp_path / "path",
+        ranks,
+        *more[:-3],
+        tmp_path / ("b/last.sharded" if method else "b/last.pt"),
+        "--epochs",
+        4,
+        "--checkpoints",
+        tmp_path / "c",
+    )
+    assert (tmp_path / "c" / "best.pt").read_bytes() == (tmp_path / "a" / "best.pt").read_bytes()
+
+
 def test_a_run_goes_on_from_the_store(store: Store, tmp_path: Path) -> None:
     tiny = [*TINY, "--data", digit_tree(tmp_path / "data", 32, 10)]
     (whole,) = run(tmp_path / "whole", 1, *tiny, "--mirror", URL)
     place = Place(URL)
     newest = find(place, "last.pt")
     assert f"train: {URL} has {newest.name}" in whole.text
-    assert sorted(store.sizes()) == [f"run/{newest.previous}/last.pt", f"run/{newest.name}/last.pt", "run/latest.json"]
+    kept = [name for name in store.sizes() if not name.endswith("best.pt")]
+    assert sorted(kept) == [f"run/{newest.previous}/last.pt", f"run/{newest.name}/last.pt", "run/latest.json"]
     assert store.content(f"run/{newest.name}/last.pt") == (whole.output / "checkpoints" / "last.pt").read_bytes()
 
     (done,) = run(tmp_path / "done", 1, *tiny, "--resume", URL)  # another machine: its output folder is empty
@@ -89,9 +118,10 @@ def test_each_rank_uploads_its_shards(store: Store, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", 2, *sharded, "--mirror", URL, "--checkpoints", tmp_path / "a")
     place = Place(URL)
     newest = find(place, "run.pt")
-    saved = {path.name: path.stat().st_size for path in (tmp_path / "a" / "last.sharded").iterdir()}
+    parts = [*(tmp_path / "a" / "last.sharded").iterdir(), tmp_path / "a" / "best.pt"]
+    saved = {path.name: path.stat().st_size for path in parts}
     assert newest.files == saved
-    assert len(saved) == 4
+    assert len(saved) == 5
     for name, size in saved.items():
         assert store.sizes()[f"run/{newest.name}/{name}"] == size
     place.publish(Entry(newest.previous, newest.files, state(1)))

@@ -129,6 +129,9 @@ class Server:
         if warning:
             self._watch.say(warning)
         self._checkpoints.open()
+        if self._found and not self._checkpoints.take_best(self._found, self._best):
+            self._watch.say(f"train: best.pt of top-1 {self._best:.2f} % is not here; the next validation makes one")
+            self._best = -1.0
 
     def run(self, size: int) -> None:
         """Serve until all local epochs are finished.
