@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
 import json
 import random
+import re
 import shlex
 import signal
 import ssl
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from itertools import count
@@ -602,6 +605,67 @@ def test_a_file_that_differs_from_the_stores_digest_is_fetched_anew(
     with pytest.raises(fetch.FetchError, match=r"images\.tar differs from its md5 in the store"):
         Here(FILE, store, tmp_path).run()
     assert Here(FILE, store, tmp_path).run() == body
+
+
+PART = {"Content-Range": f"bytes 0-4194303/{SIZE}", "Content-Length": "4194304"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "says"),
+    [
+        ({}, bytes(fetch.RANGE), "it sends no range"),
+        ({"Content-Range": f"bytes 1-4194304/{SIZE}"}, bytes(fetch.RANGE), f"it sends bytes 1-4194304/{SIZE}"),
+        ({"Content-Range": f"bytes 0-4194303/{SIZE + 1}"}, bytes(fetch.RANGE), f"it sends bytes 0-4194303/{SIZE + 1}"),
+        ({**PART, "Content-Length": "4194305"}, bytes(fetch.RANGE + 1), "asked for 4194304 bytes, it sends more"),
+        ({**PART, "ETag": f'"{"0" * 32}"'}, bytes(fetch.RANGE), "it was changed during the download"),
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_wrong_answer_of_s3_is_an_error(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], body: bytes, says: str
+) -> None:
+    monkeypatch.setattr(fetch, "REQUESTS", 1)
+    put(store, "pets/images.tar")
+    first(store, lambda: ("206 Partial Content", [*headers.items()], body))
+    with pytest.raises(fetch.FetchError, match=re.escape(says)):
+        Here(FILE, store, tmp_path).run()
+    assert not [*tmp_path.glob("copies/*"), *tmp_path.glob("partial/*")]
+
+
+@pytest.mark.parametrize("offered", [True, False])
+@pytest.mark.usefixtures("impatient")
+def test_the_checksum_of_an_object_of_several_parts(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offered: bool
+) -> None:
+    """Its ETag is none; S3 has another one, if the uploader gave it for the whole object."""
+    monkeypatch.setattr(fetch, "REQUESTS", 1)
+    body = put(store, "pets/images.tar")
+    about = [("ETag", f'"{"0" * 32}-2"'), ("Content-Length", str(SIZE)), ("Last-Modified", formatdate(0, usegmt=True))]
+    if offered:
+        about.append(("x-amz-checksum-sha256", base64.b64encode(hashlib.sha256(body).digest()).decode()))
+    damage = [0]
+
+    def fault(method: str, path: str) -> Answer | None:
+        if not path.endswith(".tar"):
+            return None
+        if method == "HEAD":
+            return "200 OK", about, b""
+        start = next(offsets) * fetch.RANGE
+        part = body[start : start + fetch.RANGE]
+        found = [about[0], ("Content-Range", f"bytes {start}-{start + len(part) - 1}/{SIZE}")]
+        return "206 Partial Content", found, bytes(len(part)) if damage[0] else part
+
+    store.fault, offsets = fault, count()
+    here_ = Here(FILE, store, tmp_path)
+    assert here_.run() == body
+    assert here_._download.unchecked == (not offered)  # noqa: SLF001
+    damage[0], offsets = 1, count()
+    other = tmp_path / "other"
+    other.mkdir()
+    if offered:
+        with pytest.raises(fetch.FetchError, match=r"images\.tar differs from its sha256 in the store"):
+            Here(FILE, store, other).run()
+        assert not [*other.glob("*/*")]
 
 
 @pytest.mark.usefixtures("impatient")
