@@ -27,7 +27,7 @@ head -c 300000 /dev/zero | tr '\0' '[' >errors/node1.json
 cp errors/node1.json metrics.jsonl && echo >>metrics.jsonl && echo '{"kind": "epoch", "val": []}' >>metrics.jsonl
 truncate -s 200G tensorboard/events.out.tfevents.1
 echo kept >tensorboard/events.out.tfevents.2
-echo x >"errors/$(head -c 253 /dev/zero | tr '\0' e)"
+echo x >"errors/$(head -c 248 /dev/zero | tr '\0' e).json"
 echo ready
 """
 # Prints a secret in two parts, and JSON-encoded

@@ -484,7 +484,9 @@ def test_doctor_tries_the_clusters_python(cli: Cli) -> None:
 def test_doctor_asks_slurm_whether_it_would_accept_the_job(slurm: SlurmBed, cli: Cli) -> None:
     file = job(cli, "echo", nodes=4)
     rows = json.loads(cli("doctor", file, "--on", "hpc", "--json").stdout)["checks"]
-    assert [(row["name"], row["level"]) for row in rows] == [(n, "ok") for n in ("slurm", "workdir", "sbatch", "node")]
+    assert [(row["name"], row["level"]) for row in rows] == [
+        (n, "ok") for n in ("slurm", "time to save", "workdir", "sbatch", "node")
+    ]
     assert "n[1-4]" in rows[2]["what"]
     assert f"n1 writes to {slurm.shared}" in rows[3]["what"]
     assert not [*(slurm.shared / ".launcher").glob(".doctor*")]
