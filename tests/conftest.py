@@ -53,9 +53,7 @@ _left_out: Counter[str] = Counter()
 
 # On a busy machine an example may take seconds.
 EXAMPLES = int(os.environ.get("LAUNCHER_TEST_EXAMPLES", "100"))
-settings.register_profile(
-    "untimed", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("untimed", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -127,7 +127,7 @@ class Files:
     def take_best(self, found: Loaded, best: float) -> bool:
         folder = self._config.checkpoint_folder
         here = self._saver is not None and best_here(found, folder, best)
-        return any(self._world.gather(here))  # with --replicate a node that joins has none
+        return any(self._world.gather(here, patient=True))  # with --replicate a node that joins has none
 
     def _open_mirror(self) -> None:
         if self._world.first:
@@ -172,8 +172,8 @@ class Files:
                 failure = str(error)
         if world.size == 1:
             return _or_raise(mine, failure)
-        offers: list[Any] = [None] * world.size
-        dist.all_gather_object(offers, (mine.age if mine else None, failure, socket.gethostname()))
+        # a rank may download or read for a long time
+        offers = world.gather((mine.age if mine else None, failure, socket.gethostname()), patient=True)
         ages = {rank: age for rank, (age, _, _) in enumerate(offers) if age is not None}
         if not ages:
             return world.all_ranks_or_exit(lambda: _or_raise(None, failure))

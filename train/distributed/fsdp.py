@@ -11,14 +11,16 @@ a model that is built without storage would not start from the weights that DDP 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from train.config import Config
@@ -65,6 +67,19 @@ def only_products(block: nn.Module) -> bool:
     return all(isinstance(part, PRODUCTS) or not any(True for _ in part.children()) for part in holders)
 
 
+def nodes_and_ranks(world: World, timeout: float) -> DeviceMesh:
+    """Return the mesh of nodes and their ranks; fully_shard replicates over the first dimension.
+
+    With groups of our own: those of init_device_mesh have the backend's time limit instead of --timeout.
+    """
+    grid = torch.arange(world.size).view(-1, world.local_size)
+    mine: list[Any] = []
+    for lines in (grid.T.tolist(), grid.tolist()):
+        groups = [dist.new_group(line, timeout=timedelta(seconds=timeout)) for line in lines]  # on every rank
+        mine += [group for group, line in zip(groups, lines, strict=True) if world.rank in line]
+    return DeviceMesh.from_group(mine, world.device.type, grid, mesh_dim_names=("nodes", "ranks"))
+
+
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
     """Return a step with sharded weights."""
     return ShardedStep(config, world, precision, model)
@@ -88,10 +103,10 @@ class ShardedStep(Step):
                 f"--parallel {config.parallel} needs torch.distributed.fsdp.fully_shard, which torch "
                 f"{torch.__version__} lacks; use an image with torch 2.6 or newer, or --parallel ddp"
             ) from None
-        shape = {"ranks": world.size}
-        if config.parallel == "hsdp":  # fully_shard replicates over the first dimension
-            shape = {"nodes": world.size // world.local_size, "ranks": world.local_size}
-        mesh = init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+        if config.parallel == "hsdp":
+            mesh = nodes_and_ranks(world, config.timeout)
+        else:
+            mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("ranks",))
         exact = MixedPrecisionPolicy(cast_forward_inputs=False)
         rounded = MixedPrecisionPolicy(precision.autocast, torch.float32, cast_forward_inputs=False)
         if kept := unrounded(model) if precision.autocast else []:

@@ -91,7 +91,8 @@ class Shards:
         newer = entry if entry and (own is None or Loaded(entry.about, Path()).age > own.age) else None
         if newer:
             mine = sorted(newer.files.keys() - {BEST})[world.rank :: world.size]
-            problem = next(filter(None, world.gather(_problem(lambda: download(place, newer, mine, folder)))), "")
+            problems = world.gather(_problem(lambda: download(place, newer, mine, folder)), patient=True)
+            problem = next(filter(None, problems), "")
         if newer and not problem:
             return Loaded(verified(folder), Path(LAST), origin=f"{place.url}/{newer.name}")
         if own is None:
@@ -110,7 +111,7 @@ class Shards:
             self._world.all_ranks_or_exit(self._open_mirror)
 
     def take_best(self, found: Loaded, best: float) -> bool:
-        return self._world.broadcast_object(self._world.first and best_here(found, self._folder, best))
+        return any(self._world.gather(self._world.first and best_here(found, self._folder, best), patient=True))
 
     def _open_mirror(self) -> None:
         self._mirror = Mirror(self._config.mirror, self._folder, self._world.first, self._say)
@@ -296,7 +297,7 @@ def _verified(path: Path, world: World) -> State:
         raise TrainError(problem)
     saved = state.pop("parts")
     mine = {name: _sum(path / name) for name in sorted(saved)[world.rank :: world.size]}
-    found = {name: value for part in world.gather(mine) for name, value in part.items()}
+    found = {name: value for part in world.gather(mine, patient=True) for name, value in part.items()}
     if damaged := [name for name in saved if saved[name] != found[name]]:
         raise TrainError(f"{path / damaged[0]}: damaged (its content does not match its SHA-256)")
     return state | {"optimizer": {"shards": str(path)}}

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -48,6 +48,7 @@ class World:
     )
     generation: int = 0  # increases when the world is re-formed after the loss of a node
     full_size: int = 0  # size of the job's full world, if this one may lack nodes
+    patient: Any = None  # a group that waits for as long as a rank lives, not only --timeout
 
     @property
     def first(self) -> bool:
@@ -85,16 +86,18 @@ class World:
         dist.broadcast_object_list(box, source)
         return box[0]
 
-    def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, on every rank."""
+    def gather(self, value: T, patient: bool = False) -> list[T]:
+        """Return the values of all ranks, on every rank. `patient`: some may need longer than --timeout to get here."""
         if self.size == 1:
             return [value]
         values: list[T] = [value] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.patient if patient else None)
         return values
 
     def all_ranks_or_exit(self, what: Callable[[], T]) -> T:
         """Call `what` on every rank; if one rank fails, all exit instead of waiting for it forever.
+
+        It may take longer on one rank than --timeout: reading a disk or a store. Ranks that die are noticed.
 
         Raises:
             TrainError: on the first rank that failed, with rank and machine unless all failed the same way.
@@ -109,7 +112,8 @@ class World:
                 raise failure
             return result
         reports: list[tuple[str, str] | None] = [None] * self.size
-        dist.all_gather_object(reports, (str(failure), socket.gethostname()) if failure else None)
+        mine = (str(failure), socket.gethostname()) if failure else None
+        dist.all_gather_object(reports, mine, group=self.patient)
         failed = [(rank, *report) for rank, report in enumerate(reports) if report]
         if not failed:
             return result
@@ -136,7 +140,7 @@ def start(config: Config) -> World:
         sharers = bind_to_gpu([near_cores(0 if instance else gpu) for gpu in range(local_size)], local_rank)
     if config.threads:
         torch.set_num_threads(config.threads)
-    backend = "none"
+    backend, patient = "none", None
     if size > 1:
         # gloo in addition to NCCL: stop flags and metrics are CPU tensors and must not wait for queued GPU work
         backend = (
@@ -149,7 +153,8 @@ def start(config: Config) -> World:
     sharded = config.parallel not in ("model", "pipeline")
     generation = int(os.environ.get("LAUNCHER_GENERATION", "0"))
     full_size = int(os.environ.get("LAUNCHER_FULL_WORLD", "0"))
-    return World(rank, size, local_rank, local_size, device, backend, sharers, sharded, generation, full_size)
+    found = World(rank, size, local_rank, local_size, device, backend, sharers, sharded, generation, full_size)
+    return replace(found, patient=patient)
 
 
 def choose_device(config: Config, local_rank: int, local_size: int) -> torch.device:

@@ -138,6 +138,13 @@ def test_no_thread_of_the_process_group_outlives_the_run(data: Path, tmp_path: P
     assert [rank.lines[-1] for rank in ranks] == ["left: []", "left: []"]
 
 
+@pytest.mark.ci
+def test_a_rank_may_read_for_longer_than_the_timeout_of_a_collective(tmp_path: Path) -> None:
+    """Its machine indexes an archive, or downloads a checkpoint, while the others have done so."""
+    ranks = run(tmp_path, 2, program=("-m", "tests.train.programs.slow_reader"))
+    assert [rank.lines[-1] for rank in ranks] == ["read 0 [0, 1]", "read 1 [0, 1]"]
+
+
 def test_synchronised_batch_norm_with_accumulation_and_an_uneven_last_step(tmp_path: Path) -> None:
     """97 images in steps of 64: rank 0's last 17 make two micro-batches, rank 1's 16 one and an empty one."""
     data = digit_tree(tmp_path / "data", 97, 3)

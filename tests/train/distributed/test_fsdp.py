@@ -161,3 +161,17 @@ def test_a_models_blocks_are_gathered_one_at_a_time(arch: str, kind: str, count:
         found = [type(block).__name__ for block in blocks(make_model(arch, 10))]
     assert found.count(kind) == count
     assert len(found) < count + 8
+
+
+@pytest.mark.ci
+def test_hsdp_notices_a_silent_rank_of_its_node_after_the_timeout(data: Path, tmp_path: Path) -> None:
+    """Rank 2 waits for rank 3 in a group of their node only."""
+    options = ["--parallel", "hsdp", "--checkpoints", tmp_path / "checkpoints", "--timeout", 20, "--epochs", 50]
+    ranks = start(tmp_path, 4, "--data", data, *COMMON, *options, nodes=2)
+    ranks[0].wait_for("Epoch: [1][2/")
+    ranks[3].process.send_signal(signal.SIGSTOP)
+    assert ranks[2].process.wait(150) == 2, ranks[2].text
+    assert "rank 2 of 4 on " in ranks[2].text
+    assert "lost another process" in ranks[2].text
+    for rank in ranks:
+        rank.process.kill()
