@@ -155,7 +155,9 @@ def with_fake_torch(folder: Path, torch: str, run: str) -> subprocess.CompletedP
     (file.parent / "__init__.py").touch()
     processes = file.parent / "elastic" / "multiprocessing"
     processes.mkdir(parents=True)
-    (processes / "api.py").write_text("class SignalException(Exception): pass")
+    (processes / "api.py").write_text(
+        "class SignalException(Exception): pass\nclass PContext:\n    def wait(self): pass\n    def close(self): pass\n"
+    )
     (processes / "errors.py").write_text("class ChildFailedError(Exception): pass")
     file.write_text(textwrap.dedent(run))
     agent = Path(container_scripts.__file__).with_name("agent.py")
