@@ -150,6 +150,7 @@ def start(config: Config) -> World:
         # only start earlier.
         bound = device if "nccl" in backend and torch.__version__ >= "2.15.0a0" else None
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout), device_id=bound)
+        patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
     sharded = config.parallel not in ("model", "pipeline")
     generation = int(os.environ.get("LAUNCHER_GENERATION", "0"))
     full_size = int(os.environ.get("LAUNCHER_FULL_WORLD", "0"))
