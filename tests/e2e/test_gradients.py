@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 # Prints the addresses of its node from which it is connected to the other one, without those of torch's store.
 GLOO = """
-import os, socket, sys
+import os, pathlib, socket, sys, time
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -32,6 +32,9 @@ for line in open("/proc/net/tcp").read().splitlines()[1:]:
     if line.split()[3] == "01" and store not in {port for _, port in ends} and local != remote:
         own |= {local} if {local, remote} <= {*addresses} else set()
 print("connected from", *sorted(own), flush=True)
+noted = pathlib.Path(os.environ["LAUNCHER_OUTPUT"], "state", os.environ["LAUNCHER_NODE"] + ".groups")
+while "group" not in noted.read_text():
+    time.sleep(0.01)
 dist.barrier()
 dist.destroy_process_group()
 """

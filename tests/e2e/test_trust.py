@@ -189,14 +189,14 @@ def test_a_folder_that_a_label_names_is_not_purged(bed_cli: Cli, bed: Bed) -> No
     elsewhere = f"{HOME}/precious/.launcher/{RUN}"
     bed.sh(bed.nodes[0], f"mkdir -p {elsewhere} && echo 1 >{elsewhere}/model.pt", user="trainer")
     container(bed, output=elsewhere)
-    kept = bed_cli("down", RUN, "--purge", "--nodes", "node1", code=6)
+    kept = bed_cli("down", RUN, "--purge", "--unfetched", "--nodes", "node1", code=6)
     assert f"could not remove {elsewhere}: it is not below {HOME}/.launcher" in kept.stderr
     assert bed.docker(bed.nodes[0], "ps", "-aq") == ""
     for make in (f"mkdir -p .launcher/{RUN}", f"ln -s {elsewhere} .launcher/{RUN}"):
         own = f"cd {HOME} && mkdir -p .launcher && rm -rf .launcher/{RUN} && {make} && echo 1 >.launcher/{RUN}/model.pt"
         bed.sh(bed.nodes[0], own, user="trainer")
         container(bed)
-        assert "could not remove" in bed_cli("down", RUN, "--purge", "--nodes", "node1", code=6).stderr
+        assert "could not remove" in bed_cli("down", RUN, "--purge", "--unfetched", "--nodes", "node1", code=6).stderr
         bed_cli("clean", "--yes", "--nodes", "node1")
         bed.sh(bed.nodes[0], f"test -s {HOME}/.launcher/{RUN}/model.pt && test -s {elsewhere}/model.pt")
 

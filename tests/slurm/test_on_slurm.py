@@ -487,8 +487,9 @@ def test_doctor_asks_slurm_whether_it_would_accept_the_job(slurm: SlurmBed, cli:
     assert [(row["name"], row["level"]) for row in rows] == [
         (n, "ok") for n in ("slurm", "time to save", "workdir", "sbatch", "node")
     ]
-    assert "n[1-4]" in rows[2]["what"]
-    assert f"n1 writes to {slurm.shared}" in rows[3]["what"]
+    said = {row["name"]: row["what"] for row in rows}
+    assert "n[1-4]" in said["sbatch"]
+    assert f"n1 writes to {slurm.shared}" in said["node"]
     assert not [*(slurm.shared / ".launcher").glob(".doctor*")]
     options = "cluster.options=[--requeue, --signal=B:USR2@60, --exclude=n1]"  # not all of them are srun's, too
     assert "n2 writes to" in cli("doctor", file, "--on", "hpc", "--set", "nodes=1", "--set", options).stdout

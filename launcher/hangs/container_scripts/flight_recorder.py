@@ -12,7 +12,7 @@ pickles for torch's analyser, and stack_RANK, the stacks of the worker's threads
 
 Another thread notes in LAUNCHER_OUTPUT/state/NODE.groups, for run/membership.py, whether the worker joins a process
 group: `watched RANK EPOCH`, then `group RANK SIZE EPOCH` with the size of its default group, or `inner RANK SIZE EPOCH`
-for the group of another process that the worker has started, with SIZE 0 for something else that may connect ranks.
+for the group of another process that the worker has started, with SIZE 0 for one that nobody saw or another library's.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class OwnGroup:
         return self._seen
 
     def end(self) -> None:
-        """Look for the last time: it may have joined just now, or be connected by something else than torch."""
-        if not self.look() and not OTHERS.isdisjoint(sys.modules):
+        """Look for the last time: it may have joined just now, between two looks, or by another library."""
+        if not self.look() and (_had_joined() or not OTHERS.isdisjoint(sys.modules)):
             self.note(f"inner {self._rank} 0")
 
     def note(self, line: str) -> None:
@@ -106,6 +106,11 @@ class OwnGroup:
             self._file.parent.mkdir(exist_ok=True)
             with self._file.open("a", encoding="ascii") as file:
                 file.write(f"{line} {int(time.time())}\n")
+
+
+def _had_joined() -> bool:
+    """Return whether this process was in a group that it has destroyed: init_process_group() leaves its excepthook."""
+    return getattr(sys.excepthook, "__module__", "") == "torch.distributed.distributed_c10d"
 
 
 def record() -> None:

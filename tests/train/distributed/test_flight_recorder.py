@@ -127,6 +127,8 @@ def test_nccls_recorder_is_turned_on_by_the_names_that_torch_knows(version: str,
 
 
 JOIN = "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)"
+BLIND = "import threading, time; looked = threading.Event()"  # looks once, before the group exists
+BLIND += "; time.sleep = lambda _: (looked.set(), threading.Event().wait()); import torch; looked.wait()"
 START = f'import subprocess, sys, torch; subprocess.run([sys.executable, "-c", "{JOIN}"], check=True)'
 
 
@@ -136,6 +138,7 @@ START = f'import subprocess, sys, torch; subprocess.run([sys.executable, "-c", "
         ("import torch", ["watched 3"]),
         ("print('no torch')", []),
         (JOIN, ["watched 3", "group 3 1"]),
+        (f"{BLIND}; {JOIN}; d.destroy_process_group()", ["watched 3", "inner 3 0"]),
         (START, ["watched 3", "inner 3 1"]),
         ("import sys, torch; sys.modules['horovod'] = sys", ["watched 3", "inner 3 0"]),
     ],
