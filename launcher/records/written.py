@@ -137,8 +137,7 @@ def _same(here: Path, file: FileEntry, *, grows: bool = False, replica: bool = F
 
 
 def left_outside(files: Iterable[FileEntry], node: str, folders: Iterable[Path]) -> list[FileEntry]:
-    """Return the files of a node's container (Engine.grown) that none of these folders has, to which runs are fetched.
-    """
+    """Return the files of a node's container (Engine.grown) that no folder has to which runs are fetched."""
     places = [folder / LAYER / node for folder in folders]
     return [f for f in files if not f.path or not any(_same(place / f.path.lstrip("/"), f) for place in places)]
 
