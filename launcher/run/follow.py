@@ -24,7 +24,7 @@ from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.records.collect import Collected, collect, output_folders
 from launcher.records.writer import append
-from launcher.run import attempts, gradients, messages, observed
+from launcher.run import attempts, gradients, membership, messages, observed
 from launcher.run.locate import Attached
 from launcher.run.messages import Message
 from launcher.run.observed import FilesCollected, Moment, RestFailed, RestRead, Shown, StartsKnown
@@ -239,7 +239,8 @@ class Follow:
             found = FilesCollected(each, final)
             if found.new and not self._known.gradients:
                 with suppress(Exception):  # read again at the end, and said then
-                    found = replace(found, gradients=gradients.line(record))
+                    apart = "" if final or self._known.apart else membership.so_far(record)
+                    found = replace(found, gradients=gradients.line(record), apart=apart)
             self._take(found)
 
 

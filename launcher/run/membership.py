@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.local_files import open_regular
 from launcher.node.ends import GROUPS as LIMIT
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun
+from launcher.records.store import NodeOfRun, Record
 from launcher.run import attempts
 
 TOGETHER = (
@@ -24,6 +24,8 @@ _LINE = re.compile(
     r"^(?:watched (?P<watched>\d{1,6})|(?P<what>group|inner) (?P<rank>\d{1,6}) (?P<size>\d{1,7})) (?P<time>\d{1,12})$",
     re.MULTILINE | re.ASCII,
 )
+
+_EVENTS = re.compile(r"events\.out\.tfevents\.(?P<time>\d{1,12})\.(?P<process>.+\.\d+)\.\d+", re.ASCII)  # of torch
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,29 @@ def together(nodes: Sequence[NodeOfRun], seen: Mapping[str, Joined], least: int 
     size = {node.name: len(node.ranks) for node in nodes}
     joined = [name for name, one in seen.items() if any(each > size[name] for each in one.sizes.values())]
     return len(joined) >= (least or len(nodes))
+
+
+def so_far(record: Record) -> str:
+    """Return that the ranks of a run do not train together, "" while only one process has written curves.
+
+    By then, a program has joined its process group. From the collected files.
+    """
+    nodes = record.nodes()
+    seen = collected(record.paths.root, nodes)
+    if record.is_command or record.min_nodes or not apart(nodes, seen):
+        return ""
+    since = min(attempts.started(record.paths.root, node) for node in nodes)
+    writers = curve_writers((path.name for path in record.paths.tensorboard.rglob("*")), since)
+    if writers < 2:
+        return ""
+    size = sum(len(node.ranks) for node in nodes)
+    return f"{writers} ranks write curves, but no process group has all {size} ranks; {TOGETHER}"
+
+
+def curve_writers(names: Iterable[str], since: float) -> int:
+    """Return how many processes have begun a file of events of TensorBoard since then. names: of files."""
+    found = [match for name in names if (match := _EVENTS.match(name))]
+    return len({match["process"] for match in found if int(match["time"]) >= int(since)})
 
 
 def apart(nodes: Iterable[NodeOfRun], seen: Mapping[str, Joined]) -> str:

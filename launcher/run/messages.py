@@ -132,7 +132,7 @@ class NotCollected(Message):
 
 @dataclass(frozen=True)
 class Warned(Message):
-    """An error outside of the run itself, such as a failed notification."""
+    """An error outside of the run itself, such as a failed notification, or that its ranks do not train together."""
 
     reason: str
 

@@ -52,11 +52,15 @@ class RestRead(Event):
 
 @dataclass(frozen=True)
 class FilesCollected:
-    """Results of collecting, by node. final: these nodes had ended. gradients: how they travel, if it is known now."""
+    """Results of collecting, by node. final: these nodes had ended.
+
+    What is known now: gradients: how they travel; apart: that the ranks do not train together.
+    """
 
     results: Mapping[str, Collected | LauncherError]
     final: bool
     gradients: str = ""
+    apart: str = ""
 
     @property
     def new(self) -> bool:
@@ -145,7 +149,7 @@ class Observed:
 
     moves, generation: the output of rank 0 is shown, wherever it is; the newest generation. decided: since when the
     outcome of the run no longer depends on nodes that do not answer (Moment.at). pause: seconds until files are
-    collected again. missed: what could not be collected, each once. gradients: what was said about them.
+    collected again. missed: what could not be collected, each once. gradients, apart: what was said about them.
     """
 
     nodes: Mapping[str, ObservedNode]
@@ -157,6 +161,7 @@ class Observed:
     pause: float = COLLECT_EVERY
     missed: Mapping[str, str] = field(default_factory=dict)
     gradients: str = ""
+    apart: str = ""
 
     @property
     def collected(self) -> bool:
@@ -355,6 +360,9 @@ def _collected(known: Observed, event: FilesCollected, now: Moment) -> tuple[Obs
     if event.gradients and not known.gradients:
         known = replace(known, gradients=event.gradients)
         found.append(messages.Gradients(event.gradients))
+    if event.apart and not known.apart:
+        known = replace(known, apart=event.apart)
+        found.append(messages.Warned(event.apart))
     for name, result in event.results.items() if event.final else ():
         node = known.nodes[name]
         if isinstance(result, (Collected, NodeUnfit, NoRoomHere)):

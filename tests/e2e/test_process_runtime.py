@@ -54,14 +54,32 @@ def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> 
     assert left(home_cli) == []
 
 
+CURVES = """
+import os, pathlib, sys, time
+from torch.utils.tensorboard import SummaryWriter
+with SummaryWriter(os.environ["LAUNCHER_OUTPUT"] + "/tensorboard") as curves:
+    curves.add_scalar("loss", 1.0, 1)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+"""
+
+
 @pytest.mark.ci
 def test_ranks_that_never_join_a_process_group_are_told_apart(home_cli: Cli) -> None:
-    (home_cli.cwd / "one.py").write_text("import torch\nprint(torch.nn.Linear(2, 2)(torch.ones(2)).shape)\n")
-    job = home_cli.job(**process_job(run={"script": "one.py"}))
-    done = home_cli("up", job, *own_port(), timeout=300)
+    (home_cli.cwd / "one.py").write_text(CURVES)
+    enough = home_cli.cwd / "enough"
+    job = home_cli.job(**process_job(run={"script": "one.py", "args": [str(enough)]}))
+    up = home_cli.start("up", job, *own_port())
+    assert up.stderr is not None
+    early = "2 ranks write curves, but no process group has all 2 ranks"
+    assert any(early in line for line in up.stderr), "said while they train"
+    enough.touch()
+    _, rest = up.communicate(timeout=300)
+    assert up.returncode == 0
     apart = "no rank joined a process group: each of the 2 ranks worked alone"
     said = f"{apart}\n  -> if they are to train together: torch.distributed.init_process_group()"
-    assert said in done.stderr
+    assert said in rest
+    assert early not in rest
     assert home_cli.result()["apart"] == apart
     assert apart in home_cli("status").stdout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.records.store import NodeOfRun
-from launcher.run.membership import apart, parse, together
+from launcher.run.membership import apart, curve_writers, parse, together
 
 NODES = [NodeOfRun(name, rank, name, f"c{rank}", "/o", range(2 * rank, 2 * rank + 2)) for rank, name in enumerate("ab")]
 ALONE = "no rank joined a process group: each of the 4 ranks worked alone"
@@ -61,3 +61,17 @@ def test_the_nodes_are_connected_once_their_ranks_are_in_a_larger_group(
     texts: dict[str, bytes], least: int, known: bool
 ) -> None:
     assert together(NODES, {name: parse(text) for name, text in texts.items()}, least) is known
+
+
+@pytest.mark.parametrize(
+    ("names", "writers"),
+    [
+        (["100.gpu-a.41.0", "101.gpu-a.41.1"], 1),  # one process, two files
+        (["100.gpu-a.41.0", "101.gpu-a.42.0"], 2),
+        (["100.gpu-a.41.0", "101.gpu-b.41.0.suffix"], 2),
+        (["99.gpu-a.41.0", "101.gpu-a.42.0"], 1),  # of an earlier attempt
+        (["0.launcher", "x.gpu-a.41.0", "100.gpu-a"], 0),
+    ],
+)
+def test_processes_that_write_curves_are_told_by_the_names_of_their_files(names: list[str], writers: int) -> None:
+    assert curve_writers((f"events.out.tfevents.{name}" for name in names), 100.0) == writers

@@ -252,6 +252,9 @@ def test_how_the_gradients_travel_is_said_once() -> None:
     )
     assert found == [messages.Gradients("over 25 GbE")]
     assert reduce(known, FilesCollected({}, final=False, gradients="over 25 GbE"), Moment(1, 1))[1] == []
+    known, found = reduce(known, FilesCollected({}, final=False, apart="each alone"), Moment(2, 2))
+    assert found == [messages.Warned("each alone")]
+    assert reduce(known, FilesCollected({}, final=False, apart="each alone"), Moment(3, 3))[1] == []
 
 
 def test_the_log_of_another_node_is_read_from_where_rank_0_came_to_it() -> None:

@@ -77,12 +77,13 @@ class OwnGroup:
     def __init__(self, rank: str, what: str) -> None:
         self._rank, self._what = rank, what
         self._file = Path(os.environ["LAUNCHER_OUTPUT"], "state", f"{os.environ['LAUNCHER_NODE']}.groups")
-        self._seen = False
+        self._seen = self._told = False
 
     def follow(self) -> None:
         """Look until it has joined: often in the first seconds, so that no group of a short program is missed."""
         looks = 0
         while not self.look():
+            self._tell_of_others()
             looks += 1
             time.sleep(LOOK if looks * LOOK < OFTEN else 1.0)
 
@@ -98,7 +99,13 @@ class OwnGroup:
 
     def end(self) -> None:
         """Look for the last time: it may have joined just now, between two looks, or by another library."""
-        if not self.look() and (_had_joined() or not OTHERS.isdisjoint(sys.modules)):
+        if not self.look():
+            self._tell_of_others(_had_joined())
+
+    def _tell_of_others(self, connected: bool = False) -> None:
+        """connected: by a group that nobody has seen."""
+        if not self._told and (connected or not OTHERS.isdisjoint(sys.modules)):
+            self._told = True
             self.note(f"inner {self._rank} 0")
 
     def note(self, line: str) -> None:
