@@ -16,16 +16,16 @@ from launcher.api.jobs import chosen_config
 from launcher.errors import LauncherError
 from launcher.model.plan import RunId
 from launcher.model.progress import silent
-from launcher.node.connect import connect
+from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import Span
 from launcher.node.parallel import run_all_settled
 from launcher.records import store
 from launcher.records.measured import top1
 from launcher.records.paths import NodePaths
-from launcher.records.store import Record
+from launcher.records.store import NodeOfRun, Record
 from launcher.run import attempts
-from launcher.run.locate import Note, list_runs
+from launcher.run.locate import Note, RunListing, list_runs
 from launcher.run.state import RunState, state_of
 
 REFUSED = "refused"  # state of a run whose `up` failed before every container was started
@@ -36,7 +36,8 @@ RUNS_TIMEOUT = 5.0  # seconds to connect to a node, which is only asked whether 
 class RunRow:
     """A run in a list.
 
-    top1: percent. started_by: user@host of the caller, and the uid on the first node. stopped_by: user@host.
+    exit_code: of a command that waits for it; None if it has not ended. top1: percent. started_by: user@host of the
+    caller, and the uid on the first node. stopped_by: user@host.
     """
 
     run: str
@@ -70,14 +71,15 @@ def runs_on(
     rows = []
     with connect([(host, host) for host in nodes], None, chosen_config(ssh_config), allow_failures=True) as fleet:
         listing = list_runs(fleet, log)
+        stopped = _who_stopped({run: [f.node for f in listing.runs[run]] for run in _ended(listing)}, fleet, listing)
     for run, found in listing.runs.items():
         states, labels = [f.state for f in found], found[0].labels
-        codes = [state.exit_code for state in states]
-        code = next(filter(None, codes), None if None in codes else 0)
         names = tuple(f.labels.node for f in found)
         away = labels.nodes - len(found) if listing.failed else 0  # may be on a node that does not respond
-        state = state_of(states, labels.nodes, min_nodes=labels.min_nodes, silent=away).value
-        rows.append(RunRow(run, state, code, names, started_by=labels.started_by))
+        by = None if away else stopped.get(run)
+        state = state_of(states, labels.nodes, min_nodes=labels.min_nodes, silent=away, stopped=by is not None)
+        code = state.exit_code if state.ended else None
+        rows.append(RunRow(run, state.value, code, names, started_by=labels.started_by, stopped_by=by or ""))
     return rows, [*listing.failed.values()]
 
 
@@ -96,38 +98,47 @@ def maybe_running(job: str | None = None, *, ssh_config: str | PathLike[str] | N
 
 
 def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None) -> dict[RunId, Mapping[str, Any]]:
-    """Return `state` and `stopped_by` of these runs; `unreachable` if the reachable nodes do not determine it."""
+    """Return `state`, `exit_code` and `stopped_by` of these runs; `unreachable` if the reachable nodes do not determine
+    it.
+    """
     hosts = sorted({node.host for record in records for node in record.nodes()})
     named = [(host, host) for host in hosts]
     with connect(named, None, ssh_config, allow_failures=True, timeout=RUNS_TIMEOUT, ask=False) as fleet:
         listing = list_runs(fleet, log)
-        gone = [record for record in records if record.run not in listing.runs]
-        stopped = _who_stopped(gone, [engine for engine in fleet.engines if engine.node not in listing.failed])
+        ended = _ended(listing)
+        over = {each.run: each.nodes() for each in records if each.run in ended or each.run not in listing.runs}
+        stopped = _who_stopped(over, fleet, listing)
     seen: dict[RunId, Mapping[str, Any]] = {}
     for record in records:
         states, nodes = [f.state for f in listing.runs.get(record.run, ())], record.nodes()
         away = sum(node.host in listing.failed for node in nodes)
         by = None if away else stopped.get(record.run)
-        state = state_of(states, len(nodes), min_nodes=record.min_nodes, silent=away, stopped=by is not None).value
-        seen[record.run] = {"state": state, "stopped_by": by}
+        state = state_of(states, len(nodes), min_nodes=record.min_nodes, silent=away, stopped=by is not None)
+        code = state.exit_code if state.ended else None
+        seen[record.run] = {"state": state.value, "exit_code": code, "stopped_by": by}
     return seen
 
 
-def _who_stopped(records: Sequence[Record], engines: Sequence[Engine]) -> dict[RunId, str]:
+def _ended(listing: RunListing) -> set[RunId]:
+    return {run for run, found in listing.runs.items() if all(each.state.phase.ended for each in found)}
+
+
+def _who_stopped(runs: Mapping[RunId, Sequence[NodeOfRun]], fleet: Fleet, listing: RunListing) -> dict[RunId, str]:
     """Return who stopped these runs, by the files on their nodes; not those of which nothing is left there."""
     found: dict[RunId, str] = {}
 
     def ask(engine: Engine) -> None:
-        nodes = [(record.run, node) for record in records for node in record.nodes() if node.host == engine.host]
+        nodes = [(run, node) for run, on in runs.items() for node in on if node.host == engine.host]
         for root in {posixpath.dirname(node.output) for _, node in nodes}:
-            runs = {
+            spans = {
                 Span(NodePaths(node.output, node.name).attempts, 0, attempts.LIMIT): run
                 for run, node in nodes
                 if posixpath.dirname(node.output) == root
             }
-            for span, pieces in groupby(engine.files.read_spans([*runs], below=root), key=itemgetter(0)):
+            for span, pieces in groupby(engine.files.read_spans([*spans], below=root), key=itemgetter(0)):
                 if by := attempts.stopped_by(b"".join(piece for _, piece in pieces)):
-                    found[runs[span]] = by
+                    found[spans[span]] = by
 
+    engines = [engine for engine in fleet.engines if engine.node not in listing.failed] if runs else []
     run_all_settled([partial(ask, engine) for engine in engines])  # a node without that folder knows nothing
     return found

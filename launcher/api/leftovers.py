@@ -12,7 +12,7 @@ from launcher.api.jobs import chosen_config
 from launcher.errors import LauncherError, UsageError
 from launcher.node.connect import connect
 from launcher.node.parallel import run_all
-from launcher.records.store import records
+from launcher.records.store import Record, records
 from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
 
 
@@ -46,8 +46,8 @@ def leftovers(
         found = [each for each in listed if isinstance(each, Leftovers)]
         failed = [*fleet.failed.values(), *(each for each in listed if isinstance(each, LauncherError))]
         failed += [each.unread for each in found if each.unread]
-        yield FoundLeftovers(found, failed, len(hosts), _remove)
+        yield FoundLeftovers(found, failed, len(hosts), partial(_remove, known))
 
 
-def _remove(chosen: Sequence[Leftovers]) -> None:
-    run_all([partial(remove_leftovers, each) for each in chosen])
+def _remove(known: Sequence[Record], chosen: Sequence[Leftovers]) -> None:
+    run_all([partial(remove_leftovers, each, known) for each in chosen])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.api.jobs import JobLike, chosen_config, load
 from launcher.api.run import Run
-from launcher.errors import InUse, LauncherError, NodesFailed, PortInUse, StoppedByUser, UsageError
+from launcher.errors import InUse, LauncherError, NodesFailed, PortInUse, RunUnknown, StoppedByUser, UsageError
 from launcher.image.lock import lock_path
 from launcher.job.arguments import merged
 from launcher.job.dump import dump_job
@@ -256,7 +256,15 @@ def from_store(job: Job, resume: str | None) -> tuple[Job, str | None]:
 
 def run_to_resume(text: str | None) -> RunId | None:
     """Return the ID of the run to resume; a complete ID needs no local record. Raises RunUnknown."""
-    return text if text is None or is_run_id(text) else find(text).run
+    if text is None or is_run_id(text):
+        return text
+    try:
+        return find(text).run
+    except RunUnknown as unknown:
+        if "--nodes" not in unknown.next_step:
+            raise
+        fix = "call `up` in the folder where it was started, or give its whole ID: launcher runs --nodes a,b"
+        raise RunUnknown(unknown.where, unknown.what, fix) from None
 
 
 def _write(

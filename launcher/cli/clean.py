@@ -88,10 +88,14 @@ def _question(found: Sequence[Leftovers], chosen: Sequence[Leftovers]) -> str:
 
 def _explain(every: Sequence[Leftovers], found: Sequence[Leftovers], *, kept: bool) -> None:
     """Name what is not removed: on stderr, as it is no leftover of this folder, or its user may want it."""
-    unfetched = [output.run for each in found for output in each.outputs if output.unfetched]
-    unfetched += [each.run for one in found for each in one.containers if each.kept]
-    if unfetched and kept:
-        fix = f"to download them: launcher fetch {unfetched[0]} --checkpoints; to remove them: --unfetched"
+    unfetched = [output for each in found for output in each.outputs if output.unfetched]
+    runs = [output.run for output in unfetched if output.ours]
+    runs += [each.run for one in found for each in one.containers if each.kept]
+    if (unfetched or runs) and kept:
+        fetch = [" && ".join(f"launcher fetch {run} --checkpoints" for run in dict.fromkeys(runs))] if runs else []
+        if not all(output.ours for output in unfetched):
+            fetch.append("launcher fetch RUN --checkpoints in the folder where RUN was started")
+        fix = f"to download them: {'; '.join(fetch)}; to remove them: --unfetched"
         terminal.note(f"output folders and containers with files that are not in runs/ are kept; {fix}")
     others = [o for each, shown in zip(every, found, strict=True) for o in each.outputs if o not in shown.outputs]
     images = [i for each, shown in zip(every, found, strict=True) for i in each.images if i not in shown.images]

@@ -34,9 +34,11 @@ def fetch(
     for problem in fetched.problems:
         Reporter().warn(problem)
     if json:
-        terminal.say_json({"run": found.id, "folder": str(fetched.shown), "bytes": fetched.bytes})
+        shown = {"run": found.id, "folder": str(fetched.shown), "bytes": fetched.bytes, "deleted": fetched.gone}
+        terminal.say_json(shown)
     else:
-        terminal.say(f"{found.id}: downloaded {fetched.bytes:,} bytes to {fetched.shown}/")
+        done = f"downloaded {fetched.bytes:,} bytes to {fetched.shown}/"
+        terminal.say(f"{found.id}: {'; '.join(fetched.gone) or done}")
         for command in fetched.trackers():
             terminal.say(f"  experiment tracker: {command}")
         if written is not None:

@@ -22,7 +22,8 @@ def runs(
     ssh_config: options.SshConfig = None,
 ) -> None:
     """List the runs recorded here; nodes are queried for unfinished runs. With
-    --nodes, list the runs on those nodes.
+    --nodes, list the runs on those nodes. The exit code is that of a command that
+    waited for the run.
 
     Example: launcher runs --nodes gpu-a,gpu-b
     """

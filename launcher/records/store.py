@@ -33,6 +33,7 @@ from launcher.records.workdir import SentCode, sent_files
 
 _LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
 FETCHED = "fetched"  # event: `fetch` copied files to another folder
+PURGED = "purged"  # event: the output folder on a host was deleted
 BROUGHT = "brought"  # event: `fetch` copied what a program had written elsewhere in a node's container
 _STARTS = ("started", "undone")  # events; with `up --wait`, several
 # The values of result.json and of a container in plan.json that are used; anybody may have written these files
@@ -283,6 +284,19 @@ class Record:
     def brought(self) -> set[str]:
         """The nodes from whose containers `fetch` has copied what the program wrote elsewhere."""
         return {node for line in self.events(BROUGHT) if isinstance(node := line.get("node"), str)}
+
+    def copies(self) -> list[Path]:
+        """The folders on this machine that have files of its output folders."""
+        own = [self.paths.root] if any(self.paths.logs.glob("*")) else []
+        return [*own, *(folder for folder in self.fetched_to() if folder.is_dir())]
+
+    def purged(self, host: str) -> str:
+        """Who deleted its output folder on a host, with which command and when, as far as it is recorded here."""
+        for line in self.events(PURGED):
+            by, command, when = line.get("by"), line.get("command"), line.get("time")
+            if line.get("host") == host and isinstance(by, str) and isinstance(when, int | float):
+                return f"by {by} on {time.strftime('%d %b at %H:%M', time.localtime(when))} (launcher {command})"
+        return ""
 
     @property
     def taken_down(self) -> bool:

@@ -20,7 +20,8 @@ from launcher.elastic.generations import GENERATIONS
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.job.scalars import duration
 from launcher.local_files import open_regular
-from launcher.model.container import WORKDIR
+from launcher.model import labels
+from launcher.model.container import WORKDIR, Phase
 from launcher.model.facts import CLOCK_SLACK
 from launcher.model.plan import Plan, RunId
 from launcher.model.sizes import size_text
@@ -118,6 +119,12 @@ def files_of(
         listed += [each for each in found if isinstance(each, _Listing)]
         failed = [e.node for e, each in zip(others.engines, found, strict=True) if isinstance(each, LauncherError)]
         silent = ", ".join(sorted([*failed, *others.failed]))
+        asked = [*here.values(), *others.engines]
+        answers = run_all_settled([partial(_still_running, engine, run) for engine in asked])
+        if running := ", ".join(engine.node for engine, yes in zip(asked, answers, strict=True) if yes is True):
+            what = f"{run} is still running on {running}: what it writes from now on is not in the new run"
+            there = "" if old.nodes() else f" --nodes {','.join(here)}"
+            log(f"warning: {what}; to stop it first: launcher down {run}{there}")
         holders = {OUTPUT: _outputs(listed, old), WORKDIR: _workdirs(listed, old)}
         if not plan.min_nodes:
             holders = {area: without_inherited(found) for area, found in holders.items()}
@@ -160,11 +167,19 @@ def checkpoint_of(attached: Attached, *, workdirs: bool = True) -> str:
     files = [(path, (each, e)) for each in holders for path, e in each.entries.items() if is_saved(path)]
     found = [(path, file) for path, file in files if not is_log(file[1])]
     path, last = max(found, key=_when, default=("", None))
-    return _shown(path, *last) if last else ""
+    if last is None:
+        return ""
+    holder, entry = last
+    return f"{path} (in {holder.folder} on {holder.name}, {_moment(holder, entry)}, {size_text(entry.size)})"
 
 
 def _list(engine: Engine, output: str) -> _Listing:
     return _Listing(engine, output, *trees.entries(engine.files, output))
+
+
+def _still_running(engine: Engine, run: RunId) -> bool:
+    phases = {state.phase for state in engine.list({labels.RUN: run, labels.PURPOSE: "run"})}
+    return any(not phase.ended and phase is not Phase.CREATED for phase in phases)
 
 
 def _outputs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
@@ -325,6 +340,11 @@ def _nothing(old: Record, searched: Sequence[str], silent: str) -> NodeUnfit:
     here = f"{RUNS}/{old.run}/"
     what = f"has no files to resume from on {', '.join(searched)}, nor in {here}: nothing of its program is there"
     fix = f"do not purge a run that you want to resume, or keep a copy in {here}: launcher fetch --checkpoints"
+    if not old.nodes():
+        what += "; on which nodes it ran is not known here, as no record of it is in this folder"
+        fix = "call `up` in the folder where it was started, or with nodes on which it ran"
+    if gone := [how for host in dict.fromkeys(node.host for node in old.nodes()) if (how := old.purged(host))]:
+        what += f"; its output folder was deleted {gone[0]}"
     if copied := [as_shown(folder) for folder in old.fetched_to() if folder.is_dir()]:
         fix = f"`launcher fetch` has copied files of it to {', '.join(map(str, copied))}: copy them to {here}"
     return NodeUnfit(f"run {old.run}", what + (f"; no answer from {silent}" if silent else ""), fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -74,13 +74,15 @@ _SYNC = {
 class Fetched:
     """Folder of the files and number of bytes copied.
 
-    problems: files that could not be copied, and why. failed: nodes from which nothing could be copied, and why.
+    problems: files that could not be copied, and why. failed: nodes from which nothing could be copied, and why. gone:
+    output folders that do not exist any more, with what is known of that.
     """
 
     folder: Path
     bytes: int
     problems: tuple[str, ...] = ()
     failed: tuple[LauncherError, ...] = ()
+    gone: tuple[str, ...] = ()
 
     @property
     def shown(self) -> Path:
@@ -113,7 +115,7 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
         world = newest(collected(target, attached.nodes))
         folders.sort(key=lambda folder: world is None or folder.node not in world.members)
     results = copy(folders, checkpoints=checkpoints, trackers=True, replicas=record.min_nodes > 0)
-    if target != record.paths.root:
+    if target != record.paths.root and any(target.iterdir()):
         record.event(FETCHED, folder=str(target.absolute()))
     if checkpoints:
         bring = [partial(_bring, attached.engines[node.name], node, record, target) for node in attached.nodes]
@@ -125,7 +127,22 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
     left = [str(problem) for problem in problems if not isinstance(problem, NoRoomHere)]
     if unmasked := record.unmasked:
         left.insert(0, unmasked)
-    return Fetched(target, sum(one.moved for one in done), tuple(left), (*failed, *attached.unreachable.values()))
+    moved = sum(one.moved for one in done)
+    gone = () if moved else _gone(attached, folders)
+    return Fetched(target, moved, tuple(left), (*failed, *attached.unreachable.values()), gone)
+
+
+def _gone(attached: Attached, folders: Sequence[OutputFolder]) -> tuple[str, ...]:
+    """Say which output folders do not exist any more, who deleted them, and where copies of their files are."""
+    record, found = attached.record, []
+    scanned = run_all_settled([partial(folder.files.scan, folder.path, lambda _: None) for folder in folders])
+    for folder, files in zip(folders, scanned, strict=True):
+        if not files:  # it always has a marker
+            how = record.purged(attached.engines[folder.node].host) or "on the node, or from another folder"
+            found.append(f"its output folder {folder.path} on {folder.node} was deleted {how}")
+    if found and (copies := record.copies()):
+        found.append(f"what was fetched before is in {', '.join(f'{as_shown(folder)}/' for folder in copies)}")
+    return tuple(found)
 
 
 def _bring(engine: Engine, node: NodeOfRun, record: Record, target: Path) -> Collected:

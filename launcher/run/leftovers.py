@@ -23,8 +23,9 @@ from launcher.node.engine import Engine
 from launcher.node.files import FileEntry
 from launcher.node.parallel import run_all_settled
 from launcher.node.shared_memory import Shared
-from launcher.records.store import Record
+from launcher.records.store import PURGED, Record
 from launcher.records.written import not_fetched, unfetched
+from launcher.run.locate import caller
 from launcher.run.stop import LEFT_IN_MEMORY, Kept, kept_container, runs_there
 
 # $1: such a beginning. Prints the arguments of this node's processes that begin so
@@ -244,8 +245,9 @@ def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[Ima
     return [image for image in built if image.id not in used and all(tag.startswith(names.OURS) for tag in image.tags)]
 
 
-def remove_leftovers(leftovers: Leftovers) -> None:
-    """Remove exactly these leftovers. Layers that other images need are kept."""
+def remove_leftovers(leftovers: Leftovers, known: Sequence[Record] = ()) -> None:
+    """Remove exactly these leftovers. Layers that other images need are kept. known: as for `find_leftovers`."""
+    recorded = {record.run: record for record in known}
     for container in leftovers.containers:
         if container.state.phase is Phase.RUNNING:
             leftovers.engine.signal(container.state.id, "KILL")
@@ -257,3 +259,5 @@ def remove_leftovers(leftovers: Leftovers) -> None:
         leftovers.engine.remove_shared_memory([each.name for each in leftovers.shared])
     for output in leftovers.outputs:
         output_folder.remove(leftovers.engine.files, output.path, output.run)
+        if output.run in recorded:
+            recorded[output.run].event(PURGED, host=leftovers.engine.host, by=caller(), command="clean")

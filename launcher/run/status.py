@@ -131,7 +131,7 @@ def run_status(attached: Attached) -> RunStatus:
         len(attached.nodes) + len(attached.unreachable),
         min_nodes=attached.record.min_nodes,
         silent=silent,
-        stopped=bool(stopped_by) and not states and not silent,  # and removed, by another folder's `down`
+        stopped=bool(stopped_by) and not silent,  # by another folder's `down`
         recorded=recorded_end(result),
     )
     world = attempts.newest({answer.row.node: answer.worlds for answer in answers})

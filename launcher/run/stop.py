@@ -25,7 +25,7 @@ from launcher.node.parallel import in_background, run_all_settled, run_both
 from launcher.node.shared_memory import Shared
 from launcher.records.collect import OutputFolder, collect, output_folders
 from launcher.records.paths import NodePaths, as_shown
-from launcher.records.store import Record
+from launcher.records.store import PURGED, Record
 from launcher.records.workdir import SentCode, list_sent, remove_sent
 from launcher.records.written import not_fetched
 from launcher.records.written import unfetched as only_there
@@ -289,8 +289,11 @@ def take_down(
         purged = run_all_settled(purging)
         errors += [problem for problem in purged if isinstance(problem, LauncherError)]
         on = {attached.engines[folder.node].node: each for folder, each in zip(folders, purged, strict=True)}
+        for folder, each in zip(folders, purged, strict=True):
+            if each is None:
+                record.event(PURGED, host=attached.engines[folder.node].host, by=caller(), command="down --purge")
         folders_kept = {node: each for node, each in on.items() if isinstance(each, Kept)}
-        removed = [replace(o, kept=(*o.kept, *filter(None, [folders_kept.get(o.node)]))) for o in removed]
+        removed = [replace(o, kept=(*o.kept, *filter(None, [folders_kept.pop(o.node, None)]))) for o in removed]
     elif code is None and any(one.containers for one in removed):
         why = f"{as_shown(record.paths.code)} is missing, which tells the code from what the program wrote"
         warn(f"the working directories were kept as they are: {why}")

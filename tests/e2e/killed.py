@@ -19,7 +19,7 @@ from launcher.node.process.engine import ProcessEngine
 from launcher.node.ssh.machine import SshMachine
 
 PLACES = {"connect": (SshMachine, "_transport"), "name_image": (DockerImages, "tag")}
-PLACES |= {f"{name}_process": (ProcessEngine, name) for name in ("create", "start")}
+PLACES |= {f"{name}_process": (ProcessEngine, name) for name in ("create", "start", "remove")}
 
 
 def place(name: str) -> tuple[type, str]:

@@ -55,6 +55,15 @@ def test_clean_keeps_other_projects_and_what_was_not_fetched(home_cli: Cli, tmp_
     cli("fetch", saved.name, "--checkpoints")
     assert "NOT FETCHED" not in cli("clean", "--yes").stdout
     assert [each.exists() for each in (theirs, saved)] == [True, False]
+    assert f"{saved} on local was deleted by " in (gone := cli("fetch", saved.name).stdout)
+    assert "(launcher clean)" in gone
+
+    both = [ended(cli, name, SAVES.format(size=3000)).name for name in ("one", "two")]
+    commands = " && ".join(f"launcher fetch {run} --checkpoints" for run in both)
+    assert f"to download them: {commands}; to remove them" in cli("clean").stderr
+    foreign = "; launcher fetch RUN --checkpoints in the folder where RUN was started; to remove"
+    assert f"{commands}{foreign}" in cli("clean", "--all-projects").stderr
+    cli("clean", "--unfetched", "--yes")
 
     (row,) = json.loads(cli("clean", "--all-projects", "--json", "--yes").stdout)
     (output,) = row["outputs"]

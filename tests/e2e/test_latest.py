@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.cli import Cli
+from tests.e2e.test_crash import killed
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -123,6 +124,23 @@ def test_down_all_in_another_folder_stops_nothing_and_who_stops_a_run_is_told_to
         assert f"{run}  stopped by {by}" in home_cli("status", run).stdout
         seen = json.loads(home_cli("status", run, "--json").stdout)
         assert (seen["state"], seen["stopped_by"]) == ("stopped", by)
+
+
+def test_how_a_run_ended_is_listed_before_anyone_has_recorded_it(home_cli: Cli, tmp_path: Path) -> None:
+    done = started(home_cli, "done", run={"command": ["true"]})
+    stopped = started(home_cli, "stopped")
+    elsewhere = Cli(tmp_path / "elsewhere", home_cli.env)
+    elsewhere.cwd.mkdir()
+    killed(elsewhere, "before:remove_process:1", "down", stopped, "--nodes", "local")  # its container is still there
+    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    wanted = {done: ("done", 0, ""), stopped: ("stopped", 5, by)}
+    until = time.monotonic() + 60
+    while states(home_cli)[done] == "running":
+        assert time.monotonic() < until
+    for cli, nodes in ((home_cli, ()), (elsewhere, ("--nodes", "local"))):
+        rows = json.loads(cli("runs", *nodes, "--json").stdout)
+        assert {row["run"]: (row["state"], row["exit_code"], row["stopped_by"]) for row in rows} == wanted
+    assert f"{stopped}  stopped by {by}" in home_cli("status", stopped).stdout
 
 
 def test_down_all_asks_each_node_once_and_skips_runs_of_which_nothing_is_left(home_cli: Cli) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_what_is_saved_anywhere_is_named_kept_resumed_from_and_fetched(home_cli:
     assert "; launcher fetch --checkpoints brings them" in ended
     assert ("continue from " in ended) == (code == 1)
 
-    assert "NOT FETCHED: 5 files, 5 B, such as " in (kept := home_cli("down", "--purge").stderr)
+    assert (kept := home_cli("down", "--purge").stderr).count("NOT FETCHED: 5 files, 5 B, such as ") == 1
     assert f"launcher fetch {first} --checkpoints; to delete them: launcher down {first} --purge --unfetched" in kept
     assert "NOT FETCHED: 5 files, 5 B, such as " in home_cli("clean", "--yes").stdout
     (removed,) = json.loads(home_cli("down", "--purge", "--json").stdout)
@@ -97,6 +98,43 @@ def test_what_was_fetched_to_another_place_is_purged_there(home_cli: Cli, tmp_pa
     home_cli("up", file)
     home_cli("down", "--purge", "--unfetched")
     assert outputs(home_cli) == []
+
+
+def test_a_purged_run_is_not_fetched_and_that_is_said(home_cli: Cli, tmp_path: Path) -> None:
+    home_cli("up", job(home_cli, 1))
+    run = home_cli.runs()[-1].name
+    home_cli("fetch", run, tmp_path / "copies", "--checkpoints")
+    home_cli("down", run, "--purge")
+    home_cli("down", run, "--purge")
+    how = r"on local was deleted by \S+@\S+ on \d\d \w+ at \d\d:\d\d \(launcher down --purge\)"
+    for to in ([], [tmp_path / "nothing"]):
+        said = home_cli("fetch", run, *to, "--checkpoints").stdout
+        assert re.search(rf"{run}: its output folder \S+/{run} {how}; what was fetched before is in ", said), said
+        assert said.endswith(f" runs/{run}/, {tmp_path}/copies/\n")
+    refused = home_cli("up", job(home_cli, 1), "--resume", run, code=3).stderr
+    assert f"`launcher fetch` has copied files of it to {tmp_path}/copies: copy them" in refused
+    shutil.rmtree(home_cli.cwd / "runs" / run / "logs")
+    (home_cli.cwd / "runs" / run / "events.jsonl").unlink()
+    assert "was deleted on the node, or from another folder\n" in home_cli("fetch", run).stdout
+
+
+def test_what_resumes_from_a_run_that_goes_on_says_so(home_cli: Cli, tmp_path: Path) -> None:
+    file = job(home_cli, 1, "sleep 600")
+    home_cli("up", "-d", file)
+    home_cli.until_logged("the root")
+    first = home_cli.runs()[-1].name
+    what = f"warning: {first} is still running on local: what it writes from now on is not in the new run"
+    stop = f"to stop it first: launcher down {first}"
+    assert f"{what}; {stop}\n" in home_cli("up", job(home_cli, 1), "--resume", first).stderr
+    elsewhere, third = (Cli(tmp_path / name, home_cli.env) for name in ("elsewhere", "third"))
+    elsewhere.cwd.mkdir()
+    third.cwd.mkdir()
+    assert f"{what}; {stop} --nodes local\n" in elsewhere("up", job(elsewhere, 1), "--resume", first).stderr
+    refused = elsewhere("up", file, "--resume", "nothing-such", code=2).stderr
+    assert "or give its whole ID: launcher runs --nodes a,b" in refused
+    elsewhere("down", first, "--nodes", "local", "--purge", "--unfetched")
+    unknown = third("up", job(third, 1), "--resume", first, code=3).stderr
+    assert "on which nodes it ran is not known here" in unknown
 
 
 def test_the_quiet_program_is_purged_without_a_question(home_cli: Cli) -> None:

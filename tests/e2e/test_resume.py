@@ -91,7 +91,8 @@ def test_a_failure_that_left_a_checkpoint_says_how_to_continue(home_cli: Cli) ->
     file = home_cli.job("saves", run={"command": ["sh", "-c", save, "sh", "models"]}, **keys).name
     failed = home_cli("up", file, code=1).stderr
     first = home_cli.runs()[-1].name
-    shown = rf"continue from models/last.pt \(.*, 6 B\): launcher up {file} --resume {first}\n"
+    folder = Path(home_cli.env["HOME"], ".launcher", first, "workdir", "local")
+    shown = rf"continue from models/last.pt \(in {folder} on local, .*, 6 B\): launcher up {file} --resume {first}\n"
     assert re.search(shown, failed), failed
     changed = home_cli("up", file, "--set", "run.command.4=$LAUNCHER_OUTPUT/checkpoints", code=1).stderr
     second = home_cli.runs()[-1].name
