@@ -170,6 +170,7 @@ def become(argv: list[str], cwd: str, env: dict[str, str], ignored: list[int], s
     """Be `python -m launcher ARGV`, with these streams as stdout and stderr, whose caller ignores these signals."""
     for number, handler in HANDLERS.items():
         signal.signal(number, signal.SIG_IGN if number in ignored else handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLERS)
     for place, stream in enumerate(streams, 1):
         os.dup2(stream, place)
         os.close(stream)
@@ -207,6 +208,7 @@ def main() -> None:
         if not module.name.startswith(NOT_IMPORTED) and ".container_scripts" not in module.name:
             importlib.import_module(module.name)
     gc.freeze()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLERS)  # until a forked process has its handlers
     serve(socket.socket(fileno=int(sys.argv[1])))
 
 

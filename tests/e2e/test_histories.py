@@ -1,0 +1,32 @@
+"""Random histories on plain processes keep the sentences of docs/promise.md; one is played by its command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import ROOT
+from tests.histories import play
+from tests.histories.checker import check
+
+pytestmark = pytest.mark.timeout(1200)  # of commands that wait for each other, on a machine with any load
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("seed", ["ci-1", "ci-2", "ci-3"])
+def test_three_histories_keep_all_sentences(seed: str, tmp_path: Path) -> None:
+    history = play.play(play.plan(seed, steps=8), tmp_path)
+    assert check(history) == []
+    assert len(history.records) > 50
+
+
+@pytest.mark.slow
+def test_the_command_plays_and_says_what_it_has_hit(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.histories", "--seed", "slow", "--histories", "2", "--into", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seed slow: 2 histories" in done.stdout
+    assert "| up -d |" in done.stdout

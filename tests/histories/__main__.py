@@ -1,0 +1,102 @@
+"""Histories of plain processes: `python -m tests.histories --seed N --minutes M`, `--replay FILE`, `--shrink FILE`.
+
+Each history that breaks a sentence is written to a file, with its plan, and can be replayed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.histories import play
+from tests.histories.checker import Broken, check
+from tests.histories.history import History, dump, read
+from tests.histories.table import count, rows
+
+
+def one(steps: Sequence[play.Step]) -> tuple[History, list[Broken]]:
+    with tempfile.TemporaryDirectory(prefix="histories-", ignore_cleanup_errors=True) as root:
+        history = play.play(steps, Path(root))
+    return history, check(history)
+
+
+def shrink(steps: list[play.Step], sentences: set[int], tries: int) -> list[play.Step]:
+    """Leave out halves, then quarters, ..., without which the same sentence is still broken in one of some tries."""
+    size = len(steps) // 2
+    while size:
+        for start in range(0, len(steps), size):
+            fewer = [*steps[:start], *steps[start + size :]]
+            if any(sentences & {each.sentence for each in one(fewer)[1]} for _ in range(tries)):
+                steps = fewer
+                print(f"{len(steps)} steps are enough", flush=True)
+                break
+        else:
+            size //= 2
+    return steps
+
+
+def save(file: Path, steps: Sequence[play.Step], history: History) -> None:
+    file.write_text(play.dump(steps) + dump(history.records), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.histories")
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--histories", type=int, default=1 << 30, help="at most so many")
+    parser.add_argument("--into", type=Path, default=Path(), help="folder for histories that break a sentence")
+    parser.add_argument("--counts", type=Path, metavar="FILE", help="where the table's numbers are added up")
+    parser.add_argument("--replay", type=Path, metavar="FILE")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="check a written history again")
+    parser.add_argument("--shrink", type=Path, metavar="FILE")
+    parser.add_argument("--tries", type=int, default=3)
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C: no process and no disk is left
+    if asked.check:
+        broken = check(read(asked.check))
+        print(*broken, sep="\n")
+        return bool(broken)
+    if asked.replay or asked.shrink:
+        file = asked.replay or asked.shrink
+        steps, sentences = play.load(file.read_text().splitlines()), {each.sentence for each in check(read(file))}
+        if asked.shrink:
+            steps = shrink(steps, sentences, asked.tries)
+        again = [one(steps) for _ in range(asked.tries)]
+        failed = [(history, broken) for history, broken in again if broken]
+        for history, broken in failed:
+            print(*broken, sep="\n")
+            save(file.with_suffix(".again"), steps, history)
+        print(f"{len(failed)} of {asked.tries} replays break a sentence")
+        return bool(failed)
+    start, number, bad, counted = time.monotonic(), 0, 0, Counter[tuple[str, str, str]]()
+    until = start + asked.minutes * 60
+    if asked.counts and asked.counts.exists():
+        counted.update({tuple(cell): times for *cell, times in json.loads(asked.counts.read_text())})
+    while number < asked.histories and time.monotonic() < until:
+        name = f"{asked.seed}-{number}"
+        steps = play.plan(name)
+        history, broken = one(steps)
+        number += 1
+        counted += count(history)
+        if broken:
+            bad += 1
+            file = asked.into / f"history-{name}.jsonl"
+            save(file, steps, history)
+            print(f"{file}:", *broken, sep="\n  ", flush=True)
+        if asked.counts:
+            asked.counts.write_text(json.dumps([[*cell, times] for cell, times in counted.items()]))
+    print(rows(counted))
+    minutes = (time.monotonic() - start) / 60
+    print(f"seed {asked.seed}: {number} histories in {minutes:.0f} minutes, {bad} with a broken sentence")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
