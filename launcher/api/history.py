@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,15 +15,15 @@ from typing import Any
 
 from launcher.api.jobs import chosen_config
 from launcher.errors import LauncherError
-from launcher.model.plan import RunId
+from launcher.model.plan import Membership, RunId
 from launcher.model.progress import silent
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import Span
 from launcher.node.parallel import run_all_settled
-from launcher.records import store
+from launcher.records import groups, store
 from launcher.records.measured import top1
-from launcher.records.paths import NodePaths
+from launcher.records.paths import RUNS, NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run import attempts
 from launcher.run.locate import Note, RunListing, list_runs
@@ -37,7 +38,8 @@ class RunRow:
     """A run in a list.
 
     exit_code: of a command that waits for it; None if it has not ended. top1: percent. started_by: user@host of the
-    caller, and the uid on the first node. stopped_by: user@host.
+    caller, and the uid on the first node. stopped_by: user@host. group: the sweep to which it
+    belongs.
     """
 
     run: str
@@ -47,6 +49,7 @@ class RunRow:
     top1: float | None = None
     started_by: str = ""
     stopped_by: str = ""
+    group: Membership | None = None
 
 
 def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None = None) -> list[RunRow]:
@@ -60,7 +63,8 @@ def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None =
         names = tuple(node.name for node in record.nodes())
         state = REFUSED if record.refused and result["state"] == RunState.FAILED else result["state"]
         by, best = result.get("stopped_by") or "", top1(result.get("last", {}))
-        rows.append(RunRow(record.run, state, result.get("exit_code"), names, best, stopped_by=by))
+        code, group = result.get("exit_code"), record.group
+        rows.append(RunRow(record.run, state, code, names, best, stopped_by=by, group=group))
     return rows
 
 
@@ -78,9 +82,101 @@ def runs_on(
         away = labels.nodes - len(found) if listing.failed else 0  # may be on a node that does not respond
         by = None if away else stopped.get(run)
         state = state_of(states, labels.nodes, min_nodes=labels.min_nodes, silent=away, stopped=by is not None)
-        code = state.exit_code if state.ended else None
-        rows.append(RunRow(run, state.value, code, names, started_by=labels.started_by, stopped_by=by or ""))
+        code, who = state.exit_code if state.ended else None, labels.started_by
+        rows.append(RunRow(run, state.value, code, names, None, who, stopped_by=by or "", group=labels.group))
     return rows, [*listing.failed.values()]
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """A sweep in a list, by the latest run of each of its variants that have one.
+
+    states: number of variants by state. exit_code: the worst, once all have ended. top1: percent, of the best variant.
+    """
+
+    sweep: str
+    states: Mapping[str, int]
+    exit_code: int | None
+    nodes: tuple[str, ...]
+    top1: float | None = None
+    best: str = ""
+    started_by: str = ""
+
+
+def folded(rows: Sequence[RunRow]) -> list[RunRow | SweepRow]:
+    """Return a row for each sweep in place of its runs, where the last of these is."""
+    last = {row.group.group: row.run for row in rows if row.group}
+    found: list[RunRow | SweepRow] = []
+    for row in rows:
+        if row.group is None:
+            found.append(row)
+        elif last[row.group.group] == row.run:
+            found.append(_sweep_row(row.group.group, rows))
+    return found
+
+
+def _sweep_row(sweep: str, rows: Sequence[RunRow]) -> SweepRow:
+    latest = {row.group.variant: row for row in rows if row.group and row.group.group == sweep}
+    runs = [*latest.values()]
+    codes = [row.exit_code for row in runs if row.exit_code is not None]
+    best = max((row for row in runs if row.top1 is not None), key=lambda row: row.top1 or 0.0, default=None)
+    return SweepRow(
+        sweep,
+        Counter(row.state for row in runs),
+        max(codes) if len(codes) == len(runs) else None,
+        tuple(dict.fromkeys(node for row in runs for node in row.nodes)),
+        best.top1 if best else None,
+        best.group.shown if best and best.group else "",
+        runs[-1].started_by,
+    )
+
+
+def sweep_of(text: str, rows: Sequence[RunRow]) -> str | None:
+    """Return the ID of the sweep in a list of runs that the text means, like `named`. Raises RunUnknown."""
+    of_job = [row for row in rows if store.job_of(row.run) == text]
+    if of_job:
+        started = [row for row in of_job if row.state != REFUSED] or of_job
+        return started[-1].group.group if started[-1].group else None
+    return groups.begun_by(text, [(row.run, row.group) for row in rows])
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a user's text means. group: the ID of a sweep; None: a single run, which `runs` then has as it was given."""
+
+    runs: Sequence[str | None]
+    group: str | None = None
+
+
+def named(
+    text: str | None,
+    *,
+    to_stop: bool = False,
+    anywhere: bool = False,
+    nodes: Sequence[str] | None = None,
+    log: Note = print,
+    ssh_config: str | PathLike[str] | None = None,
+) -> Named:
+    """Return the latest run of each variant of the sweep that the text means: its ID, a unique prefix, or a job's name
+    or None if a variant is what was started last; else the text itself.
+
+    to_stop: every run of the sweep, and only for its ID or a prefix that no run has. anywhere: the caller names nodes
+    or a cluster; on these nodes a sweep that is not recorded here is looked for, by labels. Raises RunUnknown.
+    """
+    if text is None and (anywhere or to_stop):
+        return Named([None])
+    group = groups.named_group(text, by_job=not (anywhere or to_stop), exactly=to_stop)
+    if group is not None:
+        found = groups.runs_of(group) if to_stop else [each.run for each in groups.latest_of(group).values()]
+        return Named(found, group)
+    if text is None or nodes is None or (RUNS / text).is_dir():
+        return Named([text])
+    rows, _ = runs_on(nodes, log, ssh_config=ssh_config)
+    group = groups.begun_by(text, [(row.run, row.group) for row in rows], exactly=to_stop)
+    every = {
+        (row.run if to_stop else row.group.variant): row.run for row in rows if row.group and row.group.group == group
+    }
+    return Named([*every.values()], group) if group else Named([text])
 
 
 def maybe_running(job: str | None = None, *, ssh_config: str | PathLike[str] | None = None) -> list[RunId]:

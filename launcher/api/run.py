@@ -22,7 +22,7 @@ from launcher.model.forward import parse_forward
 from launcher.model.host import cluster_host
 from launcher.model.plan import Membership, Plan, RunId
 from launcher.model.progress import silent
-from launcher.records.groups import latest_of, membership, runs_of
+from launcher.records.groups import named_group, newest_of
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, read_json_lines, records
 from launcher.records.store import find as on_record
@@ -82,7 +82,7 @@ class Run:
     @property
     def group(self) -> Membership | None:
         """The sweep to which the run belongs."""
-        return membership(self._record)
+        return self._record.group
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -230,7 +230,8 @@ class Run:
         except Exception as error:  # noqa: BLE001 - said; the run has ended as it has
             return Written(0, 0, (), unlisted=in_words(error))
         with suppress(RunUnknown):
-            if found is not None and on_record(None, self.folder.parent).run != self.id:
+            latest = on_record(None, self.folder.parent)  # of a sweep, `fetch` without a name brings every variant
+            if found is not None and (self.group is not None or latest.run != self.id):
                 return replace(found, run=self.id)
         return found
 
@@ -379,7 +380,8 @@ def find(
     ssh_config: str | PathLike[str] | None = None,
     log: Note | None = print,
 ) -> Run:
-    """Return the run with this ID, unique prefix of an ID, or job name (its latest run); None: the latest run.
+    """Return the run with this ID, unique prefix of an ID, or job name (its latest run); None: the latest run. The ID
+    of a sweep, or a unique prefix of it, is that of its latest variant.
 
     runs: folder of the records. nodes, cluster: search these nodes, or a cluster of the settings file, by the labels
     of containers; no record is needed then. log: None: silent. Raises RunUnknown, NodesFailed.
@@ -388,23 +390,13 @@ def find(
     config = chosen_config(ssh_config)
     hosts = [cluster_host(cluster)] if cluster is not None else nodes
     if hosts is None:
-        record = on_record(run, Path(runs))
+        group = None if run is None else named_group(run, Path(runs), by_job=False)
+        record = on_record(run, Path(runs)) if group is None else newest_of(group, Path(runs))
         for problem in record.ignored():
             log(f"warning: {problem}")
         return Run(record, config, log)
     attached = find_on_nodes(run, hosts, config, log, Path(runs))
     return Run(attached.record, config, log, attached)
-
-
-def of_group(text: str | None, *, latest: bool = False) -> list[str | None]:
-    """Return the runs of the group with this ID, if it is one that is recorded here, else `text` itself.
-
-    latest: only the latest run of each variant.
-    """
-    found = [] if text is None else runs_of(text)
-    if found and latest:
-        return [record.run for record in latest_of(str(text)).values()]
-    return [*found] or [text]
 
 
 def runs_to_stop(

@@ -27,7 +27,7 @@ from launcher.model.progress import Log, OnProgress, no_progress, silent
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
 from launcher.planning import ports
-from launcher.records.groups import GROUPED
+from launcher.planning.containers import in_group
 from launcher.records.masking import hide
 from launcher.records.options import notes
 from launcher.records.paths import RUNS, RunPaths
@@ -121,6 +121,7 @@ def start_on(
     """The same on connected nodes, which the caller closes if an error is raised."""
     waiting = Waiting(options.log, wait=options.wait)
     planned = destination.plan(job, fleet, inputs, waiting, options)
+    planned = planned if group is None else planned.in_group(group)
     record = Record.of(planned.plan, hidden(inputs.secrets, job.env), options.here / RUNS)
     plan = _start(job, planned, record, fleet, inputs, group, options, waiting)
     return Run(record, options.ssh_config, options.log, connected_run(record, fleet), plan)
@@ -135,6 +136,11 @@ class Planned:
 
     plan: Plan
     again: Callable[[], Plan] | None = None
+
+    def in_group(self, group: Membership) -> Planned:
+        """Return the same for a run of a sweep."""
+        again = self.again
+        return Planned(in_group(self.plan, group), again and (lambda: in_group(again(), group)))
 
 
 @dataclass(frozen=True)
@@ -274,7 +280,7 @@ def _write(
     record.write(plan, dump_job(job), code.archive)
     record.write_left_out(code.folder, code.left_out)
     if group is not None:
-        record.event(GROUPED, group=group.group, variant=group.variant)
+        record.join(group)
     if job.file is not None and _is_unchanged(job, job.file):
         record.event("job", file=str(job.file))
     if resume is not None:

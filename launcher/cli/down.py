@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 import launcher
-from launcher.api.history import maybe_running
-from launcher.api.run import of_group, runs_to_stop
+from launcher.api.history import Named, maybe_running
+from launcher.api.run import runs_to_stop
 from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NotConfirmed, RunUnknown, UsageError
@@ -50,7 +50,7 @@ def down(
     Runs of other users are not stopped, nor are runs that the same account
     started from another machine, unless they are named. Exit code 6 if a node
     did not confirm or was left out of --nodes: run the same command again to
-    finish. RUN may also be the ID of a sweep of this folder.
+    finish. RUN may also be the ID of a sweep, or a unique prefix.
 
     Without --unfetched, a container with files outside of its output folder, and
     with --purge an output folder, that were not fetched, is kept and named:
@@ -63,8 +63,11 @@ def down(
     all_ = all_ or all_projects
     if all_ and run is not None:
         raise UsageError("--all", f"stops every run, but {run} is named", "omit one of them")
-    names, errors = (of_group(run), []) if not all_ else _selected(all_projects, purge, nodes, on, ssh_config, log)
-    several, missing = all_ or names != [run], 0
+    sweep = Named([]) if all_ else options.named(run, nodes, on, ssh_config, log, to_stop=True)
+    names, errors = sweep.runs, list[LauncherError]()
+    if all_:
+        names, errors = _selected(all_projects, purge, nodes, on, ssh_config, log)
+    several, missing = all_ or sweep.group is not None, 0
     results: list[dict[str, object]] = []
     for index, name in enumerate(names):
         left = [str(each) for each in names[index:] if each is not None]
@@ -95,7 +98,7 @@ def down(
                 report.log(found.mask(said))
             _print(report.err, found, removed, purge=purge, confirmed=not failed)
     if missing and missing == len(names) and not all_:
-        raise options.nothing_of_sweep(run, nodes, on)
+        raise options.nothing_of_sweep(sweep.group or run, nodes, on)
     if json:
         terminal.say_json(results)
     if not all_ and nodes is None and on is None:

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 import launcher
+from launcher.api import history
+from launcher.api.history import Named
 from launcher.cli import completion
 from launcher.cli.terminal import Reporter
 from launcher.errors import RunUnknown, UsageError
@@ -15,6 +17,14 @@ from launcher.model.host import cluster_host
 from launcher.records.store import job_of
 from launcher.run.locate import Note
 
+RunOrSweep = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN|SWEEP",
+        autocompletion=completion.runs,
+        help="A run or sweep: its ID, a unique prefix, or a job name for what started last (default: the latest).",
+    ),
+]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")]
 Run = Annotated[
     str | None,
@@ -63,6 +73,24 @@ def hosts(nodes: str | None, on: str | None = None) -> list[str] | None:
     return None if nodes is None else [host.strip() for host in nodes.split(",") if host.strip()]
 
 
+def named(
+    run: str | None,
+    nodes: str | None,
+    on: str | None,
+    ssh_config: Path | None,
+    log: Note | None = None,
+    *,
+    to_stop: bool = False,
+) -> Named:
+    """Return the runs that the arguments of a command select, which may be a sweep."""
+    log = log or Reporter().log
+    anywhere = nodes is not None or on is not None
+    found = history.named(run, to_stop=to_stop, anywhere=anywhere, nodes=hosts(nodes), log=log, ssh_config=ssh_config)
+    if found.group is not None and found.group != run:
+        log(f"the latest sweep is {found.group}" if run is None else f"{run} is the sweep {found.group}")
+    return found
+
+
 def find(
     run: str | None, nodes: str | None, on: str | None, ssh_config: Path | None, log: Note | None = None
 ) -> launcher.Run:
@@ -73,6 +101,8 @@ def find(
         log(f"the latest run is {found.id}")
     elif run == job_of(found.id):
         log(f"the latest run of {run} is {found.id}")
+    elif found.group is not None and found.group.group.startswith(run) and not found.id.startswith(run):
+        log(f"the latest variant of {found.group.group} is {found.id} ({found.group.shown})")
     return found
 
 

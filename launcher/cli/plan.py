@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json as json_
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -17,6 +19,7 @@ from launcher.cli import options, terminal
 from launcher.errors import UsageError
 from launcher.export.target import Target
 from launcher.job.dump import json_schema
+from launcher.job.overrides import variant_name
 from launcher.model.plan import NodePlan, Plan
 from launcher.model.sizes import counted
 from launcher.node.docker.values import docker_run
@@ -44,17 +47,32 @@ def plan(
     if on is not None:
         if docker or json:
             raise UsageError(f"--on {on}", "on a cluster the plan is an sbatch script", "omit --docker and --json")
-        terminal.say(plan_text(loaded, on, terminal.Reporter().log), nl=False)
+        text = plan_text(loaded, on, terminal.Reporter().log)
+        terminal.say(text + _listed([variant_name(variant) for variant in loaded.sweep], "# "), nl=False)
         return
     if docker and not loaded.traits.has_limits:
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "run: launcher plan JOB")
     made = launcher.plan(loaded, offline=offline_, log=terminal.Reporter().log, ssh_config=ssh_config)
+    variants = [variant_name(variant) for variant in loaded.sweep]
     if json:
-        terminal.say(made.to_json())
+        terminal.say(made.to_json() if not variants else _with_variants(made, variants))
     elif docker:
-        terminal.say(docker_lines(made))
+        terminal.say(docker_lines(made) + _listed(variants, "# "), nl=not variants)
     else:
         show(made, terminal.console())
+        terminal.say(_listed(variants), nl=False)
+
+
+def _listed(variants: Sequence[str], lead: str = "") -> str:
+    """Return the lines about the variants of a sweep."""
+    if not variants:
+        return ""
+    head = f"{counted(len(variants), 'variant')}; this is the first one's plan, and the others differ in:"
+    return "\n" + "".join(f"{lead}{line}\n" for line in (head, *(f"  {name}" for name in variants)))
+
+
+def _with_variants(plan: Plan, variants: Sequence[str]) -> str:
+    return json_.dumps(json_.loads(plan.to_json()) | {"variants": variants}, indent=2, sort_keys=True)
 
 
 def docker_lines(plan: Plan) -> str:

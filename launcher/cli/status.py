@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.api.machines import machines
-from launcher.api.run import of_group
 from launcher.cli import gpus, options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import NodesFailed, RunUnknown
@@ -33,7 +32,7 @@ LONGEST_NAME = 24  # columns of a node's name: `user@host.example.org:22` may be
 
 
 def status(
-    run: options.Run = None,
+    run: options.RunOrSweep = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until the run ends.")] = False,
     nodes: options.Nodes = None,
     on: options.On = None,
@@ -43,32 +42,32 @@ def status(
     """Show the current state of each node. A node that does not respond is shown as
     unreachable (exit code 3).
 
-    RUN may also be the ID of a sweep of this folder. With --nodes and no run, also
-    show who uses the GPUs of these nodes.
+    Of a sweep, each variant is shown. With --nodes and no run, also show who uses
+    the GPUs of these nodes.
 
     Example: launcher status --watch
     """
     console = terminal.console(soft_wrap=False)
     machines, reasons = _machines(nodes, ssh_config) if run is None and on is None else ([], [])
     every = list[RunStatus]()
-    named = of_group(run, latest=True)
-    for one in named:
+    named = options.named(run, nodes, on, ssh_config)
+    for one in named.runs:
         try:
             with options.find(one, nodes, on, ssh_config) as found:
                 seen = _watch(found.status, console) if watch and not json else found.status()
         except (RunUnknown, NodesFailed) as error:
-            if not machines and (named == [run] or not isinstance(error, RunUnknown)):
+            if not machines and (named.group is None or not isinstance(error, RunUnknown)):
                 raise
             continue
         every.append(seen)
         if not json and not watch:
             console.print(render(seen, console.width))
-    if not every and named != [run]:
-        raise options.nothing_of_sweep(run, nodes, on)
+    if not every and named.group is not None:
+        raise options.nothing_of_sweep(named.group, nodes, on)
     if json:
         reports = [seen.to_dict() for seen in every]
-        report = reports if named != [run] else dict(*reports) | ({"gpus": gpus.rows(machines)} if machines else {})
-        terminal.say_json(report)
+        shown = {"gpus": gpus.rows(machines)} if machines else {}
+        terminal.say_json(reports if named.group is not None else dict(*reports) | shown)
     elif machines:
         terminal.table_console().print(gpus.table(machines))
     reasons += [node.reason for seen in every for node in seen.nodes if node.reason is not None]
@@ -125,7 +124,10 @@ def render(seen: RunStatus, width: int) -> RenderableType:
         cells = {name: Text(text) for name, text in row.items()}
         cells["state"].stylize(STYLES.get(row["state"], ""))
         table.add_row(*(cells[str(column.header)] for column in table.columns))
-    head = Text(f"{seen.run}  ", style="bold") + Text(seen.state, style=STYLES.get(seen.state, ""))
+    head = Text(f"{seen.run}  ", style="bold")
+    if seen.variant:
+        head += Text(f"{seen.variant}  ", style="bold cyan")
+    head += Text(seen.state, style=STYLES.get(seen.state, ""))
     if seen.stopped_by:
         head += Text(f" by {seen.stopped_by}")
     if seen.started_by:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,10 @@ from typing import Annotated
 import typer
 
 from launcher import Run
+from launcher.api.history import Named
 from launcher.cli import completion, options, terminal
 from launcher.cli.terminal import Reporter
-from launcher.errors import LauncherError, NodesFailed, UsageError
+from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
 from launcher.node.parallel import in_background
 
 REFRESH = 5.0  # seconds between two searches for new data, by the launcher and by TensorBoard
@@ -32,7 +33,9 @@ def tensorboard(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RUN...", autocompletion=completion.runs, help="Runs to show (default: the latest run)."
+            metavar="RUN|SWEEP...",
+            autocompletion=completion.runs,
+            help="Runs and sweeps to show (default: the latest).",
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 6006,
@@ -56,12 +59,47 @@ def tensorboard(
         done = threading.Event()
         stack.callback(done.set)
         names: Sequence[str | None] = runs or [None]
-        for name in names:
-            run = _serve_run(name, nodes, on, ssh_config, stack, done)
+        served = [
+            run
+            for name in names
+            for run in _serve_named(options.named(name, nodes, on, ssh_config), nodes, on, ssh_config, stack, done)
+        ]
+        for name, run in legend(served).items():
             board = run.folder / "tensorboard"
             board.mkdir(exist_ok=True)
-            (curves / run.id).symlink_to(board.resolve())
+            (curves / name).symlink_to(board.resolve())
         _serve(curves, host, port, folder / "server.log")
+
+
+def legend(runs: Sequence[Run]) -> dict[str, Run]:
+    """Return the runs, each once, by their names in TensorBoard: a run's ID, after its variant in a sweep. A name is
+    that of a folder.
+    """
+    return {(f"{_as_file(run.group.shown)} {run.id}" if run.group else run.id): run for run in runs}
+
+
+def _as_file(variant: str) -> str:
+    return variant.replace("/", "_").lstrip(".")
+
+
+def _serve_named(
+    named: Named,
+    nodes: str | None,
+    on: str | None,
+    ssh_config: Path | None,
+    stack: ExitStack,
+    done: threading.Event,
+) -> Iterator[Run]:
+    found = False
+    for name in named.runs:
+        try:
+            yield _serve_run(name, nodes, on, ssh_config, stack, done)
+            found = True
+        except RunUnknown:
+            if named.group is None:
+                raise  # else a variant that has nothing on these nodes
+    if not found:
+        raise options.nothing_of_sweep(named.group, nodes, on)
 
 
 def _serve_run(

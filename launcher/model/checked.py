@@ -27,6 +27,13 @@ def text(value: object, form: str, what: str) -> str:
     return value
 
 
+def printable(value: object, most: int, what: str) -> str:
+    """Return a line of text of at most that many characters."""
+    if not isinstance(value, str) or not value.isprintable() or len(value) > most:
+        raise _refused(value, what)
+    return value
+
+
 def node_name(value: object) -> str:
     return text(value, NODE_NAME, "node's name")
 

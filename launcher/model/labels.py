@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from launcher.model import checked
-from launcher.model.plan import RunId
+from launcher.model.plan import Membership, RunId
 from launcher.model.runtime import TRAITS
 
 RUN = "launcher.run"
@@ -27,8 +27,11 @@ VERSION = "launcher.version"
 RUNTIME = "launcher.runtime"  # launcher.model.runtime
 MIN_NODES = "launcher.min_nodes"  # minimum number of nodes with which the run continues, if not all
 SPARES = "launcher.spares"  # with MIN_NODES: number of spare nodes at the end of the list
+GROUP = "launcher.group"  # the ID of its sweep; runs of none, and those of older launchers, lack this and VARIANT
+VARIANT = "launcher.variant"  # its variant's name, printable and bounded
 PURPOSE = "launcher.purpose"  # run | shell | bench | claim | probe; any launcher removes probes that it finds
 SPLIT = ","
+LONGEST_VARIANT = 1000  # characters
 NO_HOST = "-"  # in NODES: the cluster chooses the machine
 
 
@@ -50,6 +53,7 @@ class RunLabels:
     created: int
     min_nodes: int  # minimum number of nodes with which the run continues; 0: all are required
     spares: int  # number of spare nodes, the last ones
+    group: Membership | None = None  # its sweep
 
     @property
     def nodes(self) -> int:
@@ -102,4 +106,18 @@ def read(labels: Mapping[str, object]) -> RunLabels:
         created=checked.number(labels.get(CREATED), 10**12),
         min_nodes=checked.number(labels.get(MIN_NODES, "0"), 10**5),
         spares=checked.number(labels.get(SPARES, "0"), 10**5),
+        group=_group(labels),
     )
+
+
+def of_group(group: Membership) -> dict[str, str]:
+    """Return the labels of a run of a sweep."""
+    name = "".join(char if char.isprintable() else "?" for char in group.variant)
+    return {GROUP: group.group, VARIANT: name[:LONGEST_VARIANT]}
+
+
+def _group(labels: Mapping[str, object]) -> Membership | None:
+    if GROUP not in labels:
+        return None
+    name = checked.printable(labels.get(VARIANT), LONGEST_VARIANT, "name of a variant")
+    return Membership(checked.run_id(labels[GROUP]), name)

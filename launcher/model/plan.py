@@ -14,6 +14,7 @@ from typing import Any
 from launcher.model.container import ContainerSpec
 from launcher.model.runtime import TRAITS, Traits
 
+_LONGEST_SHOWN = 60  # characters of a variant in a table
 _READABLE = 256  # maximum number of nodes of a plan that is indented
 
 RunId = str
@@ -36,6 +37,12 @@ class Membership:
 
     group: str  # an id in the format of run ids
     variant: str  # the arguments that distinguish the run
+
+    @property
+    def shown(self) -> str:
+        """The variant as tables show it: anybody may have written it, and of any length."""
+        text = "".join(char if char.isprintable() else "?" for char in self.variant)
+        return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
 @dataclass(frozen=True)

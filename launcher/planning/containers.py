@@ -14,7 +14,7 @@ from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE, KIT, WORKDIR, ContainerSpec, Layout, Mount
 from launcher.model.facts import NodeFacts, login_of
-from launcher.model.plan import RunId
+from launcher.model.plan import Membership, Plan, RunId
 from launcher.planning import command, gpus
 from launcher.planning.command import Context
 
@@ -203,3 +203,11 @@ def labelled(
         values[labels.MIN_NODES] = str(context.job.min_nodes)
         values[labels.SPARES] = str(len(context.job.spares or ()))
     return dataclasses.replace(spec, labels=values)
+
+
+def in_group(plan: Plan, group: Membership) -> Plan:
+    """Return the plan of a run of a sweep, with the labels that say so on every node."""
+    own = labels.of_group(group)
+    specs = [dataclasses.replace(node.container, labels={**node.container.labels, **own}) for node in plan.nodes]
+    nodes = (dataclasses.replace(node, container=spec) for node, spec in zip(plan.nodes, specs, strict=True))
+    return dataclasses.replace(plan, nodes=tuple(nodes))

@@ -6,56 +6,94 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, RunUnknown
 from launcher.job.loader import parse_job
 from launcher.job.overrides import variant_name
 from launcher.job.scalars import Args, ArgValue
 from launcher.model.plan import Membership, RunId
+from launcher.model.sizes import counted
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, created, find, job_of, records
 
-GROUPED = "group"  # the event with the fields of Membership
+_NAMED = 5  # in a message
 _MOST = 3  # settings in a label
 _LONGEST = 24  # characters of a setting's value
 
 
-def membership(record: Record) -> Membership | None:
-    """Return the group and variant of a run; None if it is not part of a sweep."""
-    grouped = record.events(GROUPED)
-    return next((Membership(str(line.get("group")), str(line.get("variant"))) for line in grouped), None)
+def named_group(text: str | None, runs: Path = RUNS, *, by_job: bool = True, exactly: bool = False) -> str | None:
+    """Return the ID of the recorded group that a user's text means, as `begun_by`. by_job: also a job's name, or None
+    for all jobs, if what it started last belongs to a group. Raises RunUnknown.
+    """
+    return _named(text, [(record, record.group) for record in records(runs)], runs, by_job=by_job, exactly=exactly)
+
+
+def _named(
+    text: str | None,
+    known: Sequence[tuple[Record, Membership | None]],
+    runs: Path,
+    *,
+    by_job: bool = True,
+    exactly: bool = False,
+) -> str | None:
+    if text is None or any(job_of(record.run) == text for record, _ in known):
+        latest = find(text, runs).run if by_job else None
+        return next((member.group for record, member in known if record.run == latest and member), None)
+    return begun_by(text, [(record.run, member) for record, member in known], exactly=exactly)
+
+
+def begun_by(text: str, known: Sequence[tuple[RunId, Membership | None]], *, exactly: bool = False) -> str | None:
+    """Return the ID of the group whose ID is the text or begins with it, unless another group or a run of another one
+    does, too; then RunUnknown is raised. None: no group's does.
+
+    known: all runs. exactly: no run may begin with it, of whatever group.
+    """
+    groups = dict.fromkeys(member.group for _, member in known if member)
+    if text in groups:
+        return text
+    begun = [group for group in groups if group.startswith(text)]
+    others = [run for run, own in known if run.startswith(text) and (exactly or own is None or own.group not in begun)]
+    if begun and len(begun) + len(others) > 1:
+        what = f"matches {counted(len(begun), 'sweep')}"
+        what += f" and {counted(len(others), 'run')}: " if others else ": "
+        raise RunUnknown(text, what + ", ".join([*begun, *others][:_NAMED]), "give more characters of the ID")
+    return begun[0] if begun else None
 
 
 def latest_of(group: str, runs: Path = RUNS) -> dict[str, Record]:
     """Return the latest run of each variant of a group, by variant; {} if this machine has no record of the group."""
-    known = [(record, membership(record)) for record in records(runs)]
+    known = [(record, record.group) for record in records(runs)]
     return {member.variant: record for record, member in known if member and member.group == group}
 
 
 def runs_of(group: str, runs: Path = RUNS) -> list[RunId]:
     """Return all runs of a group, the latest last: a variant may have several."""
-    every = [(record.run, membership(record)) for record in records(runs)]
+    every = [(record.run, record.group) for record in records(runs)]
     return [run for run, member in every if member and member.group == group]
+
+
+def newest_of(group: str, runs: Path = RUNS) -> Record:
+    """Return the run of a recorded group that started last; if none has started, that of the last try."""
+    found = [record for record in records(runs) if (member := record.group) and member.group == group]
+    return next((record for record in reversed(found) if not record.refused), found[-1])
 
 
 def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str | None]]:
     """Return the selected runs, each once, with their variants.
 
-    A run ID or a unique prefix of one selects that run. A group's ID, or the name of a job whose latest run belongs to
-    a group, selects the latest run of each variant of the group, the earliest first. An empty list selects the group of
-    the latest run, else all runs of its job. Runs that never started are only selected by their ID. Raises RunUnknown.
+    A run ID or a unique prefix of one selects that run, a job's name its latest run. What names a group selects the
+    latest run of each of its variants, the earliest first. An empty list selects the group of the latest run, else all
+    runs of its job. Runs that never started are only selected by their ID. Raises RunUnknown.
     """
-    every = [(record, membership(record)) for record in records(runs)]
+    every = [(record, record.group) for record in records(runs)]
     known = [(record, member) for record, member in every if not record.refused]
     if not wanted:
         latest = find(None, runs).run
         of_job = [record.run for record, _ in known if job_of(record.run) == job_of(latest)]
         wanted = [member.group for record, member in known if record.run == latest and member] or of_job
-    groups = {member.group: member.group for _, member in known if member}
-    groups |= {job_of(record.run): member.group if member else "" for record, member in known}  # latest run of a job
     last = {member: record.run for record, member in known if member}
     chosen: dict[str, tuple[Record, str | None]] = {}
     for text in wanted:
-        group = groups.get(text)
+        group = _named(text, every, runs)
         only = None if group else find(text, runs).run
         for record, member in every:
             if record.run == only or (group and member and member.group == group and last.get(member) == record.run):

@@ -24,7 +24,7 @@ from launcher.job.loader import parse_job
 from launcher.local_files import APPEND, open_regular, parse_object, write_atomic
 from launcher.model import checked, labels
 from launcher.model.host import cluster_name
-from launcher.model.plan import Plan, RunId, is_run_id, plain
+from launcher.model.plan import Membership, Plan, RunId, is_run_id, plain
 from launcher.model.runtime import TRAITS, Traits
 from launcher.records.code_files import LeftOut
 from launcher.records.masking import Masker, hide
@@ -32,6 +32,7 @@ from launcher.records.paths import RUNS, RunPaths, as_shown, not_a_folder, requi
 from launcher.records.workdir import SentCode, sent_files
 
 _LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
+GROUPED = "group"  # event: with the fields of Membership
 FETCHED = "fetched"  # event: `fetch` copied files to another folder
 PURGED = "purged"  # event: the output folder on a host was deleted
 BROUGHT = "brought"  # event: `fetch` copied what a program had written elsewhere in a node's container
@@ -115,6 +116,7 @@ class Record:
         min_nodes: int = 0,
         spares: int = 0,
         hosts: Sequence[str] = (),
+        group: Membership | None = None,
     ) -> Record:
         """Create the record of a run found by its labels; an existing readable record is not changed.
 
@@ -126,6 +128,8 @@ class Record:
             known = {"run": run, "job": job_of(run), "runtime": runtime, "min_nodes": min_nodes, "spares": spares}
             plan = {**known, "nodes": [*map(_node_to_json, nodes)], "hosts": list(hosts)}
             write_atomic(record.paths.plan, json.dumps(plan, indent=2).encode())
+            if group is not None and record.group is None:
+                record.join(group)
         return cls(record.paths)
 
     def write_left_out(self, folder: Path, left_out: LeftOut) -> None:
@@ -235,6 +239,16 @@ class Record:
             yield f"{as_shown(self.paths.result)} is not valid and is ignored"
         elif used is not None and (wrong := [key for key, value in read.items() if used.get(key) != value]):
             yield f"{as_shown(self.paths.result)} has values of another type, which are ignored: {', '.join(wrong)}"
+
+    def join(self, group: Membership) -> None:
+        """Record the sweep to which the run belongs."""
+        self.event(GROUPED, group=group.group, variant=group.variant)
+
+    @property
+    def group(self) -> Membership | None:
+        """The sweep to which the run belongs; None if it is of none."""
+        grouped = self.events(GROUPED)
+        return next((Membership(str(line.get("group")), str(line.get("variant"))) for line in grouped), None)
 
     @property
     def started(self) -> bool:

@@ -24,6 +24,7 @@ from launcher.node.connect import LOCAL, Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records import store
+from launcher.records.groups import begun_by
 from launcher.records.store import NodeOfRun, Record
 
 Note = Callable[[str], None]  # reports containers that were found but ignored
@@ -129,7 +130,14 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
             raise _only_files(text, fleet) or unknown from None
         run, nodes = found[0].labels, tuple(f.node for f in found)
         record = Record.rebuild(
-            run.run, run.runtime, nodes, runs, min_nodes=run.min_nodes, spares=run.spares, hosts=run.hosts
+            run.run,
+            run.runtime,
+            nodes,
+            runs,
+            min_nodes=run.min_nodes,
+            spares=run.spares,
+            hosts=run.hosts,
+            group=run.group,
         )
         engines = {f.node.name: f.engine for f in found}
         missing = _not_asked(found, hosts)
@@ -227,8 +235,8 @@ def list_runs(fleet: Fleet, note: Note, *, claims: bool = False) -> RunListing:
 
 
 def _choose(text: str | None, listing: RunListing, fleet: Fleet, where: str) -> RunId:
-    """Resolve `text` among the user's own runs first, then among those of the same account. Raises RunUnknown, or
-    NodesFailed if no run was found and nodes are unreachable.
+    """Resolve `text` among the user's own runs first, then among those of the same account; else it may be a sweep's
+    ID, for its latest variant. Raises RunUnknown, or NodesFailed if no run was found and nodes are unreachable.
     """
     runs = listing.runs
     if not runs and listing.failed:
@@ -239,7 +247,13 @@ def _choose(text: str | None, listing: RunListing, fleet: Fleet, where: str) -> 
         with suppress(RunUnknown):
             nearer = [run for run, found in runs.items() if min(f.owner for f in found) <= most]
             return store.resolve(text, nearer, where, [run for run in started if run in nearer])
-    return store.resolve(text, list(runs), where, started)
+    try:
+        return store.resolve(text, list(runs), where, started)
+    except RunUnknown:
+        known = [(run, found[0].labels.group) for run, found in runs.items()]
+        if text is None or (group := begun_by(text, known)) is None:
+            raise
+        return [run for run, member in known if member and member.group == group][-1]
 
 
 def _has_started(state: ContainerState) -> bool:

@@ -88,6 +88,7 @@ class RunStatus:
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" if unknown
     gradients: str = ""  # how they travel between the nodes; "" if unknown
     stopped_by: str = ""  # user@host; "" if unknown
+    variant: str = ""  # of its sweep; "": it belongs to none
 
     @property
     def ended(self) -> bool:
@@ -151,6 +152,7 @@ def run_status(attached: Attached) -> RunStatus:
         started_by=attached.started_by,
         gradients=str((result or {}).get("gradients", "")) or gradients.line(attached.record, nccl, joined),
         stopped_by=str((result or {}).get("stopped_by") or stopped_by) if state is RunState.STOPPED else "",
+        variant=group.shown if (group := attached.record.group) else "",
     )
 
 

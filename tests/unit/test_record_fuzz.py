@@ -192,7 +192,7 @@ def test_a_result_with_a_value_of_another_type_is_used_without_it_and_named(
 )
 def test_a_file_that_is_not_valid_hides_no_other_run(project: Path, file: str, text: str) -> None:
     (project / "runs" / ID / file).write_text(text)
-    code, printed = call("runs")
+    code, printed = call("runs", "--all")
     assert code == 0
     assert OTHER in printed
     assert f"warning: runs/{ID}/{file} is not valid" in printed
@@ -213,7 +213,7 @@ def test_the_id_of_a_group_selects_its_runs(project: Path) -> None:
     group = EVENTS[1]["group"]
     code, printed = call("status", group)
     assert code == 0
-    assert f"{OTHER}  failed" in printed
+    assert f"{OTHER}  lr=0.1  failed" in printed
     assert ID not in printed, "a run of the same variant is later"
     assert [seen["run"] for seen in json.loads(call("status", group, "--json")[1])] == [OTHER]
     code, printed = call("down", group)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 import launcher
 from launcher.api.doctor import examine
+from launcher.api.history import Named
 from launcher.api.jobs import chosen_config
 from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
@@ -32,8 +33,9 @@ from launcher.model.facts import NodeFacts
 from launcher.model.host import cluster_name
 from launcher.model.sizes import counted, size_text
 from launcher.planning.checks import Check
-from launcher.records.paths import RunPaths
+from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record, records
+from launcher.run.state import RunState
 
 _LARGEST = 1 << 20  # characters of a file
 _NAMED = 6  # pseudonyms that are printed
@@ -41,7 +43,7 @@ _ASKED = 16  # nodes whose logs are read there, if the run continues
 
 
 def report(
-    run: options.Run = None,
+    run: options.RunOrSweep = None,
     offline: Annotated[bool, typer.Option("--offline", help="Contact no node: no checks, only what is here.")] = False,
     nodes: options.Nodes = None,
     on: options.On = None,
@@ -55,6 +57,8 @@ def report(
 
     Secrets are replaced by ***, and the names of people, machines and networks
     by user-1, node-1 and so on. Other words stay: look at it before you send it.
+
+    Of a sweep, the run that failed first is packed, else the latest one.
 
     Example: launcher report imagenet
     """
@@ -99,6 +103,7 @@ def _run(
     """Return the run; None if there is none, or its nodes do not respond: versions and checks may tell why."""
     try:
         latest = records()[-1].run if run is None and nodes is None and on is None else run
+        latest = latest if run is None else _of_sweep(options.named(run, nodes, on, ssh_config))
         found = options.find(latest, nodes, on, ssh_config)
     except IndexError:
         notes.append("no run is recorded in runs/ (they are recorded where `up` is called)")
@@ -113,6 +118,17 @@ def _run(
             Reporter().log(f"the latest run is {found.id}")  # also one that was not started, unlike elsewhere
         return found
     return nullcontext()
+
+
+def _of_sweep(named: Named) -> str | None:
+    """Return the run that is meant; of a sweep, the first that failed, else the latest."""
+    if named.group is None:
+        return named.runs[0]
+    known = [str(run) for run in named.runs]
+    failed = [run for run in known if (Record(RunPaths(RUNS / run)).result() or {}).get("state") == RunState.FAILED]
+    chosen = [*failed, *reversed(known)][0]
+    Reporter().log(f"of the sweep {named.group}, the report is about {chosen}")
+    return chosen
 
 
 def _job(record: Record | None) -> Job | None:

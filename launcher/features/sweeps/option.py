@@ -16,8 +16,8 @@ from launcher.cli.up import Asked, run_one
 from launcher.errors import StoppedByUser, UsageError
 from launcher.features.sweeps.array import up_array, variants
 from launcher.features.sweeps.screen import run_sweep
-from launcher.features.sweeps.sweep import is_sweep
 from launcher.job.models import Job
+from launcher.records.groups import named_group
 
 
 def options(
@@ -39,8 +39,9 @@ def options(
     if asked.detach:
         what = "its variants run one after another, and with -d no process would start the next one"
         raise UsageError(f"{asked.file}: sweep", what, "omit -d; to run without a terminal: nohup launcher up JOB &")
-    if cluster is None and (job.each or is_sweep(asked.resume)):
-        return run_sweep(job, resume=asked.resume, most=most, ssh_config=asked.ssh_config)
+    resumed = None if asked.resume is None else named_group(asked.resume)
+    if cluster is None and (job.each or resumed):
+        return run_sweep(job, resume=resumed or asked.resume, most=most, ssh_config=asked.ssh_config)
     code = 0
     for variant, group in variants(job):
         ended = run_one(variant, asked, group)

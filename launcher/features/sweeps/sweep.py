@@ -39,11 +39,6 @@ LOST_AFTER = 300.0  # seconds; the job's lost_after
 TICK = 0.5  # seconds between two checks for changes
 
 
-def is_sweep(text: str | None) -> bool:
-    """Return whether the text is the ID of a sweep recorded here."""
-    return text is not None and bool(latest_of(text))
-
-
 class SweepState(str, Enum):
     WAITING = "waiting"
     STARTING = "starting"

@@ -1,0 +1,144 @@
+"""The names of a sweep, which every command understands alike, and what tables show of its runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import launcher
+from launcher.api.history import named
+from launcher.errors import RunUnknown
+from launcher.model import labels
+from launcher.model.plan import Membership, is_run_id
+from launcher.planning.containers import in_group
+from launcher.planning.offline import offline
+from launcher.records.paths import RunPaths
+from launcher.records.store import Record
+from tests.unit.test_record_fuzz import call, parse_job
+
+JOB = "name: night\nruntime: process\nnodes: [local]\ngpus: none\nrun: {command: ['true']}\n"
+OLD, NEW = "night-20261127-200000-aaaa", "night-20261128-200000-bbbb"
+RUNS = {  # ID -> sweep, variant, state, top-1
+    "other-20261127-190000-0000": (None, "", "done", 40.0),
+    "night-20261127-200001-0001": (OLD, "lr=0.1", "done", 50.0),
+    "night-20261128-200001-0001": (NEW, "lr=0.1", "failed", None),
+    "night-20261128-200002-0002": (NEW, "lr=0.2", "done", 90.0),
+    "night-20261128-200003-0003": (NEW, "lr=0.3", "done", 80.0),
+    "night-20261128-210001-0004": (NEW, "lr=0.1", "done", 70.0),  # resumed
+}
+LATEST = [run for run in RUNS if run.startswith("night-20261128") and run != "night-20261128-200001-0001"]
+ORDER = [LATEST[2], LATEST[0], LATEST[1]]  # as the variants were started first
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two sweeps of one job, the second resumed, and a run of another job."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for run, (group, variant, state, best) in RUNS.items():
+        job = parse_job(JOB.replace("night", run.partition("-")[0]), "job.yaml")
+        record, plan = Record(RunPaths(tmp_path / "runs" / run), []), offline(job, "code")
+        record.paths.root.mkdir(parents=True)
+        record.paths.plan.write_text(plan.to_json().replace(plan.run, run))
+        if group is not None:
+            record.join(Membership(group, variant))
+        record.event("started")
+        last = {} if best is None else {"val": {"top1": best}}
+        record.finish({"state": state, "exit_code": int(state != "done"), "last": last})
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", [None, "night", NEW, "night-20261128-2"])
+def test_every_name_of_a_sweep_means_its_latest_variants(project: Path, text: str | None) -> None:
+    del project
+    assert (named(text).group, named(text).runs) == (NEW, ORDER)
+
+
+def test_a_run_is_still_a_run(project: Path) -> None:
+    del project
+    for text in ("other", LATEST[0], "night-20261128-200002", "unknown"):
+        assert (named(text).group, named(text).runs) == (None, [text])
+    with pytest.raises(RunUnknown, match=f"matches 2 sweeps.*{OLD}, {NEW}"):
+        named("night-2026")
+
+
+def test_what_stops_runs_needs_the_sweeps_own_id(project: Path) -> None:
+    """A job's name is its latest run, and a beginning that a run has may mean that run."""
+    del project
+    assert (named("night", to_stop=True).runs, named(None, to_stop=True).runs) == (["night"], [None])
+    assert named("night-20261128-200000", to_stop=True).runs == [run for run in RUNS if "20261128" in run]
+    with pytest.raises(RunUnknown, match=f"matches 1 sweep and 4 runs: {NEW}"):
+        named("night-20261128", to_stop=True)
+
+
+def test_what_takes_one_run_takes_the_latest_variant(project: Path) -> None:
+    del project
+    for text in (NEW, "night-20261128", "night"):
+        assert launcher.find(text, log=None).id == LATEST[-1]
+    assert launcher.find(OLD, log=None).id == "night-20261127-200001-0001"
+
+
+def test_runs_folds_sweeps_and_names_unfold_them(project: Path) -> None:
+    del project
+    _, printed = call("runs")
+    shown = [line.split() for line in printed.splitlines()[1:]]
+    assert [line[0] for line in shown] == ["other-20261127-190000-0000", OLD, NEW]
+    assert shown[2][1:] == ["3", "done", "0", "local", "90.00", "lr=0.2"]
+    assert [row.get("states") for row in json.loads(call("runs", "--json")[1])] == [None, {"done": 1}, {"done": 3}]
+    for text in (NEW, "night"):
+        every = json.loads(call("runs", text, "--json")[1])
+        assert [row["run"] for row in every] == [run for run in RUNS if "20261128" in run]
+        assert {row["variant"] for row in every} == {"lr=0.1", "lr=0.2", "lr=0.3"}
+    assert len(json.loads(call("runs", "--all", "--json")[1])) == len(RUNS)
+    lines = call("runs", "night")[1].splitlines()
+    assert lines[0].split() == ["run", "variant", "state", "exit", "nodes", "top-1"]
+    assert lines[1].split()[1:3] == ["lr=0.1", "failed"]
+    assert call("runs", "unknown")[0] == 2
+
+
+def test_a_plan_lists_the_variants(project: Path) -> None:
+    (project / "code").mkdir()
+    sweep = "sweep: {grid: {lr: [0.1, 0.2], x: [a]}}"
+    (project / "job.yaml").write_text(f"{JOB.replace('true', 'echo')}code: code\n{sweep}\n")
+    _, text = call("plan", "job.yaml", "--offline")
+    assert "2 variants" in text
+    assert "  lr=0.1 x=a\n  lr=0.2 x=a\n" in text
+    printed = call("plan", "job.yaml", "--offline", "--json")[1]
+    assert json.loads(printed[printed.index("{\n") :])["variants"] == ["lr=0.1 x=a", "lr=0.2 x=a"]
+
+
+@given(st.text(max_size=2000))
+def test_the_labels_of_a_run_have_its_sweep(variant: str) -> None:
+    plan = in_group(offline(parse_job(JOB, "job.yaml"), "code"), Membership(NEW, variant))
+    own = {
+        **plan.nodes[0].container.labels,
+        labels.RUN: LATEST[0],
+        labels.OUTPUT: f"/h/.launcher/{LATEST[0]}",
+        labels.OWNER: "me@here",
+    }
+    read = labels.read(own).group
+    assert is_run_id(LATEST[0])
+    assert read is not None
+    assert read.group == NEW
+    assert read.variant.isprintable()
+    assert len(read.variant) <= labels.LONGEST_VARIANT
+    if variant.isprintable() and len(variant) <= labels.LONGEST_VARIANT:
+        assert read.variant == variant
+
+
+@pytest.mark.parametrize("wrong", [{labels.GROUP: "../x"}, {labels.VARIANT: "\x1b[2J"}, {labels.VARIANT: "x" * 1001}])
+def test_labels_that_are_no_sweep_are_refused_and_old_ones_have_none(wrong: dict[str, str]) -> None:
+    own = dict(offline(parse_job(JOB, "job.yaml"), "code").nodes[0].container.labels)
+    own |= {labels.RUN: LATEST[0], labels.OUTPUT: f"/h/.launcher/{LATEST[0]}", labels.OWNER: "me@here"}
+    assert labels.read(own).group is None
+    assert not labels.readable({**own, **labels.of_group(Membership(NEW, "lr=1")), **wrong})
+
+
+def test_a_record_that_is_rebuilt_from_labels_has_its_sweep(tmp_path: Path) -> None:
+    nodes = Record.of(offline(parse_job(JOB, "job.yaml"), "code"), [], tmp_path).nodes()
+    record = Record.rebuild(LATEST[0], "process", nodes, tmp_path, group=Membership(NEW, "lr=1"))
+    assert Record(RunPaths(tmp_path / record.run)).group == Membership(NEW, "lr=1")
