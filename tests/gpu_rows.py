@@ -381,8 +381,8 @@ RECORDED = [
         "cuda "
         "driver combination",
         "",
-        "driver was updated",
-        "reboot the node",
+        "libcuda",
+        "cuda/compat",
     ),
     (
         "https://github.com/NVIDIA/nvbandwidth/issues/61",

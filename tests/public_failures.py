@@ -1,7 +1,8 @@
 """Failures drawn from public threads, to test that the launcher names the right cause or none.
 
 FIRST was drawn before the table of faults was read, LATER after it, by plain questions (`docker run --gpus all error
-response from daemon could not start`) and as their first answers came.
+response from daemon could not start`) and as their first answers came. JUDGED was drawn by someone else, who knew no
+rule, and wrote down what would be right and wrong to say; MISLED are those to which something wrong was said after it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Row:
     text: str
     right: str | None
     limited: bool = True  # of the memlock limit of its containers
+    code: int = 1  # with which the program ended
 
 
 FIRST = [
@@ -279,7 +281,8 @@ FIRST = [
             "usage: brats_training_ddp.py [-h] [-d DIR] [--local_rank LOCAL_RANK]\n"
             "brats_training_ddp.py: error: unrecognized arguments: --local-rank=0"
         ),
-        "local.rank|LOCAL_RANK|argument",
+        "torch.distributed.launch.*torchrun",
+        code=2,
     ),
     Row(
         "moby/moby#39841",
@@ -556,5 +559,409 @@ LATER = [
             "cannot open shared object file: no such file or directory: unknown"
         ),
         "Docker Desktop",
+    ),
+]
+
+JUDGED = [
+    Row(
+        "pytorch/examples#689",
+        PROGRAM,
+        (
+            "id-d3:714:714 [0] misc/ibvwrap.cu:63 NCCL WARN Failed to open libibverbs.so[.1]\n"
+            "NCCL version 2.4.2+cuda9.0\n"
+            "id-d3:715:790 [1] include/socket.h:382 NCCL WARN Connect to 172.18.0.1<49273> failed : "
+            "Connection refused\n"
+            "Traceback (most recent call last):\n"
+            '  File "dis_train.py", line 120, in main\n'
+            "    mp.spawn(main_worker, nprocs=ngpus_per_node, args=(ngpus_per_node, args))\n"
+            "Exception:\n"
+            "\n"
+            "-- Process 1 terminated with the following error:"
+        ),
+        "network|interface|address",
+    ),
+    Row(
+        "huggingface/pytorch-image-models#1724",
+        PROGRAM,
+        (
+            "usage: train.py [-h] [--data-dir DIR] [--dataset NAME] [--local_rank LOCAL_RANK] "
+            "[--use-multi-epochs-loader] [--log-wandb]\n"
+            "                [DIR]\n"
+            "train.py: error: unrecognized arguments: --local-rank=2"
+        ),
+        "torch.distributed.launch.*torchrun",
+        code=2,
+    ),
+    Row(
+        "Arthur151/ROMP#230",
+        PROGRAM,
+        "/z/home/env/romp/bin/python: can't open file 'romp.train': [Errno 2] No such file or directory",
+        r"module|-m\b",
+    ),
+    Row(
+        "open-mmlab/mmpretrain#960",
+        PROGRAM,
+        (
+            "  File "
+            '"/opt/conda/lib/python3.7/site-packages/torch/distributed/elastic/rendezvous/static_tcp_'
+            'rendezvous.py", line 55\n'
+            "    self._store = TCPStore(  # type: ignore[call-arg]\n"
+            "RuntimeError: The server socket has failed to listen on any local network address. The "
+            "server socket has failed to bind to [::]:22 (errno: 98 - Address already in use). The "
+            "server socket has failed to bind to 0.0.0.0:22 (errno: 98 - Address already in use)."
+        ),
+        r"port 22 is in use|\bsshd",
+    ),
+    Row(
+        "meta-pytorch/torchtune#392",
+        PROGRAM,
+        (
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+            "network address. The server socket has failed to bind to [::]:29500 (errno: 98 - "
+            "Address already in use). The server socket has failed to bind to 0.0.0.0:29500 (errno: "
+            "98 - Address already in use)."
+        ),
+        "port 29500 is in use.*your other runs",
+    ),
+    Row(
+        "wandb/wandb#5217",
+        PROGRAM,
+        (
+            '  File "/yes/envs/titan/lib/python3.9/multiprocessing/queues.py", line 43, in __init__\n'
+            "    self._rlock = ctx.Lock()\n"
+            '  File "/yes/envs/titan/lib/python3.9/multiprocessing/synchronize.py", line 57, in __init__\n'
+            "    sl = self._semlock = _multiprocessing.SemLock(\n"
+            "OSError: [Errno 28] No space left on device"
+        ),
+        "^shared memory",
+    ),
+    Row(
+        "Plachtaa/VITS-fast-fine-tuning#397",
+        PROGRAM,
+        (
+            "  File "
+            '"/root/miniconda3/envs/vits/lib/python3.8/site-packages/torch/multiprocessing/spawn.py",'
+            " line 182, in start_processes\n"
+            "    error_queue = mp.SimpleQueue()\n"
+            '  File "/root/miniconda3/envs/vits/lib/python3.8/multiprocessing/synchronize.py", line '
+            "57, in __init__\n"
+            "    sl = self._semlock = _multiprocessing.SemLock(\n"
+            "OSError: [Errno 28] No space left on device"
+        ),
+        "^shared memory",
+    ),
+    Row(
+        "NVIDIA/nccl#342",
+        PROGRAM,
+        (
+            "include/shm.h:28 NCCL WARN Call to posix_fallocate failed: No space left on device\n"
+            "include/shm.h:48 NCCL WARN Error while creating shared memory segment "
+            "nccl-shm-recv-250a7cc850ba9298-0-1-3 (size 9637888)"
+        ),
+        "^shared memory",
+    ),
+    Row(
+        "RobinWu218/SimDINO#15",
+        PROGRAM,
+        (
+            '[rank0]:     raise RuntimeError("Failed to find C compiler. Please specify via CC '
+            'environment variable.")\n'
+            "[rank0]: RuntimeError: Failed to find C compiler. Please specify via CC environment variable.\n"
+            "srun: error: gpu1-3: task 0: Exited with exit code 1"
+        ),
+        "compiler",
+    ),
+    Row(
+        "xljh0520/JOTR#4",
+        PROGRAM,
+        (
+            "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running "
+            "inconsistent collective: CollectiveFingerPrint(OpType=ALLGATHER, TensorShape=[41, 256, "
+            "8, 8, 8], TensorDtypes=Float)"
+        ),
+        "sizes|shape",
+    ),
+    Row(
+        "AIR-DISCOVER/ICRA2024-Sim2Real-AXS#5",
+        PROGRAM,
+        (
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda "
+            "functions before calling NumCudaDevices() that might have already set an error? Error "
+            "804: forward compatibility was attempted on non supported HW"
+        ),
+        "too old for the image -> update the driver",
+    ),
+    Row(
+        "CompVis/stable-diffusion#439",
+        PROGRAM,
+        (
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda "
+            "functions before calling NumCudaDevices() that might have already set an error? Error "
+            "803: system has unsupported display driver / cuda driver combination"
+        ),
+        "libcuda.*LD_LIBRARY_PATH",
+    ),
+    Row(
+        "clessig/atmorep#77",
+        PROGRAM,
+        (
+            "torch.distributed.DistBackendError: NCCL error in: "
+            "../torch/csrc/distributed/c10d/NCCLUtils.hpp:317, invalid usage (run with "
+            "NCCL_DEBUG=WARN for details), NCCL version 2.21.5\n"
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+            "Last error:\n"
+            "Duplicate GPU detected : rank 3 and rank 0 both on CUDA device 3000"
+        ),
+        "same GPU",
+    ),
+    Row(
+        "hiyouga/LlamaFactory#2424",
+        PROGRAM,
+        (
+            "Running tokenizer on dataset:   9%| 280000/2969526 [29:55<4:48:08, 155.57 examples/s][E "
+            "ProcessGroupNCCL.cpp:475] [Rank 2] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran "
+            "for 1800328 milliseconds before timing out.\n"
+            "[E ProcessGroupNCCL.cpp:489] Some NCCL operations have failed or timed out. Due to the "
+            "asynchronous nature of CUDA kernels, subsequent GPU operations might run on "
+            "corrupted/incomplete data."
+        ),
+        "late.*timeout=",
+    ),
+    Row(
+        "kohya-ss/sd-scripts#1434",
+        PROGRAM,
+        (
+            "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+            "CUDA kernel errors might be asynchronously reported at some other API call, so the "
+            "stacktrace below might be incorrect.\n"
+            "[E ProcessGroupNCCL.cpp:916] [Rank 1] NCCL watchdog thread terminated with exception: "
+            "CUDA error: uncorrectable ECC error encountered"
+        ),
+        "hardware",
+    ),
+    Row(
+        "facebookincubator/submitit#1708",
+        PROGRAM,
+        (
+            "submitit WARNING (2022-08-12 02:06:11,453) - Caught signal SIGUSR2 on SERVER_NAME: this "
+            "job is preempted.\n"
+            "slurmstepd: error: *** JOB 608 ON SERVER_NAME CANCELLED AT 2022-08-12T02:06:12 DUE TO "
+            "JOB REQUEUE ***\n"
+            "slurmstepd: error: Failed to send MESSAGE_TASK_EXIT: Connection refused\n"
+            "srun: error: SERVER_NAME: tasks 2-3: Exited with exit code 1"
+        ),
+        "requeue",
+    ),
+    Row(
+        "ArjunaCluster/ArjunaUsers#52",
+        PROGRAM,
+        (
+            "/var/spool/slurmd/job00191/slurm_script: line 28:  8156 Killed                  python3 "
+            "main.py --prop hform\n"
+            "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=191.batch cgroup. Some of "
+            "your processes may have been killed by the cgroup out-of-memory handler."
+        ),
+        "^(was killed: )?out of memory",
+    ),
+    Row(
+        "xyz9911/FLAME#2",
+        PROGRAM,
+        (
+            "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't "
+            "find it in the cached files and it looks like xyz9911/FLAME-init is not the path to a "
+            "directory containing a file named config.json.\n"
+            "Checkout your internet connection or see how to run the library in offline mode at "
+            "'https://huggingface.co/docs/transformers/installation#offline-mode'."
+        ),
+        None,
+    ),
+    Row(
+        "bmaltais/kohya_ss#859",
+        PROGRAM,
+        (
+            "2023-05-27 17:34:51.258871: I tensorflow/core/platform/cpu_feature_guard.cc:193] This "
+            "TensorFlow binary is optimized with oneAPI Deep Neural Network Library (oneDNN) to use "
+            "the following CPU instructions in performance-critical operations:  AVX2 AVX512F "
+            "AVX512_VNNI FMA\n"
+            "To enable them in other operations, rebuild TensorFlow with the appropriate compiler flags.\n"
+            "PermissionError: [Errno 13] Permission denied: '/home/appuser/.cache/huggingface'"
+        ),
+        "may not write|HF_HOME",
+    ),
+    Row(
+        "layumi/Person_reID_baseline_pytorch#214",
+        PROGRAM,
+        (
+            "  File "
+            '"/home/zhuda/anaconda3/lib/python3.7/site-packages/torchvision/datasets/folder.py", '
+            "line 121, in _find_classes\n"
+            "    classes = [d.name for d in os.scandir(dir) if d.is_dir()]\n"
+            "FileNotFoundError: [Errno 2] No such file or directory: 'your_data_path/train_all'"
+        ),
+        "path",
+    ),
+    Row(
+        "hugohadfield/pytorch_image_regression#1",
+        PROGRAM,
+        (
+            '  File "/usr/local/lib/python3.8/dist-packages/torchvision/datasets/folder.py", line '
+            "42, in find_classes\n"
+            '    raise FileNotFoundError(f"Couldn\'t find any class folder in {directory}.")\n'
+            "FileNotFoundError: Couldn't find any class folder in /mnt/shared/Gary/motionTrain/train."
+        ),
+        "folder (per|for each) class",
+    ),
+    Row(
+        "LiyuanLucasLiu/LM-LSTM-CRF#27",
+        PROGRAM,
+        (
+            "/opt/conda/conda-bld/pytorch_1518244421288/work/torch/lib/THCUNN/ClassNLLCriterion.cu:10"
+            "1: block: [0,0,0], thread: [2,0,0] Assertion t >= 0 && t < n_classes failed.\n"
+            "THCudaCheck FAIL "
+            "file=/opt/conda/conda-bld/pytorch_1518244421288/work/torch/lib/THC/generated/../THCReduc"
+            "eAll.cuh line=339 error=59 : device-side assert triggered\n"
+            "RuntimeError: cuda runtime error (59) : device-side assert triggered at "
+            "/opt/conda/conda-bld/pytorch_1518244421288/work/torch/lib/THC/generated/../THCReduceAll.cuh:339"
+        ),
+        "label|class",
+    ),
+    Row(
+        "Lightning-AI/litData#442",
+        PROGRAM,
+        (
+            '  File "/home/zeus/lib/python3.10/site-packages/torch/nn/functional.py", line 2500, in '
+            "_verify_batch_size\n"
+            "ValueError: Expected more than 1 value per channel when training, got input size "
+            "torch.Size([1, 256, 1, 1])"
+        ),
+        "last batch",
+    ),
+    Row(
+        "zju3dv/NeuralRecon#91",
+        PROGRAM,
+        (
+            "RuntimeError: Too many open files. Communication with the workers is no longer "
+            "possible. Please increase the limit using `ulimit -n` in the shell or change the "
+            "sharing strategy by calling `torch.multiprocessing.set_sharing_strategy('file_system')` "
+            "at the beginning of your code"
+        ),
+        "open files",
+    ),
+    Row(
+        "THU-MIG/yolov10#306",
+        PROGRAM,
+        (
+            "ImportError: "
+            "/root/.local/conda/envs/yolov10/lib/python3.9/site-packages/torch/lib/libtorch_cuda.so: "
+            "undefined symbol: ncclCommRegister"
+        ),
+        "NCCL",
+    ),
+    Row(
+        "galilai-group/stable-pretraining#388",
+        PROGRAM,
+        (
+            "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do "
+            "so you have two options, do those steps only if you trust the source of the checkpoint.\n"
+            "\tWeightsUnpickler error: Unsupported global: GLOBAL omegaconf.listconfig.ListConfig was "
+            "not an allowed global by default."
+        ),
+        "weights_only",
+    ),
+    Row(
+        "NVIDIA/nvidia-container-toolkit#679",
+        ENGINE,
+        (
+            "failed to create task for container: failed to create shim task: OCI runtime create "
+            "failed: runc create failed: unable to start container process: error during container "
+            "init: error running hook #0: error running hook: exit status 1, stdout: , stderr: "
+            "Auto-detected mode as 'legacy'\n"
+            "nvidia-container-cli: initialization error: change root failed: no such file or "
+            "directory: unknown."
+        ),
+        "Container Toolkit failed",
+    ),
+    Row(
+        "getumbrel/llama-gpt#132",
+        ENGINE,
+        (
+            "failed to create task for container: failed to create shim task: OCI runtime create "
+            "failed: runc create failed: unable to start container process: error during container "
+            "init: error running hook #0: error running hook: exit status 1, stdout: , stderr: "
+            "Auto-detected mode as 'legacy'\n"
+            "nvidia-container-cli: detection error: nvml error: unknown error: unknown"
+        ),
+        "Container Toolkit failed",
+    ),
+    Row(
+        "hpcac/2023-APAC-HPC-AI#1",
+        PROGRAM,
+        (
+            "subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no "
+            "gadi-gpu-v100-0011 hostname' returned non-zero exit status 255.\n"
+            "\n"
+            "During handling of the above exception, another exception occurred:\n"
+            "\n"
+            "Traceback (most recent call last):\n"
+            "  File "
+            '"/scratch/zs99/dz9214/BLOOM/deepspeed073/p38/lib/python3.8/site-packages/deepspeed/launc'
+            'her/runner.py", line 407, in main\n'
+            "    raise RuntimeError(\n"
+            "RuntimeError: Using hostfile at /home/552/dz9214/hostfile but host=gadi-gpu-v100-0011 "
+            "was not reachable via ssh. If you are running with a single node please remove "
+            "/home/552/dz9214/hostfile or setup passwordless ssh."
+        ),
+        "deepspeed",
+    ),
+    Row(
+        "ZhengYinan-AIR/Diffusion-Planner#65",
+        PROGRAM,
+        (
+            "RuntimeError: Expected to have finished reduction in the prior iteration before "
+            "starting a new one. This error indicates that your module has parameters that were not "
+            "used in producing loss."
+        ),
+        "find_unused",
+    ),
+]
+
+MISLED = [
+    Row(
+        "NVIDIA/nccl#1284",
+        PROGRAM,
+        (
+            "[E ProcessGroupNCCL.cpp:475] [Rank 1] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=77, OpType=BROADCAST, Timeout(ms)=1800000) ran for 1800572 milliseconds "
+            "before timing out.\n"
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory."
+        ),
+        "^communication with its peers timed out",
+    ),
+    Row(
+        "greatlog/UnpairedSR#17",
+        PROGRAM,
+        (
+            "RuntimeError: DataLoader worker (pid 16757) is killed by signal: Bus error. It is "
+            "possible that dataloader's workers are out of shared memory. Please try to raise your "
+            "shared memory limit."
+        ),
+        "bus error.*or a file that is mapped",
+    ),
+    Row(
+        "graphdeco-inria/gaussian-splatting#456",
+        PROGRAM,
+        (
+            '  File "/research/gaussian-splatting/gaussian_renderer/network_gui.py", line 30, in init\n'
+            "    listener.bind((host, port))\n"
+            "OSError: [Errno 98] Address already in use"
+        ),
+        None,
+    ),
+    Row(
+        "Liuziyu77/Visual-RFT#123",
+        PROGRAM,
+        ("torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/3 clients joined."),
+        "ended or be late",
     ),
 ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from launcher.container_scripts.words import bounded, first_raised, lost, raised
+from launcher.container_scripts.words import Raised, bounded, first_raised, lost, raised
 from launcher.faults.cause import Cause
-from launcher.faults.table import CUDA, LAST_RESORT, NCCL, NVML, RULES, Origin
+from launcher.faults.table import CUDA, IMPORT, LAST_RESORT, METADATA, NCCL, NVML, RULES, Origin
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -30,6 +30,7 @@ def of_output(message: str, log: str, known: Mapping[str, str]) -> Cause | None:
     message, log = bounded(message), bounded(log)
     first = first_raised(message)
     errors = [error for error in raised(message) if error == first or not lost(error)]  # that would be a consequence
+    errors = [error for error in errors if error == errors[-1] or not _was_replaced(error, errors[-1])]
     end = [] if errors else message.splitlines()
     of_gpus = not errors or any(origin.raised(error) for origin in (CUDA, NVML, NCCL) for error in errors)
     more = log.splitlines() if of_gpus else []
@@ -49,3 +50,14 @@ def of_output(message: str, log: str, known: Mapping[str, str]) -> Cause | None:
                 if cause := rule.cause(line, log, known):
                     return cause
     return None
+
+
+def _was_replaced(error: Raised, last: Raised) -> bool:
+    """Whether a program does without what it could not import (`except ImportError:`), unless the last error names it.
+
+    Then the last error is that of the replacement, or of anything else.
+    """
+    if not any(origin.raised(error) for origin in (IMPORT, METADATA)):
+        return False
+    name = error.message.rpartition(" ")[2].strip("'").replace("-", "_")
+    return name not in last.message.replace("-", "_")

@@ -92,8 +92,10 @@ RENDEZVOUS = Origin(
     file=r"/torch/distributed/((elastic/)?rendezvous\b|distributed_c10d\.py)",
 )
 WORKERS = Origin(
-    "torch's data loader and its shared memory",
+    "torch's data loader, and the shared memory that it and multiprocessing use",
+    file=r"/multiprocess(ing)?/(synchronize|shared_memory)\.py",  # their semaphores are files in /dev/shm, too
     words=r"DataLoader worker \(pid|unable to (open|allocate|write|resize|mmap) [\w ]*(shared memory|file)"
+    r"|Too many open files\. Communication with the workers"
     r"|received 0 items of ancdata",  # multiprocessing's: the kernel could not open the file that was passed
 )
 SYSTEM = Origin(
@@ -163,6 +165,11 @@ _TOO_OLD_GPU = "no longer supports this GPU because it is too old"
 _WITHOUT_GIT = "let the program do without it, or pass what it needs: --set env.COMMIT=$(git rev-parse HEAD)"
 # Commands of git that fail without a repository, and need nothing else; as a list or a line
 _READS_GIT = r"'(?:\['git', |git )[^\]]{0,300}?\b(?:rev-parse|rev-list|describe|log|show|status|diff|branch|ls-files)\b"
+# Modules of Python that no package has: some builds lack them, or some versions (3.12 and 3.13 removed many)
+_OF_PYTHON = re.compile(
+    "_(bz2|ctypes|curses|lzma|sqlite3|ssl|tkinter)|tkinter|tomllib"
+    "|asynchat|asyncore|cgi|crypt|distutils|imghdr|imp|pipes|smtpd|sndhdr|telnetlib"
+)
 MISSING_LIBRARY = r"(?P<library>lib[\w.+-]{1,100}): cannot open shared object file"
 # Debian's and Ubuntu's packages of libraries that Python packages need and pip does not install
 _DEBIAN = {
@@ -192,7 +199,9 @@ _DEBIAN = {
 }
 
 
-def _out_of_memory(found: re.Match[str], _: str, known: Mapping[str, str]) -> Cause:
+def _out_of_memory(found: re.Match[str], _: str, known: Mapping[str, str]) -> Cause | None:
+    if "more than 1EB" in found.string:  # torch's words for a size that is no size
+        return None
     if others := _other_processes(found.string):
         what = f"out of GPU memory, and other processes use the GPU: {', '.join(others)}"
         return Cause(what, _filled(_USERS, known))
@@ -254,6 +263,8 @@ def _missing_module(found: re.Match[str], _: str, known: Mapping[str, str]) -> C
     what = f"there is no module {module}"
     if "." in module:
         return Cause(what)
+    if _OF_PYTHON.fullmatch(module):
+        return Cause(f"{what}, which is a part of Python in other versions or builds of it")
     where = "to image.packages" if contained else "to the job's Python"
     return Cause(what, f"add its package {where}; if the module is your own, add it to `code`")
 
@@ -318,7 +329,7 @@ _TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 
 # - the driver and the machine
 OLD_DRIVER_LOADED = Rule(
-    r"[Dd]river/library version mismatch|unsupported display driver / cuda driver combination",
+    r"[Dd]river/library version mismatch|NVML/RM version mismatch",
     (SMI, ENGINE, CUDA, NVML),
     "the NVIDIA driver was updated, but the old one is still loaded",
     "reboot the node, or stop all programs that use its GPUs and reload the modules: sudo rmmod nvidia_drm "
@@ -356,6 +367,13 @@ _FABRIC = Rule(
     "the NVSwitch fabric is not ready (error 802): the fabric manager is not running or its version does not match",
     "on the node: sudo systemctl enable --now nvidia-fabricmanager; its version must match the driver's",
 )
+_OTHER_LIBCUDA = Rule(
+    r"unsupported display driver / cuda driver combination",
+    (CUDA,),
+    "the libcuda that the program loads does not fit the NVIDIA driver (error 803)",
+    "if `nvidia-smi` on the node reports a version mismatch, the driver was updated: reboot the node; else another "
+    "libcuda comes first: look for one in LD_LIBRARY_PATH and in the image's /usr/local/cuda/compat",
+)
 DRIVER_TOO_OLD = Rule(
     r"unsatisfied condition|driver version is insufficient|driver on your system is too old|driver version is too old"
     r"|forward compatibility was attempted|compiled with an unsupported toolchain",
@@ -370,6 +388,7 @@ _OF_MACHINE = (
     GPU_LOST,
     _LOST_DEVICES,
     _FABRIC,
+    _OTHER_LIBCUDA,
     DRIVER_TOO_OLD,
     Rule(
         r"requires? reset",
@@ -530,7 +549,14 @@ _OF_GPUS = (
 )
 # - everything else that ends programs
 _OF_PROGRAMS = (
-    Rule(r"DataLoader worker .*Bus error|No space left on device", (WORKERS,), _SHM, _SHM_FIX),
+    Rule(r"No space left on device", (WORKERS,), _SHM, _SHM_FIX),
+    Rule(
+        r"DataLoader worker .*Bus error",
+        (WORKERS,),
+        "a worker of its data loader got a bus error: shared memory (/dev/shm) is full, or a file that is mapped into "
+        "memory is cut off",
+        f"`df -h /dev/shm` on the node, while it runs, shows which; if it fills up, {_SHM_FIX}",
+    ),
     Rule(
         r"DataLoader worker .*is killed by signal: Killed\b",
         (WORKERS,),
@@ -538,7 +564,7 @@ _OF_PROGRAMS = (
         "use fewer loader workers, or raise resources.memory; `sudo dmesg | grep -i oom` on the node names the process",
     ),
     Rule(
-        r"\[Errno 24\]|Too many open files|received 0 items of ancdata",
+        r"\[Errno 24\]|Too many open files(?! in system)|received 0 items of ancdata",
         (WORKERS, SYSTEM),
         "too many open files",
         "torch.multiprocessing.set_sharing_strategy('file_system') in the program needs fewer; so do fewer loader "
@@ -546,8 +572,8 @@ _OF_PROGRAMS = (
     ),
     Rule(r"No space left on device: '/dev/shm/", (SYSTEM,), _SHM, _SHM_FIX),
     Rule(
-        rf"(?:(?:\s(?P<before>/[^:\n]*?)(?: could not be written)?)?{disk.AT_THE_END}|{disk.NUMBER}"
-        r"|database or disk is full)(?:[^'\n]*: '(?P<path>/[^'\n]*)')?",
+        rf"(?:(?:\s(?P<before>/[^:\n]*?)(?: could not be written)?)?{disk.AT_THE_END}"
+        rf"|(?:{disk.NUMBER})(?! inotify )|database or disk is full)(?:[^'\n]*: '(?P<path>/[^'\n]*)')?",
         (SYSTEM,),
         explain=_full_disk,
     ),
@@ -561,17 +587,19 @@ _OF_PROGRAMS = (
         r"waiting for clients|RendezvousTimeoutError|client socket has .*\(\S+, (?P<port>\d+)\)",
         (RENDEZVOUS,),
         "not all nodes met at the rendezvous in time",
-        "check that the port is open between the nodes: launcher doctor JOB",
+        "a rank may have ended or be late before that (`launcher logs RUN --all`), or the port be closed: "
+        "`launcher doctor JOB` tests it between the nodes",
     ),
     Rule(
         r"Timed out waiting \d+ms for (recv|send)|[Cc]ollective operation timeout",
         (GLOO, NCCL),
         "communication with its peers timed out",
-        "check the network between the nodes: launcher doctor JOB; if a rank hangs, set hang_timeout",
+        "a rank may be late (init_process_group(timeout=...) allows more), hang (hang_timeout shows where), or be cut "
+        "off: `launcher doctor JOB` tests the network",
     ),
     Rule(MISSING_LIBRARY, (LINKER,), explain=_missing_library),
     Rule(
-        r"(?P<library>/?[\w./+-]+\.so[\w.]*): failed to map segment from shared object",
+        r"(?P<library>/?[\w./+-]+\.so[\w.]*): failed to map segment from shared object(?!: Cannot allocate)",
         (LINKER,),
         "{library} cannot be executed: its disk is mounted noexec",
         "put it on another disk: TMPDIR or TORCH_EXTENSIONS_DIR in `env`, or ~/.launcher as a link to a folder there",
@@ -579,6 +607,13 @@ _OF_PROGRAMS = (
     Rule(r"No module named '?(?P<module>[\w.]+)'?$", (IMPORT,), explain=_missing_module),
     Rule(r"['\u2018 ](?P<file>[^\s'\u2018\u2019:]+)['\u2019]?: Permission denied$", (SHELL,), explain=_not_executable),
     Rule(r'exec: "(?P<file>[^"]+)": permission denied', (ENGINE,), explain=_not_executable),
+    Rule(
+        r"error: unrecognized arguments: (.*\s)?--(?P<name>local[_-]rank)\b",
+        (PARSER,),
+        "the program does not know --{name}, which torch.distributed.launch passes to it",
+        "start it with torchrun, or let the launcher start it: run: {script: ...}; each rank has LOCAL_RANK in its "
+        "environment",
+    ),
     Rule(
         r"error: (?P<message>unrecognized arguments: (.*\s)?--(?P<name>\w+-[\w-]+).*)",
         (PARSER,),
@@ -636,6 +671,12 @@ _OF_PROGRAMS = (
         (SIGNAL,),
         "the processor lacks an instruction that the program or one of its libraries was built for, such as AVX2",
         "use a build for this processor: `lscpu` on the nodes shows their instructions",
+    ),
+    Rule(
+        r"exec (?P<file>\S+\.(?:sh|bash|py)): exec format error\b",
+        (RUNC, ENGINE),
+        "{file} has no line `#!` at its start, or the image is for another CPU architecture",
+        "look into the file: `#!/bin/sh` must be its first line; else pull or build the image for the node's",
     ),
     Rule(
         r"exec format error\b",

@@ -254,6 +254,12 @@ WHERE = INSIDE.format("distributed/rendezvous.py")
 # (what a program printed, the cause, the fix, its exit code)
 APPLIES = [
     (f"{RAISED}RuntimeError: CUDA error: out of memory", "the GPU has no memory left", "status --nodes n0", 1),
+    (
+        f"{RAISED}pynvml.NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch.",
+        "the NVIDIA driver was updated",
+        "reboot the node",
+        1,
+    ),
     (read("victim-timeout"), "communication with its peers timed out", "doctor", 1),
     (
         "usage: main.py [-h] [--batch_size N]\nmain.py: error: unrecognized arguments: --lr 1 --batch-size 8\n",
@@ -266,6 +272,12 @@ APPLIES = [
         "python -m app.main: error: the following arguments are required: --batch_size\n",
         "the following arguments are required: --batch_size",
         "args: {--batch_size: VALUE}",
+        2,
+    ),
+    (
+        "usage: train.py [-h] [--local_rank LOCAL_RANK]\ntrain.py: error: unrecognized arguments: --local-rank=1\n",
+        "--local-rank, which torch.distributed.launch passes",
+        "torchrun",
         2,
     ),
     (read("victim-no-clients"), "not all nodes met at the rendezvous", "doctor", 1),
@@ -333,6 +345,27 @@ APPLIES = [
         127,
     ),
     (f"{RAISED}ModuleNotFoundError: No module named 'timm'", "there is no module timm", "image.packages", 1),
+    (
+        f"{RAISED}ModuleNotFoundError: No module named 'distutils'",
+        "distutils, which is a part of Python in other",
+        "",
+        1,
+    ),
+    (
+        f"{RAISED}ModuleNotFoundError: No module named 'tomllib'\n\nDuring handling of the above exception, another "
+        f"exception occurred:\n\n{RAISED}ModuleNotFoundError: No module named 'tomli'",
+        "there is no module tomli",
+        "image.packages",
+        1,
+    ),
+    (
+        f"{RAISED}ModuleNotFoundError: No module named 'flash_attn'\n\nDuring handling of the above exception, another "
+        f"exception occurred:\n\n{RAISED}ImportError: pip install flash-attn",
+        "there is no module flash_attn",
+        "image.packages",
+        1,
+    ),
+    (f"{RAISED}OSError: [Errno 24] Too many open files: '/data/a'", "too many open files", "sharing_strategy", 1),
     (f"{RAISED}ModuleNotFoundError: No module named 'timm.layers'", "there is no module timm.layers", "", 1),
     ("/usr/bin/python3: No module named train", "there is no module train", "`code`", 1),
     ("env: \u2018./train.sh\u2019: Permission denied", "./train.sh is not executable", "chmod +x", 126),
@@ -344,6 +377,7 @@ APPLIES = [
     ),
     ("sh: 1: exec: bin/run: Permission denied", "bin/run is not executable", "chmod +x bin/run", 126),
     ("exec /bin/sh: exec format error", "architecture", "build", 1),
+    ("exec /app/start.sh: exec format error", "/app/start.sh has no line `#!` at its start, or the image", "build", 1),
     # click 8.5 and 8.1, typer 0.29, jsonargparse 4.53
     (
         "Usage: c.py [OPTIONS]\nTry 'c.py --help' for help.\n\n"
@@ -482,8 +516,16 @@ USERS = [
     "PermissionError: [Errno 13] Permission denied: '/data'",
     "ValueError: env: ./train.sh: Permission denied",
     "OSError: [Errno 8] Exec format error: './tool'",
+    "OSError: [Errno 23] Too many open files in system: '/data/a'",
+    "OSError: [Errno 28] inotify watch limit reached",
+    "ImportError: libgomp.so.1: failed to map segment from shared object: Cannot allocate memory",
+    "ModuleNotFoundError: No module named 'apex'\n\nDuring handling of the above exception, another exception occurred:"
+    f"\n\n{RAISED}ValueError: lr must be positive",
     "ValueError: exec format error",
+    "ValueError: tool: exec ./a.sh: exec format error",
+    "ValueError: unsupported display driver / cuda driver combination",
     "ValueError: convert.py: error: unrecognized arguments: --batch-size 8",
+    "ValueError: convert.py: error: unrecognized arguments: --local-rank=1",
     "ValueError: convert.py: error: the following arguments are required: --batch_size",
     "ConnectionRefusedError: [Errno 111] Connection refused",
     "MemoryError",
@@ -584,8 +626,8 @@ def test_without_the_runs_port_no_port_is_its_own() -> None:
 
 def test_one_fault_has_one_text_wherever_it_is_seen() -> None:
     texts = (said(SMI, "Failed to initialize NVML: Driver/library version mismatch"), said(ENGINE, TOOLKIT[4][1]))
-    error = "Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver"
-    found = of_output(f"{RAISED}RuntimeError: {error} combination", "", KNOWN)
+    error = "RM has detected an NVML/RM version mismatch."
+    found = of_output(f"{RAISED}pynvml.NVMLError_LibRmVersionMismatch: {error}", "", KNOWN)
     assert {*texts, found} == {found}
     assert isinstance(found, Cause)
     assert "reboot the node" in found.fix
