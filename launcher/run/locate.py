@@ -25,6 +25,7 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records import store
 from launcher.records.groups import begun_by
+from launcher.records.paths import RunPaths
 from launcher.records.store import NodeOfRun, Record
 
 Note = Callable[[str], None]  # reports containers that were found but ignored
@@ -127,7 +128,7 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
         try:
             found = listing.runs[_choose(text, listing, fleet, where)]
         except RunUnknown as unknown:
-            raise _only_files(text, fleet) or unknown from None
+            raise _only_files(text, fleet, runs) or unknown from None
         run, nodes = found[0].labels, tuple(f.node for f in found)
         record = Record.rebuild(
             run.run,
@@ -147,8 +148,11 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
         raise
 
 
-def _only_files(text: str | None, fleet: Fleet) -> RunUnknown | None:
-    """Return the error for a run that has files on these nodes, but no container any more; None for any other run."""
+def _only_files(text: str | None, fleet: Fleet, runs: Path) -> RunUnknown | None:
+    """Return the error for a run that has files on these nodes, but no container any more; None for any other run.
+
+    runs: folder of the records.
+    """
     if text is None or not is_run_id(text):
         return None
     asked = {engine.host: engine for engine in fleet.engines}  # `local` can have two engines
@@ -156,6 +160,9 @@ def _only_files(text: str | None, fleet: Fleet) -> RunUnknown | None:
     if not found:
         return None
     where = ", ".join(f"{path} on {host}" for host, path in found.items())
+    if Record(RunPaths(runs / text)).nodes():
+        what = f"its containers are removed; its files are in {where}"
+        return RunUnknown(text, what, "omit --nodes: it is recorded here")
     first, path = next(iter(found.items()))
     by_hand = f"cp -r {shlex.quote(path)} ." if first == LOCAL else f"scp -r {shlex.quote(f'{first}:{path}')} ."
     return RunUnknown(

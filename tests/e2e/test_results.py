@@ -132,7 +132,10 @@ def test_what_resumes_from_a_run_that_goes_on_says_so(home_cli: Cli, tmp_path: P
     assert f"{what}; {stop} --nodes local\n" in elsewhere("up", job(elsewhere, 1), "--resume", first).stderr
     refused = elsewhere("up", file, "--resume", "nothing-such", code=2).stderr
     assert "or give its whole ID: launcher runs --nodes a,b" in refused
-    elsewhere("down", first, "--nodes", "local", "--purge", "--unfetched")
+    kept = elsewhere("down", first, "--nodes", "local", "--purge").stderr
+    assert "is kept: NOT FETCHED: 5 files, 5 B, such as " in kept  # and not the code that was sent
+    assert "omit --nodes: it is recorded here" in elsewhere("status", first, "--nodes", "local", code=2).stderr
+    elsewhere("down", first, "--purge", "--unfetched")
     unknown = third("up", job(third, 1), "--resume", first, code=3).stderr
     assert "on which nodes it ran is not known here" in unknown
 
