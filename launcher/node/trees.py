@@ -24,9 +24,10 @@ from launcher.node.parallel import Future, in_background
 _TIMEOUT = 3600.0  # seconds; checkpoints may be large, and a disk slow
 _QUEUED = 16  # pieces of at most 64 KiB that wait for a slow node; reading pauses while its queue is full
 
+_NOW = 'echo "@@time $(date +%s.%N)"'
 # $1: a folder, which need not exist. Links are listed, not followed. Prints the node's time first.
 _LIST = f"""{HELPERS}
-echo "@@time $(date +%s.%N)"
+{_NOW}
 [ -e "$1" ] || exit 0
 cd -- "$1" || exit
 if has_printf; then find . -type f -printf 'f %s %T@ %P\\0\\0' -o -type l -printf 'l %s %T@ %P\\0%l\\0'
@@ -144,6 +145,11 @@ def entries(files: Files, root: str) -> tuple[Sequence[Entry], NodeClock]:
         target = link.decode("utf-8", "surrogateescape") if kind == b"l" else ""
         found.append(Entry(path.decode("utf-8", "surrogateescape"), int(size), float(mtime), target))
     return found, _clock(done)
+
+
+def clock(machine: Machine) -> NodeClock:
+    """Read the clock of a node. Raises NodeUnreachable."""
+    return _clock(machine.script(_NOW))
 
 
 def _clock(done: Done) -> NodeClock:

@@ -96,7 +96,7 @@ def first_failure(evidence: Sequence[Evidence], known: Mapping[str, str] = _NOTH
 
 def _killed_first(failed: Sequence[Evidence]) -> Evidence | None:
     """Return the node that ended first, if SIGKILL ended it and it did not say why: the others lost it as a peer."""
-    earliest = min(failed, key=lambda each: each.state.finished or float("inf"))
+    earliest = min(failed, key=lambda each: each.ended_at)
     said = earliest.error is not None or lost_peer(_own_output(earliest)) or earliest.last.left
     in_last = earliest.ended is None or earliest.node.name in earliest.ended.nodes
     return earliest if earliest.state.exit_code == SIGKILL_CODE and not said and in_last else None
@@ -147,7 +147,7 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
         kind = _VICTIM_ORDER + 1
     else:
         kind = 2
-    return kind, (error and error.time) or state.finished, evidence.node.rank
+    return kind, evidence.failed_at, evidence.node.rank
 
 
 def _did_not_start(evidence: Evidence) -> bool:

@@ -39,10 +39,22 @@ class Evidence:
     ended: Ended | None = None  # in a job with min_nodes
     nccl: str = ""  # NCCL's own logs of its last attempt, to which its warnings go too
     give_up_reason: str = ""  # why it is not restarted although `restarts` is not used up
+    ahead: float = 0.0  # seconds by which its clock is ahead of this machine's
 
     @property
     def last(self) -> Attempt:
         return self.attempts[-1] if self.attempts else Attempt(0.0)
+
+    @property
+    def failed_at(self) -> float:
+        """When its failing worker raised its error, else when it ended, by this machine's clock; 0: unknown."""
+        when = (self.error and self.error.time) or self.state.finished
+        return when and when - self.ahead
+
+    @property
+    def ended_at(self) -> float:
+        """When it ended, by this machine's clock; inf: unknown."""
+        return self.state.finished - self.ahead if self.state.finished else float("inf")
 
     @property
     def logs(self) -> tuple[str, ...]:

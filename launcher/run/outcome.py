@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -173,6 +173,10 @@ def conclude(
     failure: Failure | None = None
     resume: str | None = None
     if state not in (RunState.DONE, RunState.STOPPED):  # possibly without lost nodes
+        clocks = extra(
+            "whether clocks differ is not known", partial(clocks_ahead, attached, evidence), dict[str, float](), warn
+        )
+        evidence = {name: replace(own, ahead=clocks.get(name, 0.0)) for name, own in evidence.items()}
         why = partial(_failure, attached, states, evidence, lost, warn)
         failure = extra("why the run failed could not be read", why, _plainly(evidence), warn)
     if failure is not None:
@@ -193,6 +197,17 @@ def conclude(
         apart=extra("whether the ranks trained together is not known", partial(_apart, record, state), "", warn),
         resume=resume,
     )
+
+
+def clocks_ahead(attached: Attached, nodes: Collection[str]) -> dict[str, float]:
+    """Return by how many seconds the clock of each node is ahead of this machine's, if that is more than the error."""
+    engines = {attached.engines[name].host: attached.engines[name] for name in nodes}
+    if len(engines) < 2:  # a machine, or a cluster, whose login machine says nothing of the others
+        return {}
+    read = dict(zip(engines, run_all_settled([partial(trees.clock, e.machine) for e in engines.values()]), strict=True))
+    known = {host: each for host, each in read.items() if isinstance(each, trees.NodeClock)}
+    ahead = {host: clock.offset for host, clock in known.items() if abs(clock.offset) > clock.error}
+    return {name: ahead[host] for name in nodes if (host := attached.engines[name].host) in ahead}
 
 
 def _apart(record: Record, state: RunState) -> str:

@@ -59,6 +59,18 @@ def test_a_node_that_was_killed_before_the_others_lost_it_is_the_cause() -> None
     assert killed_later.node == "n0"
 
 
+def test_the_first_failure_is_not_decided_by_a_wrong_clock() -> None:
+    ahead = dataclasses.replace(evidence(0, OWN, finished=3609.0), ahead=3600.0)
+    for found in (first_failure([ahead, evidence(1, OWN, finished=10.0)]), first_failure([evidence(1, OWN), ahead])):
+        assert found is not None
+        assert found.node == "n0"
+    killed = dataclasses.replace(evidence(1, "step 3\n", 137, finished=3609.0), ahead=3600.0)
+    found = first_failure([evidence(0, VICTIM, finished=12.0), killed])
+    assert found is not None
+    assert (found.node, found.exit_code) == ("n1", 137)
+    assert dataclasses.replace(evidence(0, OWN, finished=0.0), ahead=3600.0).failed_at == 0  # unknown
+
+
 def test_out_of_memory_takes_precedence_over_tracebacks() -> None:
     found = first_failure([evidence(0, OWN), evidence(1, "", 137, oom=True)])
     assert found is not None

@@ -24,6 +24,8 @@ from launcher.node.trees import NodeClock
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.earlier import files_of
 from launcher.run.inherit import shares, undecided
+from launcher.run.locate import Attached
+from launcher.run.outcome import clocks_ahead
 from tests.unit.test_inherit import Heir, holder
 
 OLD, NEW = "job-20260101-000000-aaaa", "job-20260102-000000-bbbb"
@@ -110,6 +112,16 @@ def test_the_newest_is_that_of_the_corrected_times(nodes: tuple[Node, Node]) -> 
     assert said[2].startswith("gpu-b: resumes from gpu-a's checkpoints/last.pt (")
     assert said[2].endswith("; not from its own checkpoints/last.pt")
     assert len(said) == 3
+
+
+def test_how_far_the_clocks_of_a_failed_runs_nodes_are_ahead_is_measured(nodes: tuple[Node, Node]) -> None:
+    engines = {node.node: Engine(node) for node in nodes}
+    rows = tuple(NodeOfRun(node.node, node.node, 0, "c", "/o", range(1)) for node in nodes)
+    attached = Attached(Record.rebuild(OLD, "docker", rows), rows, engines, Fleet([*engines.values()], {}, None))
+    ahead = clocks_ahead(attached, [*engines])
+    assert ahead["gpu-b"] == pytest.approx(3600, abs=60)
+    assert ahead.get("gpu-a", 0.0) == pytest.approx(0, abs=60)
+    assert clocks_ahead(attached, ["gpu-b"]) == {}
 
 
 def test_a_copy_keeps_the_moment_and_not_the_wrong_time(nodes: tuple[Node, Node]) -> None:
