@@ -77,7 +77,7 @@ class DataOptions:
     workers: int = option(
         "data", "data loading threads per process; -1: the process's share of the CPU cores", -1, minimum=-1
     )
-    max_damaged: int = option("data", "maximum number of damaged images to skip", 10, minimum=0)
+    max_damaged: int = option("data", "number of damaged images that each process may skip", 10, minimum=0)
     headspace: bool = option("data", "train on one repeated batch, to measure the cost of data loading", False)
     prefetch: int = option("data", "number of batches to prefetch", 3, minimum=1)
 

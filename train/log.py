@@ -76,6 +76,7 @@ class Validated:
     val: Scores
     seconds: float  # of the validation
     memory: float  # peak memory in MB, of the process or GPU that needs most
+    skipped: int = 0  # unreadable images since the last validation, of all ranks
 
 
 class Silent:
@@ -196,9 +197,11 @@ class Writer(Silent):
         self.say(
             f"Epoch: [{now.epoch}] val Loss {val.loss:.4f} Acc@1 {val.top1:.2f} Acc@5 {val.top5:.2f} "
             f"({val.images} images, {now.seconds:.1f} s); peak memory {now.memory:,.1f} MB"
+            + (f"; {now.skipped} unreadable images skipped" if now.skipped else "")
         )
         facts = {"epoch": now.epoch, "epochs": now.epochs, "step": now.step, "seconds": round(now.seconds, 3)}
         facts["memory_mb"] = round(now.memory, 3)
+        facts |= {"skipped_images": now.skipped} if now.skipped else {}
         self._line("epoch", **facts, train=asdict(now.train), val=asdict(val))
         scalars = {"Loss/val": val.loss, "Accuracy/val": val.top1, "Accuracy5/val": val.top5}
         if self._published_tags:  # experiment 1's names

@@ -308,7 +308,10 @@ class Trainer:
             scores = self.validate(stop)
             train, seconds = Scores.of(progress.sums), time.perf_counter() - start
             memory = self.world.max(peak_memory(self.world.device))
-            log.validated(Validated(progress.epoch, config.epochs, self.global_step, train, scores, seconds, memory))
+            skipped = self.train_loader.skipped() + self.val_loader.skipped()
+            skipped = int(self.world.sum(torch.tensor([skipped])))
+            at = progress.epoch, config.epochs, self.global_step
+            log.validated(Validated(*at, train, scores, seconds, memory, skipped))
             best, progress.best = scores.top1 > progress.best, max(scores.top1, progress.best)
         progress.validated, progress.sums = progress.epoch, torch.zeros_like(progress.sums)
         self.save(best, progress.epoch)

@@ -129,7 +129,7 @@ def _parse_path(parts: tuple[str, ...]) -> tuple[str, str, str] | None:
     if ".." in parts:
         return None
     for start in (0, 1):
-        if len(parts) < start + 3 or parts[start + 1].startswith("."):
+        if len(parts) < start + 3 or any(part.startswith(".") for part in parts[start + 1 :]):
             continue
         if parts[start] in SPLITS and _is_image(parts[-1]):
             return parts[start], parts[start + 1], "/".join(parts[start + 2 :])
@@ -137,7 +137,7 @@ def _parse_path(parts: tuple[str, ...]) -> tuple[str, str, str] | None:
 
 
 def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in EXTENSIONS and not name.startswith(".")  # noqa: PTH122 - a string, not a Path
+    return os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122 - a string, not a Path
 
 
 def _walk(root: Path) -> dict[str, list[str]]:
@@ -155,6 +155,8 @@ def _images(folder: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iter
         raise TrainError(f"--data {folder}: a link to one of its parent folders; remove the link")
     with os.scandir(folder) as entries:
         for entry in entries:
+            if entry.name.startswith("."):  # .ipynb_checkpoints, for example, has copies of images
+                continue
             if entry.is_dir():
                 yield from _images(entry.path, f"{prefix}/{entry.name}", above | {own})
             elif _is_image(entry.name):

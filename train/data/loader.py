@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -136,6 +136,7 @@ class Damaged:
 
     limit: int
     names: dict[str, str]
+    reads: list[str] = field(default_factory=list)  # of each time, since `take`
 
     def add(self, name: str, reason: str) -> None:
         """Record an image.
@@ -143,6 +144,7 @@ class Damaged:
         Raises:
             TrainError: there are more than `limit`.
         """
+        self.reads.append(name)
         if name not in self.names:
             self.names[name] = reason
             print(f"train: skipped {name}: {reason}", flush=True)
@@ -151,6 +153,11 @@ class Damaged:
                 f"{len(self.names)} images cannot be read, the last is {name}: {reason}; "
                 f"repair or remove them, or increase --max-damaged"
             )
+
+    def take(self) -> int:
+        """Return how many images have been skipped since the last call."""
+        reads, self.reads = self.reads, []
+        return len(set(reads))
 
 
 class Loader:
@@ -216,6 +223,10 @@ class Loader:
         finally:
             for unused in pending:
                 unused.cancel()
+
+    def skipped(self) -> int:
+        """Return how many unreadable images this process has skipped since the last call."""
+        return self._damaged.take()
 
     def side(self, epoch: int) -> int:
         return self._config.side(epoch) if self._training else self._config.image_size

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from train.data.cifar import find_cifar, open_cifar
-from train.data.folder import open_folder, open_tar
+from train.data.folder import SPLITS, open_folder, open_tar
 from train.data.packed import is_packed, open_packed
 from train.data.repeat import synthetic
 from train.data.shards import find_shards, open_shards
@@ -38,11 +38,23 @@ def open_dataset(data: str, side: int = 224) -> Dataset:
         raise TrainError(f"--data {data}: {where} cannot be read: {error.strerror or error}") from error
 
 
+def _data_set_below(path: Path) -> Path | None:
+    """Return a folder in `path` that looks like a data set, as archives are extracted into."""
+    for folder in sorted(each for each in path.iterdir() if each.is_dir()):
+        if find_cifar(folder) or find_shards(folder) or all((folder / split).is_dir() for split in SPLITS):
+            return folder
+    return None
+
+
 def _open(data: str, path: Path) -> Dataset:
     if path.is_dir():
         if form := find_cifar(path):
             return open_cifar(path, form)
-        return open_shards(path) if find_shards(path) else open_folder(path)
+        if find_shards(path):
+            return open_shards(path)
+        if not (path / SPLITS[0]).is_dir() and (below := _data_set_below(path)):
+            raise TrainError(f"--data {data}: the data set is in its folder {below.name}; use --data {below}")
+        return open_folder(path)
     if path.is_file():
         return open_packed(path) if is_packed(path) else open_tar(path)
     raise TrainError(f"--data {data}: no such file or folder on this machine")

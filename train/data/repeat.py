@@ -37,6 +37,9 @@ class Repeated:
                 weights[n - request.filler :] = 0
             yield Batch(kept.images[:n], kept.labels[:n], weights, request.total, request.last)
 
+    def skipped(self) -> int:
+        return self._loader.skipped()
+
     def close(self) -> None:
         self._loader.close()
 

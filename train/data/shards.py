@@ -61,7 +61,7 @@ def _index(path: Path) -> Iterator[Entry]:
     labels: dict[str, str] = {}
     try:
         for name, offset, size in members(path):
-            if ".." in PurePosixPath(name).parts:
+            if any(part.startswith(".") for part in PurePosixPath(name).parts):
                 continue
             stem, suffix = os.path.splitext(name)  # noqa: PTH122 - a member's name, not a local path
             if suffix.lower() in EXTENSIONS:

@@ -23,6 +23,7 @@ from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.packed import HEADER
 from train.data.source import Dataset, Source
+from train.errors import TrainError
 
 QUICK = [
     "--arch",
@@ -196,6 +197,42 @@ def test_cifar_as_published(classes: int, form: str, tmp_path: Path) -> None:
     assert len(dataset.val.labels) == 30
     options = ("--image-size", "32", "--val-resize", "32", "--augment", "shift")
     assert len(digest(tmp_path / "cifar", tmp_path / "out", *options)) == 64
+
+
+@pytest.mark.parametrize("kind", ["cifar", "folder", "shards"])
+def test_the_folder_above_a_data_set_is_told_where_that_is(kind: str, tmp_path: Path) -> None:
+    found = tmp_path / "below"
+    if kind == "cifar":
+        cifar(found, "python", 10)
+    elif kind == "folder":
+        digit_tree(found, 20, 10)
+    else:
+        found.mkdir()
+        for split in ("train", "val"):
+            (found / f"{split}-0.tar").touch()
+    with pytest.raises(TrainError, match=f"the data set is in its folder below; use --data {found}"):
+        open_dataset(str(tmp_path))
+
+
+def test_hidden_folders_in_a_class_have_no_images(tmp_path: Path) -> None:
+    """Jupyter keeps copies in .ipynb_checkpoints, macOS more in ._NAME."""
+    data = digit_tree(tmp_path / "data", 20, 10)
+    names = open_dataset(str(data)).train.files
+    for split in ("train", "val"):
+        image = next((data / split / "0").iterdir())
+        (image.parent / ".ipynb_checkpoints").mkdir()
+        for copy in (image.parent / ".ipynb_checkpoints" / image.name, image.with_name(f"._{image.name}")):
+            copy.write_bytes(image.read_bytes())
+    with tarfile.open(tmp_path / "data.tar", "w") as tar:
+        tar.add(data, ".")
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for split in ("train", "val"):
+        with tarfile.open(shards / f"{split}-0.tar", "w") as tar:
+            tar.add(data / split, ".")
+    for path in (data, tmp_path / "data.tar"):
+        assert open_dataset(str(path)).train.files == names
+    assert len(open_dataset(str(shards)).train.labels) == len(names)
 
 
 class Evil:

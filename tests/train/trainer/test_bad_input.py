@@ -336,6 +336,7 @@ def test_damaged_images_are_reported_once_skipped_and_not_counted(
     for path in bad:
         assert printed.count(f"skipped {path}") == 1
     assert "(11 images" in printed
+    assert printed.count("; 2 unreadable images skipped") == 2  # in each epoch's line, of training and validation
     assert main(["--data", str(data), "--output", str(tmp_path / "strict"), *QUICK, "--max-damaged", "0"]) == 2
     assert "increase --max-damaged" in capfd.readouterr().err
 
