@@ -27,7 +27,7 @@ from launcher.records.paths import RUNS
 from launcher.records.store import Record, read_json_lines, records
 from launcher.records.store import find as on_record
 from launcher.records.written import Written
-from launcher.run import exec_shell, messages
+from launcher.run import debug, exec_shell, messages
 from launcher.run.fetch import Fetched, written
 from launcher.run.fetch import fetch as fetch_files
 from launcher.run.locate import Attached, Note, Owner, connect_run, find_containers, find_on_nodes
@@ -247,6 +247,13 @@ class Run:
         """
         forwards = [parse_forward(text) for text in ports]
         return exec_shell.execute(self._now(), argv, node, rank, forwards, self._log)
+
+    def debug(self, *, rank: int | None = None) -> int:
+        """Give this process's terminal to the ranks that wait in breakpoint(), one after another. Return an exit code.
+
+        rank: only this one. Raises UsageError if none waits.
+        """
+        return debug.debug(self._now(), rank, self._log)
 
     def down(
         self, *, purge: bool = False, unfetched: bool | None = None, any_owner: bool = False, own_only: bool = False

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -58,6 +58,7 @@ class StartOptions:
     here: Path = field(default_factory=Path.cwd)  # a program may change to another folder, as during a sweep
     tries_again: bool = False  # the caller retries if a GPU or port is in use: such an attempt leaves no record
     run: RunId | None = None  # its ID; None: a new one
+    watched: bool = True  # somebody may answer a breakpoint() of the program
     together: Sequence[RunId] = ()  # runs on a cluster that start when the last one does: one request for all of them
 
 
@@ -120,7 +121,8 @@ def start_on(
 ) -> Run:
     """The same on connected nodes, which the caller closes if an error is raised."""
     waiting = Waiting(options.log, wait=options.wait)
-    planned = destination.plan(job, fleet, inputs, waiting, options)
+    watched = group is None and os.environ.get("CI", "").lower() not in ("1", "true")
+    planned = destination.plan(job, fleet, inputs, waiting, replace(options, watched=watched))
     planned = planned if group is None else planned.in_group(group)
     record = Record.of(planned.plan, hidden(inputs.secrets, job.env), options.here / RUNS)
     plan = _start(job, planned, record, fleet, inputs, group, options, waiting)
@@ -177,11 +179,12 @@ def _plan_on_machines(job: Job, fleet: Fleet, inputs: Inputs, waiting: Waiting, 
     if counts(job) and time.monotonic() - checked_at > STALE:
         facts = wait_for_gpus(job, fleet, waiting)
         prepared = prepared.at(facts).on_port(ports.choose(job, facts))
-    plan = make_plan(job, prepared, code.digest, options.run)
+    plan = make_plan(job, prepared, code.digest, options.run, watched=options.watched)
 
     def again() -> Plan:
         now = job_facts(job, fleet)
-        return make_plan(job, prepared.at(now).on_port(ports.choose(job, now)), code.digest, plan.run)
+        newer = prepared.at(now).on_port(ports.choose(job, now))
+        return make_plan(job, newer, code.digest, plan.run, watched=options.watched)
 
     return Planned(plan, again if len(job.ports) > 1 else None)
 

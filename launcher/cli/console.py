@@ -230,8 +230,8 @@ class Screen(Reporter):
             case messages.NodeBack(node):
                 self.silent.pop(node, None)
                 self.log(f"{node}: connected again")
-            case messages.Gradients(how):
-                self.log(how)
+            case messages.Gradients(text) | messages.RankWaits(text):
+                self.log(text)
             case messages.NotCollected(reason):
                 self._complete = False
                 self.warn(f"not downloaded: {reason}")

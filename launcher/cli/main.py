@@ -55,6 +55,7 @@ CORE: dict[str, tuple[str, str, str]] = {
     "export": ("launcher.cli.plan", "export", "Print a job as an sbatch script or as Kubernetes manifests."),
     "shell": ("launcher.cli.exec_shell", "shell", "Open a shell in a new container of a job."),
     "exec": ("launcher.cli.exec_shell", "exec_", "Run a command in a running container of a run."),
+    "debug": ("launcher.cli.debug", "debug", "Open the terminal of a rank that waits in breakpoint()."),
     "down": ("launcher.cli.down", "down", "Stop a run and remove its containers from every node."),
     "clean": ("launcher.cli.clean", "clean", "Remove leftovers of old runs from nodes."),
     "image": ("launcher.cli.image", "image", "Build, verify, ship and list images."),

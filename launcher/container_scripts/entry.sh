@@ -10,7 +10,9 @@
 #                         adds `failed <rank> <code> <epoch>` (code: negative for a signal), and `killed <rank> <epoch>` for one
 #                         that did not exit in time when the program was stopped; elastic.py adds
 #                         `generation <number> <size of the log in bytes> <node,node,...> <text>`,
-#                         `ended <number> <nodes that caused it> <text>` and `over <why it is not restarted>`
+#                         `ended <number> <nodes that caused it> <text>` and `over <why it is not restarted>`;
+#                         launcher_breakpoint.py adds `waits <rank> <pid> <epoch> <place>` and `goes <rank> <pid> <epoch>`
+#   state/NODE.alive      with a hang timeout: grows while a rank waits in breakpoint() (launcher_breakpoint.py)
 #   state/NODE.began      for the first start: `<boot id of the machine> <seconds>` (below)
 # LAUNCHER_ENTRY contains this script's pid for the program: on SIGQUIT, every rank prints its stack and exits; before
 # that, and on SIGURG, it records its pending collectives (flight_recorder.py).
@@ -22,6 +24,7 @@ our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
 our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
 our_began=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.began
+our_alive=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.alive
 our_patience=15 # seconds from a hang to SIGKILL, including 5 for the ranks' recordings
 our_grace=45 # seconds from SIGTERM to SIGKILL at the time limit, as for `launcher down`; torchrun's ranks have 40
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
@@ -44,13 +47,15 @@ cannot_write() {
 }
 our_why=$(LC_ALL=C mkdir -p "$LAUNCHER_OUTPUT/logs" "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" 2>&1) ||
     cannot_write "$our_why"
-for our_file in "$our_log" "$our_clock" "$our_attempts" "$our_began"; do
+for our_file in "$our_log" "$our_clock" "$our_attempts" "$our_began" "$our_alive"; do
     # made by the program in an earlier attempt; to open a named pipe would block
     if [ -e "$our_file" ] && [ ! -f "$our_file" ]; then refuse "$our_file is not a regular file: remove it"; fi
 done
 for our_file in "$our_log" "$our_clock" "$our_attempts"; do
     our_why=$( (: >>"$our_file") 2>&1) || cannot_write "$our_why"
 done
+
+[ -z "$LAUNCHER_HANG_TIMEOUT" ] || (: >>"$our_alive") 2>/dev/null # a full disk must not stop the job
 
 # --- one pipe for stdout and stderr preserves their order; tee ignores all signals intended for the job. The pipe is
 # first opened for reading and writing, so that neither end blocks, and nothing hangs if this shell is killed here.
@@ -80,9 +85,9 @@ seconds() {
 
 # In the background, once a second: update the clock file, check the time limit and the hang timeout, and kill tee if
 # orphaned processes keep its pipe open. It is stopped by SIGKILL, which a starting shell cannot miss; its sleep exits
-# on its own. A job is considered alive while the sizes of its logs or metrics change.
+# on its own. A job is considered alive while the sizes of its logs or metrics change, or a rank is debugged.
 signs() {
-    (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log metrics.jsonl generations/*/* 2>/dev/null)
+    (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log state/*.alive metrics.jsonl generations/*/* 2>/dev/null)
 }
 tick() {
     our_last='' our_late=0 our_idle=0 our_stuck=0 our_before=none our_quiet=0

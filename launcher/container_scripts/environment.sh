@@ -31,3 +31,9 @@ export TORCH_HOME="${TORCH_HOME:-$XDG_CACHE_HOME/torch}"
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$XDG_CACHE_HOME/torchinductor}"
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$XDG_CACHE_HOME/triton}"
 export MPLCONFIGDIR="${MPLCONFIGDIR:-${XDG_CONFIG_HOME:-$HOME/.config}/matplotlib}"
+
+# --- breakpoint() waits for `launcher debug`, if the plan says so, or else is skipped, said; it is the job's if that sets it
+export PYTHONBREAKPOINT="${PYTHONBREAKPOINT:-launcher_breakpoint.skip}"
+case $PYTHONBREAKPOINT in
+    launcher_breakpoint.*) export PYTHONPATH="$our_kit/modules${PYTHONPATH:+:$PYTHONPATH}" ;;
+esac

@@ -652,7 +652,7 @@ _OF_PROGRAMS = (
         r"\bbdb\.BdbQuit$",
         (TERMINAL,),
         "it reached a breakpoint of pdb, which has no terminal to read from",
-        "remove pdb.set_trace() or breakpoint()",
+        "call breakpoint() instead of pdb.set_trace(): it waits for `launcher debug`",
     ),
     Rule(
         r"EOFError: EOF when reading a line$",

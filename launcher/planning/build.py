@@ -38,8 +38,10 @@ class Prepared:
         return replace(self, rendezvous=replace(self.rendezvous, port=port))
 
 
-def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, created: int) -> Plan:
-    """Return the containers of a run, by node rank.
+def build(
+    job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, created: int, watched: bool = True
+) -> Plan:
+    """Return the containers of a run, by node rank. watched: somebody may answer a breakpoint() of the program.
 
     Raises PlanInvalid for impossible requests, and NodeUnfit (NodesFailed for several nodes) for every node that lacks
     a requirement.
@@ -48,7 +50,7 @@ def build(job: Job, run: RunId, prepared: Prepared, *, code: str, owner: str, cr
     _check(job, facts, rendezvous.port)
     uuids = choose_gpus(job, facts)
     network = rdma.choose(facts, image.torch) if len({node.host for node in facts}) > 1 and any(uuids) else ()
-    context = command.Context(job, run, image, rendezvous, code, owner, created, network)
+    context = command.Context(job, run, image, rendezvous, code, owner, created, network, watched)
     counts = worker_counts(job, uuids)
     ranks = [range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
     nodes = tuple(

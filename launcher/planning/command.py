@@ -32,6 +32,7 @@ class Context:
     owner: str
     created: int
     network: Sequence[Sequence[Setting]] = ()  # what NCCL is told, by node rank; (): nothing
+    watched: bool = True  # somebody may answer a breakpoint()
 
 
 def workers(job: Job, gpus: int) -> int:

@@ -18,6 +18,7 @@ from launcher.model.plan import Membership, Plan, RunId
 from launcher.planning import command, gpus
 from launcher.planning.command import Context
 
+BREAKPOINT = "launcher_breakpoint"  # module of container_scripts
 INFINIBAND = "/dev/infiniband"
 # If a job sets none of these, NCCL writes how it starts to a file of each process, from which run.gradients says how
 # the gradients travel. ENV has the settings that it found, also the image's: the reason why it may use no RDMA device.
@@ -146,6 +147,7 @@ def _environment(
         "LAUNCHER_OUTPUT": output,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # on a bus error or abort, print the stack of every thread
+        "PYTHONBREAKPOINT": f"{BREAKPOINT}.{'wait' if context.watched else 'skip'}",
         "TORCHELASTIC_ERROR_FILE": posixpath.join(output, "errors", f"{entry.name}.json"),
         **command.SAVING,
         "NCCL_DEBUG": "WARN",

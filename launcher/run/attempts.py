@@ -1,6 +1,6 @@
-"""Parser of a node's attempts file: every start of its processes and its exit, the generations of a job with min_nodes
-in which the node took part, which nodes ended them, and who stopped the run. The entry script and elastic.py write the
-file; `launcher down` appends a line, which attached launchers read.
+"""Parser of a node's attempts file: every start of its processes and its exit, the ranks that wait in breakpoint(),
+the generations of a job with min_nodes in which the node took part, which nodes ended them, and who stopped the run.
+The scripts in the container write the file; `launcher down` appends a line, which attached launchers read.
 
 Unlike the engine's restart counter, this file survives a reboot of the node.
 """
@@ -22,6 +22,10 @@ from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CO
 
 _ATTEMPT = re.compile(
     r"^(start|left|exit \d{1,15}|(?:halted|killed) \d{1,15}|failed \d{1,9} -?\d{1,9}) (\d{1,15})$", re.MULTILINE
+)
+_WAITS = re.compile(
+    r"^(?P<what>waits|goes) (?P<rank>\d{1,9}) (?P<pid>\d{1,15}) (?P<since>\d{1,15})(?: (?P<place>[ -~]{1,400}))?$",
+    re.MULTILINE,
 )
 _STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # the format of locate.caller()
 _START = re.compile(rb"^start ", re.MULTILINE)  # anchored: a node may be called kickstart
@@ -56,6 +60,19 @@ class Attempt:
             return "killed together with its container, its engine or its node"
         meaning = f" ({_MEANINGS[self.code]})" if self.code in _MEANINGS else ""
         return f"exit code {self.code}{meaning} after {self.ended - self.started:.0f} s"
+
+
+@dataclass(frozen=True)
+class AtBreakpoint:
+    """A rank that waits in breakpoint(), or is debugged. place: `train.py:87, breakpoint()`."""
+
+    rank: int
+    pid: int
+    since: int  # seconds since the epoch by the node's clock
+    place: str
+
+    def on(self, node: str) -> str:
+        return f"rank {self.rank} on {node} waits in {self.place}"
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,17 @@ def stopped_by(text: bytes) -> str | None:
     """Return who stopped the last attempt, or None if nobody did."""
     found = _STOPPED.search(_of_last_attempt(text))
     return found.group(1).decode() if found else None
+
+
+def waiting(text: bytes) -> tuple[AtBreakpoint, ...]:
+    """Return the ranks of the last attempt that wait in breakpoint() or are debugged, the first one first."""
+    found: dict[tuple[str, str], AtBreakpoint] = {}
+    for match in _WAITS.finditer(_of_last_attempt(text).decode("utf-8", "replace")):
+        key = match["rank"], match["pid"]
+        found.pop(key, None)
+        if match["what"] == "waits":
+            found[key] = AtBreakpoint(int(match["rank"]), int(match["pid"]), int(match["since"]), match["place"] or "")
+    return tuple(found.values())
 
 
 def parse_worlds(text: bytes) -> tuple[World, ...]:

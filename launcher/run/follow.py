@@ -25,6 +25,7 @@ from launcher.node.machine import LocalMachine
 from launcher.records.collect import Collected, collect, output_folders
 from launcher.records.writer import append
 from launcher.run import attempts, gradients, membership, messages, observed
+from launcher.run.debug import BEAT, keep_alive
 from launcher.run.locate import Attached
 from launcher.run.messages import Message
 from launcher.run.observed import FilesCollected, Moment, RestFailed, RestRead, Shown, StartsKnown
@@ -90,7 +91,7 @@ class Follow:
     def __iter__(self) -> Iterator[Message]:
         """Yield every message as it arrives."""
         steps = [partial(step, reader) for reader in self._readers.values() for step in (self._wait_for, self._read)]
-        for job in (*steps, self._collect):
+        for job in (*steps, self._collect, self._keep_alive):
             threading.Thread(target=self._run, args=(job,), daemon=True).start()
         while True:
             try:
@@ -219,6 +220,17 @@ class Follow:
             self._take(RestRead(reader.name, copies=True))
         else:
             self._stop.wait(observed.RETRY)
+
+    def _keep_alive(self) -> None:
+        """While a rank is debugged, the run does not hang: its own node knows that, but that of rank 0 does not."""
+        while not self._stop.wait(BEAT):
+            nodes = self._known.nodes
+            if all(node.has_ended for node in nodes.values()):
+                return
+            if any(node.debugged for node in nodes.values()):
+                for name in (name for name, node in nodes.items() if not (node.has_ended or node.away)):
+                    with suppress(LauncherError):  # a node that does not answer is reported by the thread that waits
+                        keep_alive(self._readers[name].engine, nodes[name].node)
 
     def _collect(self) -> None:
         """Collect TensorBoard logs and other files periodically, and all files of an ended node immediately."""

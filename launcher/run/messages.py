@@ -101,6 +101,13 @@ class NodeRestarted(Message):
 
 
 @dataclass(frozen=True)
+class RankWaits(Message):
+    """A rank waits in breakpoint(), on a node whose output, which says so, is not shown."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class RankZeroMoved(Message):
     """A job with min_nodes started a new generation, with rank 0 on this node."""
 

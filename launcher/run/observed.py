@@ -133,6 +133,11 @@ class ObservedNode:
         """The generation in which it takes part, in a job with min_nodes; 0: none."""
         return attempts.current_generation(self.attempts)
 
+    @property
+    def debugged(self) -> bool:
+        """Whether a rank waits in breakpoint() or is debugged."""
+        return not self.has_ended and bool(attempts.waiting(self.attempts))
+
     def wanted(self) -> Wanted:
         """Return the files to read."""
         starts = {NodePaths(self.node.output, self.node.name).attempts: 0}
@@ -317,6 +322,9 @@ def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observ
     if not known.elastic:  # an elastic job reports the new generation instead
         restarted = range(node.starts, len(starts))
         found += [messages.NodeRestarted(name, index, starts[index - 1].why()) for index in restarted]
+    asked = () if node.shown else attempts.waiting(text)
+    new = [one for one in asked if one not in attempts.waiting(node.attempts)]
+    found += [messages.RankWaits(f"{one.on(name)}: launcher debug --rank {one.rank}") for one in new]
     why = "" if node.over else attempts.give_up_reason(text)
     by = None if node.stopped else attempts.stopped_by(text)
     known = _with(

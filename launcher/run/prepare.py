@@ -75,12 +75,13 @@ def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     return replace(plan, warnings=(*busy, *notes, *plan.warnings))
 
 
-def make_plan(job: Job, prepared: Prepared, code: str, run: RunId | None = None) -> Plan:
-    """Return the plan of a run. code: digest of the code archive. run: its ID, else a new one. Raises the errors of
-    planning.build.
+def make_plan(job: Job, prepared: Prepared, code: str, run: RunId | None = None, *, watched: bool = True) -> Plan:
+    """Return the plan of a run. code: digest of the code archive. run: its ID, else a new one. watched: somebody may
+    answer a breakpoint() of the program. Raises the errors of planning.build.
     """
     now = int(time.time())
-    return build(job, run or new_run_id(job.name), prepared, code=code, owner=caller(), created=now)
+    own = run or new_run_id(job.name)
+    return build(job, own, prepared, code=code, owner=caller(), created=now, watched=watched)
 
 
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:

@@ -72,6 +72,7 @@ class NodeStatus:
     container: str = ""
     use: Utilization | None = None
     last: str = ""  # the last line of its output
+    debug: tuple[str, ...] = ()  # ranks that wait: "rank 3 on gpu-b waits in train.py:87, breakpoint()"
     waits: str = ""  # state of the cluster's job before a process starts: "job 12: PENDING (Resources)"
 
 
@@ -181,7 +182,15 @@ def _query(attached: Attached, nodes: Sequence[NodeOfRun], ends: Mapping[str, Ma
         seen = attached.states.get(node.name)
         state = by_id.get(seen.id) if seen else by_node.get(node.name)
         answers.append(_answer(node, state, printed[node.name], ends.get(node.name, {})))
+    hangs = "LAUNCHER_HANG_TIMEOUT" in attached.record.container(0).get("env", {})
+    if hangs and not attached.record.min_nodes:  # it is rank 0's node that sees the run hang
+        return [answer if answer.row.node_rank == 0 else _may_hang(answer) for answer in answers]
     return answers
+
+
+def _may_hang(answer: _Answer) -> _Answer:
+    what = "hang_timeout goes on unless somebody follows the run"
+    return replace(answer, row=replace(answer.row, debug=tuple(f"{text} ({what})" for text in answer.row.debug)))
 
 
 def _wanted(attached: Attached, node: NodeOfRun) -> EndsWanted:
@@ -212,6 +221,7 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Ends, end: M
             container=state.name,
             use=None if printed.machine is None else utilization(printed.machine, gpus),
             waits="" if state.phase.ended else state.error,
+            debug=() if state.phase.ended else tuple(one.on(node.name) for one in attempts.waiting(printed.attempts)),
             last=state.error or last_line(printed.log) or last_line(printed.denied),
         )
     stopped_by = attempts.stopped_by(printed.attempts) or ""

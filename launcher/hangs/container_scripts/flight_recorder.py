@@ -13,6 +13,9 @@ pickles for torch's analyser, and stack_RANK, the stacks of the worker's threads
 Another thread notes in LAUNCHER_OUTPUT/state/NODE.groups, for run/membership.py, whether the worker joins a process
 group: `watched RANK EPOCH`, then `group RANK SIZE EPOCH` with the size of its default group, or `inner RANK SIZE EPOCH`
 for the group of another process that the worker has started, with SIZE 0 for one that nobody saw or another library's.
+
+torch.distributed.breakpoint() opens the terminal of the process: instead, it waits as breakpoint() does
+(launcher_breakpoint.py).
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ LIMIT = 5.0  # seconds that record() waits for the other workers of this node
 # Modules that connect ranks without a process group of torch.
 OTHERS = frozenset(("bagua", "byteps", "horovod", "jax", "mpi4py", "mxnet", "paddle", "ray", "tensorflow", "torchft"))
 LOOK, OFTEN = 0.05, 10.0  # seconds between two looks at the process group; for how long
+BREAKPOINT = "launcher_breakpoint"  # the module
 ENTRIES = "2000"  # number of collectives to keep: torch's own default, if it has one
 
 
@@ -49,6 +53,7 @@ def start() -> None:
         if own:
             membership.note(f"watched {os.environ['RANK']}")
             _start(os.environ["RANK"])
+        _cover_breakpoint()
     except Exception as error:  # noqa: BLE001 - it would end torch's import, and so the job
         print(f"launcher: could not start the flight recorder in this worker: {error!r}", file=sys.stderr, flush=True)
 
@@ -69,6 +74,26 @@ def _start(rank: str) -> None:
     os.environ[PIPES] = str(pipes)
     threading.Thread(target=_listen, args=(listen, pipe, folder, rank), name="flight recorder", daemon=True).start()
     atexit.register(_at_exit, os.getpid())
+
+
+def _cover_breakpoint() -> None:
+    """Replace the debugger of torch.distributed.breakpoint(), unless the job has its own for breakpoint()."""
+    distributed = sys.modules.get("torch.distributed")
+    if os.environ.get("PYTHONBREAKPOINT", "").startswith(f"{BREAKPOINT}."):
+        for name in ("_make_distributed_pdb", "_DistributedPdb"):  # of torch 2.15, and of earlier ones
+            if hasattr(distributed, name):
+                setattr(distributed, name, DistributedDebugger)
+
+
+class DistributedDebugger:
+    """In place of the debugger of torch.distributed.breakpoint()."""
+
+    def message(self, text: str) -> None:
+        """Say nothing: the terminal that comes shows where the rank is."""
+
+    def set_trace(self) -> None:
+        """Stop in torch's function, whose barrier is next: the other ranks wait there."""
+        breakpoint(frame=sys._getframe(1), what="torch.distributed.breakpoint()")  # noqa: SLF001
 
 
 class OwnGroup:

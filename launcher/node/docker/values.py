@@ -38,7 +38,7 @@ _AGAIN = re.compile(
     r"/(\.cache|__pycache__|\.nv|\.triton|site-packages|dist-packages)/|^/tmp/torch(inductor|elastic)_"
     r"|^/(etc|dev|proc|run|sys)/|^/usr/(s?bin|include|lib[^/]*|share)/|^/(s?bin|lib[^/]*)/|^/var/(cache|lib|log)/"
 )
-_OF_KIT = re.compile(r"/home/(\.entry\.|\.rank\.|\.flight_recorder/|quiet$|meeting\.json$)")
+_OF_KIT = re.compile(r"/home/(\.entry\.|\.rank\.|\.debug/|\.flight_recorder/|quiet$|meeting\.json$)")
 _NO_REGULAR_FILE = 0b1000_1111_0010_1000 << 16  # Go's os.ModeType: folder, link, pipe, socket, devices, irregular
 
 Line: TypeAlias = Callable[[Any], Iterable[Sequence[str]]]

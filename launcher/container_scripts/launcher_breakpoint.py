@@ -1,0 +1,285 @@
+"""breakpoint() in a process of a run: it waits for `launcher debug`, whose terminal is then pdb's.
+
+PYTHONBREAKPOINT names wait(), or skip() for a run that nobody watches. wait() listens at a socket in the kit's folder
+home/.debug: RANK.PID.THREAD, beside RANK.PID.THREAD.python with the path of this Python, for debug_client.py. What it
+sends is text; a prompt is between two NUL bytes, and is answered by a line. It notes `waits RANK PID EPOCH PLACE` and
+`goes RANK PID EPOCH` in state/NODE.attempts, for launchers, and meanwhile extends state/NODE.alive, so that it does not
+count as hanging; on other nodes than that of rank 0, an attached launcher does that.
+
+Runs in the program's own Python, 3.7 or newer (older ones have no breakpoint()).
+"""
+
+# ruff: noqa: SLF001 - frames, and what torch has no public name for
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pdb
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+LIMIT = 600.0  # seconds for a connection: a forgotten breakpoint() must not hold the GPUs
+BEAT = 1.0  # seconds
+LONGEST_PLACE = 200
+
+_own = threading.local()  # `debugger`: of this thread
+_skipped: set[str] = set()  # places that were named
+_unanswered: list[int] = []  # pids of processes in which nobody has come in time
+
+
+def wait(*_: Any, frame: FrameType | None = None, what: str = "breakpoint()", **__: Any) -> None:
+    """Wait for `launcher debug`, and stop at the next line of this frame: the caller's. what: the call."""
+    frame = frame or sys._getframe(1)
+    if _stopped_elsewhere(frame):
+        return
+    place = _place(frame)
+    if os.getpid() in _unanswered:
+        _skip(place, f"nobody came to an earlier one within {LIMIT:.0f} s")
+        return
+    debugger = getattr(_own, "debugger", None)
+    if debugger is None or debugger.line.pid != os.getpid():  # a forked process has that of its parent
+        debugger = _own.debugger = Debugger(FarTerminal())
+    if debugger.line.connected or debugger.line.connect(f"{place}, {what}"):
+        debugger.set_trace(frame)
+
+
+def skip(*_: Any, frame: FrameType | None = None, **__: Any) -> None:
+    """Go on, and name the place once."""
+    frame = frame or sys._getframe(1)
+    if not _stopped_elsewhere(frame):
+        _skip(_place(frame))
+
+
+def _stopped_elsewhere(frame: FrameType) -> bool:
+    """Stop in the caller's own terminal or in its editor, if it has one; else return False."""
+    if "LAUNCHER_JOB" not in os.environ or os.isatty(0):  # in `launcher exec` or `launcher shell`
+        pdb.Pdb().set_trace(frame)
+        return True
+    debugpy: Any = sys.modules.get("debugpy")
+    if debugpy is None or not debugpy.is_client_connected():
+        return False
+    debugpy.breakpoint()
+    return True
+
+
+class Debugger(pdb.Pdb):
+    """pdb at the other end of a connection."""
+
+    def __init__(self, line: FarTerminal) -> None:
+        super().__init__(stdin=line, stdout=line, nosigint=True)  # type: ignore[arg-type]  # what pdb uses of a file
+        self.line = line
+        self.prompt = f"(Pdb rank {line.rank}) "
+
+    def set_continue(self) -> None:
+        if self.line.pid in _unanswered:
+            self.clear_all_breaks()
+        super().set_continue()
+        if not self.breaks:
+            self.line.end(f"rank {self.line.rank} goes on")
+
+    def do_quit(self, arg: str) -> bool | None:  # noqa: ARG002 - as in pdb
+        """End the rank, as pdb does, but without a traceback of bdb."""
+        _say(f"rank {self.line.rank} was ended by `q` in launcher debug")
+        self.line.end(f"rank {self.line.rank} ends")
+        if threading.current_thread() is not threading.main_thread():
+            os._exit(1)  # SystemExit would end this thread only
+        raise SystemExit(1)
+
+    do_q = do_exit = do_quit
+
+    def do_run(self, arg: str) -> bool | None:  # noqa: ARG002 - as in pdb
+        self.message("to run it again: launcher up")
+        return None
+
+    do_restart = do_run
+
+
+class FarTerminal:
+    """stdin and stdout of pdb: a connection of `launcher debug`. If it is lost, the next prompt waits for another."""
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    def __init__(self) -> None:
+        self.rank = os.environ.get("RANK") or os.environ.get("LAUNCHER_NODE_RANK") or "0"
+        self.pid = os.getpid()
+        self._node = os.environ["LAUNCHER_NODE"]
+        self._state = Path(os.environ["LAUNCHER_OUTPUT"], "state")
+        self._folder = Path(__file__).resolve().parents[1] / "home" / ".debug"
+        self._link: socket.socket | None = None
+        self._rest = b""  # of what was received
+        self._text = ""  # not sent: the last line, which may become a prompt
+        self._what = ""
+        self._waits: threading.Event | None = None  # set when the beat ends
+        atexit.register(self.end)
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    def connect(self, what: str) -> bool:
+        """Wait for a connection; return False after LIMIT. what: where it waits, and for what."""
+        self._what = what
+        name = f"{self.rank}.{self.pid}.{threading.get_ident()}"
+        try:
+            self._link = self._accept(name)
+        except OSError as error:
+            _say(f"rank {self.rank} on {self._node} goes on at {what}: it cannot wait for `launcher debug`: {error}")
+        else:
+            if self._link is not None:
+                keys = "c: go on, q: end the rank, Ctrl-D: leave it waiting, h: help"
+                self._send(f"rank {self.rank} on {self._node} stopped in {what}\n{keys}\n")
+                return True
+            _say(f"rank {self.rank} on {self._node} goes on: nobody came within {LIMIT:.0f} s")
+            _unanswered.append(self.pid)
+        self._done()
+        return False
+
+    def _accept(self, name: str) -> socket.socket | None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            with socket.socket(socket.AF_UNIX) as server:
+                file, python = self._folder / name, self._folder / f"{name}.python"
+                with contextlib.suppress(FileNotFoundError):
+                    file.unlink()
+                python.write_text(sys.executable or "python3")
+                server.bind(f"/proc/self/fd/{folder}/{name}")  # a socket's path has at most 107 bytes
+                server.listen(1)
+                self._announce()
+                server.settimeout(LIMIT)
+                try:
+                    return server.accept()[0]
+                except socket.timeout:  # noqa: UP041 - another class before Python 3.10
+                    return None
+                finally:
+                    file.unlink()
+                    python.unlink()
+        finally:
+            os.close(folder)
+
+    def _announce(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the program may have closed or replaced it
+                stream.flush()
+        limit = _time_limit()
+        others = "" if limit is None else f"; a collective of other ranks fails after {limit:.0f} s"
+        at_most = f"it goes on after {LIMIT:.0f} s"
+        _say(f"rank {self.rank} on {self._node} waits in {self._what}: launcher debug ({at_most}{others})")
+        if self._waits is None:
+            self._waits = threading.Event()
+            threading.Thread(target=self._beat, args=(self._waits,), daemon=True).start()
+            self._note("waits", self._what)
+
+    def _beat(self, done: threading.Event) -> None:
+        """Extend this node's file, if its entry script has made it, as long as the rank waits or is debugged."""
+        while not done.wait(BEAT):
+            with contextlib.suppress(OSError):  # no hang_timeout here
+                file = os.open(self._state / f"{self._node}.alive", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+                try:
+                    os.write(file, b".")
+                finally:
+                    os.close(file)
+
+    def _note(self, event: str, what: str = "") -> None:
+        line = f"{event} {self.rank} {self.pid} {int(time.time())} {what}".rstrip()
+        with contextlib.suppress(OSError), (self._state / f"{self._node}.attempts").open("a", encoding="ascii") as file:
+            file.write(f"{line}\n")  # a full disk must not stop the job
+
+    def _done(self) -> None:
+        if self._waits is not None:
+            self._waits.set()
+            self._waits = None
+            self._note("goes")
+
+    def end(self, text: str = "") -> None:
+        """Close the connection. text: is sent before."""
+        if self.pid != os.getpid():  # at the exit of a forked process
+            return
+        self._done()  # first: `launcher debug` then looks for the next rank
+        self._send(f"{self._text}{text}\n" if text else self._text)
+        self._drop()
+        self._text = ""
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link, self._rest = None, b""
+
+    def _send(self, text: str) -> None:
+        if self._link is not None:
+            try:
+                self._link.sendall(text.encode("utf-8", "replace"))
+            except OSError:
+                self._drop()  # the next prompt waits for another one
+
+    # --- what pdb calls
+
+    def write(self, text: str) -> int:
+        whole, end, self._text = (self._text + text.replace("\0", "")).rpartition("\n")
+        self._send(whole + end)
+        return len(text)
+
+    def flush(self) -> None:
+        """The last line stays: only readline() shows whether it is a prompt."""
+
+    def readline(self) -> str:
+        """Return the answer to a prompt; if nobody comes after a lost connection, that to go on."""
+        prompt, self._text = self._text, ""
+        while True:
+            self._send(f"\0{prompt}\0")
+            while self._link is not None and b"\n" not in self._rest:
+                try:
+                    received = self._link.recv(65536)
+                except OSError:
+                    received = b""
+                self._rest += received
+                if not received:
+                    self._drop()
+            if self._link is not None:
+                line, _, self._rest = self._rest.partition(b"\n")
+                return line.decode("utf-8", "replace") + "\n"
+            if not self.connect(self._what):
+                return "continue\n"
+
+
+def _place(frame: FrameType) -> str:
+    """Return `train.py:87`, in ASCII, of the first frame that is not torch's own breakpoint()."""
+    if frame.f_globals.get("__name__") == "torch.distributed" and frame.f_back is not None:
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    with contextlib.suppress(OSError):  # the working directory was removed
+        here = f"{Path.cwd()}{os.sep}"
+        file = file[len(here) :] if file.startswith(here) else file
+    name = "".join(char if " " <= char <= "~" else "?" for char in file)
+    return f"{name[-LONGEST_PLACE:]}:{frame.f_lineno}"
+
+
+def _skip(place: str, why: str = "nobody watches a run on a cluster, of a sweep or with CI=true") -> None:
+    if place not in _skipped:
+        _skipped.add(place)
+        rank = os.environ.get("RANK") or os.environ.get("LAUNCHER_NODE_RANK") or "0"
+        _say(f"rank {rank} on {os.environ.get('LAUNCHER_NODE', '')} skips breakpoint() in {place}: {why}")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it
+        os.write(2, f"launcher: {text}\n".encode())  # not sys.stderr, which a program may replace
+
+
+def _time_limit() -> float | None:
+    """Return the seconds after which a collective of the default process group fails; None: not known."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    group = getattr(getattr(c10d, "GroupMember", None), "WORLD", None)
+    for device in ("cuda", "cpu"):
+        with contextlib.suppress(Exception):  # private, and each torch has its own
+            backend = group._get_backend(sys.modules["torch"].device(device))  # type: ignore[union-attr]
+            return float(backend.options._timeout.total_seconds())
+    return None
