@@ -41,9 +41,6 @@ def main(path: str, rank: str) -> int:
             continue
         try:
             received = link.recv(65536)
-        except KeyboardInterrupt:
-            print(f"\nleft: rank {rank} goes on, and waits again at its next stop")
-            return LEFT
         except OSError:
             received = b""
         if not received:
@@ -64,4 +61,8 @@ def answer(prompt: str, rank: str) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except KeyboardInterrupt:  # not at a prompt
+        print(f"\nleft: rank {sys.argv[2]} goes on, and waits again at its next stop")
+        sys.exit(LEFT)

@@ -49,7 +49,8 @@ def test_ranks_wait_for_a_terminal_one_after_another(watched: Cli) -> None:
     person.sees(r"\(Pdb rank 1\) ")
     person.type("p y\r")
     person.sees(r"\b44\b")
-    person.type("\x03")
+    person.sees(r"\(Pdb rank 1\) ")
+    person.type("\x03\r")  # readline may notice the signal only with the next key
     person.sees("rank 1 is stopped. c: it goes on")
     person.kill()  # the connection is lost: it waits again
     while watched("logs", "-F", "--node", "local-1").stdout.count("waits in double.py:6") < 2:
