@@ -56,21 +56,26 @@ def missing_here(words: str, record: Record, rank: int) -> str:
 def not_searched_hint(module: str, sent: Iterable[str], roots: Collection[str | None], paths: str = "") -> str:
     """Return how Python finds a module that was sent, but is in none of the folders that it searches; "" if it is not.
 
-    sent: the files of the code. roots: the folders of the code that Python searches. paths: the job's PYTHONPATH.
+    sent: the files of the code. roots: the folders of the code that Python searches. paths: the job's PYTHONPATH. A
+    module in a package is never meant, and one in another folder may have the name of a package that is not installed.
     """
-    folders = set()
+    sent, folders = frozenset(sent), set()
     for file in sent:
         folder, slash, inner = f"/{file}".rpartition(f"/{module}/")
         if slash and inner.endswith(".py") and "/" not in inner:
             folders.add(folder.lstrip("/"))
         elif posixpath.basename(file) == f"{module}.py":
             folders.add(posixpath.dirname(file))
+    folders = {folder for folder in folders if not folder or f"{folder}/__init__.py" not in sent}
     if not folders or any(root in folders for root in roots):
         return ""
     found = min(folders, key=lambda folder: (bool(folder), folder.count("/")))
     path = ":".join(filter(None, (found or ".", paths)))
     where = f"{found}/" if found else "the code's folder"
-    return f"{module} is in {where}, which Python does not search: env: {{PYTHONPATH: {path}}}"
+    if found in ("", "src"):
+        return f"{module} is in {where}, which Python does not search: env: {{PYTHONPATH: {path}}}"
+    own = f"if the one in {where} is meant, which Python does not search: env: {{PYTHONPATH: {path}}}"
+    return f"install the package {module}; {own}"
 
 
 def left_out_hint(words: str, left_out: LeftOut, folder: Path, code: str, roots: Sequence[str] = ("",)) -> str:

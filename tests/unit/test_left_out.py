@@ -91,6 +91,13 @@ def test_the_reason_is_found_for_what_is_missing_only(folder: Path, said: str, e
         (["scripts/train.py", "models/net.txt", "data/models/a/b.py"], ["scripts"], "", ""),
         (["train.py", "models/net.py"], [""], "", ""),  # Python searches there: something else hides it
         (["scripts/train.py", "mymodels.py", "mymodels/a.py"], ["scripts"], "", ""),
+        (
+            ["train.py", "loggers/__init__.py", "loggers/models.py"],
+            [""],
+            "",
+            "",
+        ),  # loggers.models, as wandb in loggers/
+        (["train.py", "lib/models.py"], [""], "", "install the package models; if the one in lib/{}PYTHONPATH: lib}"),
     ],
 )
 def test_a_module_that_was_sent_is_found_with_pythonpath(
