@@ -50,6 +50,33 @@ def api_error(status: int, message: str) -> docker.errors.APIError:
             "systemctl start docker",
         ),
         (DialFailed(1, "Cannot connect to the Docker daemon at unix:///x"), EngineUnavailable, "systemctl"),
+        (
+            DialFailed(
+                1,
+                "WARNING: Error loading config file: open /home/carol/.docker/config.json: permission denied\n"
+                "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+            ),
+            EngineUnavailable,
+            "sudo systemctl start docker",
+        ),
+        (
+            DialFailed(1, "Cannot connect to the Docker daemon at unix:///run/user/1000/docker.sock."),
+            EngineUnavailable,
+            "on the node: systemctl --user start docker",
+        ),
+        (
+            DialFailed(1, "Cannot connect to the Docker daemon at unix:///run/podman/podman.sock."),
+            EngineUnavailable,
+            "sudo systemctl start podman.socket",
+        ),
+        (DialFailed(1, "Cannot connect to the Docker daemon at tcp://b:2375."), EngineUnavailable, "DOCKER_HOST"),
+        (
+            DialFailed(1, 'context "lab": context not found: open /home/carol/x/meta.json: no such file or directory'),
+            EngineUnavailable,
+            "docker context ls",
+        ),
+        (DialFailed(126, "bash: /usr/bin/docker: Permission denied"), EngineUnavailable, "no usable docker command"),
+        (DialFailed(1, "Error: unrecognized command `podman system dial-stdio`"), EngineUnavailable, "20.10"),
         (PermissionError(13, "Permission denied"), EngineForbidden, "usermod"),
         (FileNotFoundError(2, "No such file or directory"), EngineUnavailable, "systemctl"),
         (ConnectionRefusedError(111, "Connection refused"), EngineUnavailable, "systemctl"),

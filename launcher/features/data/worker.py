@@ -188,6 +188,6 @@ def failure(node: str, message: Mapping[str, Any]) -> DataFailed:
         "silent": "check the connection to the node, then try again: what was sent is kept",
         "unreachable": "check the URL, and the network of the nodes and of this machine",
     }
-    if "certificate" in why and message.get("end") == "lost":
+    if ("certificate" in why and message.get("end") == "lost") or "RequestTimeTooSkewed" in why:  # the latter: S3
         return DataFailed(node, why, "compare the clocks of the nodes and of this machine: date -u")
     return DataFailed(node, why, fixes.get(message.get("end", ""), ""))

@@ -29,7 +29,11 @@ _TIMEOUTS = (TimeoutError, requests.Timeout, urllib3.exceptions.TimeoutError, ur
 _CUT = (ConnectionError, http.client.IncompleteRead)
 _FORBIDDEN = re.compile(r"permission denied|operation not permitted", re.IGNORECASE)
 _ABSENT = re.compile(r"cannot connect|connection refused|no such file|is the docker daemon running", re.IGNORECASE)
-_NO_COMMAND = re.compile(r"not found|no such file or directory: .*docker|unknown command|not a docker command", re.I)
+_NOT_RUN = (126, 127)  # exit codes of a shell that cannot run a command
+_NO_COMMAND = re.compile(
+    r"command not found|no such file or directory: .*docker|(unknown|unrecognized) command|not a docker command", re.I
+)
+_ELSEWHERE = re.compile(r"\bcontext not found|\btcp://|/desktop/docker")
 
 
 def unwrap_sdk_error(error: Exception) -> Exception:
@@ -86,16 +90,25 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _no_engine(node: str, user: str, error: OSError) -> LauncherError:
-    text = str(error)
-    if _FORBIDDEN.search(text):
+    lines = str(error).splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("WARNING: ")) or str(error)  # of its own config
+    no_command = isinstance(error, DialFailed) and (error.code in _NOT_RUN or _NO_COMMAND.search(text))
+    if _FORBIDDEN.search(text) and not no_command:
         fix = f"on the node: sudo usermod -aG docker {user}; it takes effect at the next login"
         return EngineForbidden(node, f"user {user} may not use its container engine ({text})", fix)
-    no_command = isinstance(error, DialFailed) and (error.code == 127 or _NO_COMMAND.search(text))
-    if no_command and not _ABSENT.search(text):
+    if no_command and (error.code in _NOT_RUN or not _ABSENT.search(text)):
         fix = "install Docker Engine 20.10 or newer; `docker version` must work over ssh"
-        return EngineUnavailable(node, f"no usable docker command ({text or 'exit code 127'})", fix)
+        return EngineUnavailable(node, f"no usable docker command ({text or f'exit code {error.code}'})", fix)
     what = f"its container engine does not answer ({text or 'no reason given'})"
-    return EngineUnavailable(node, what, "on the node: sudo systemctl start docker")
+    return EngineUnavailable(node, what, f"on the node: {_start(text)}")
+
+
+def _start(text: str) -> str:
+    """Return how the engine is started that docker's message names: rootless, podman's, or elsewhere."""
+    if _ELSEWHERE.search(text):
+        return "`docker context ls` and DOCKER_HOST name the engine that is asked: correct them, or start that one"
+    user = "systemctl --user" if "/run/user/" in text else "sudo systemctl"
+    return f"{user} start {'podman.socket' if 'podman.sock' in text else 'docker'}"
 
 
 def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherError:

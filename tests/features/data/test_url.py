@@ -593,6 +593,14 @@ def test_a_change_during_the_download_discards_it(store: Store, tmp_path: Path) 
     assert not [*tmp_path.glob("copies/*"), *tmp_path.glob("partial/*")]
 
 
+def test_a_wrong_clock_is_no_lack_of_credentials() -> None:
+    said = (
+        "An error occurred (RequestTimeTooSkewed) when calling the ListObjectsV2 operation: The difference is too large"
+    )
+    told = worker.failure("a", {"end": "denied", "why": f"the store refuses: 403 {said}"})
+    assert told.next_step == "compare the clocks of the nodes and of this machine: date -u"
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_file_that_differs_from_the_stores_digest_is_fetched_anew(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
