@@ -92,13 +92,14 @@ def _causes(error: BaseException) -> list[BaseException]:
 def _no_engine(node: str, user: str, error: OSError) -> LauncherError:
     lines = str(error).splitlines()
     text = "\n".join(line for line in lines if not line.startswith("WARNING: ")) or str(error)  # of its own config
-    no_command = isinstance(error, DialFailed) and (error.code in _NOT_RUN or _NO_COMMAND.search(text))
+    code = error.code if isinstance(error, DialFailed) else None
+    no_command = code in _NOT_RUN or (code is not None and _NO_COMMAND.search(text))
     if _FORBIDDEN.search(text) and not no_command:
         fix = f"on the node: sudo usermod -aG docker {user}; it takes effect at the next login"
         return EngineForbidden(node, f"user {user} may not use its container engine ({text})", fix)
-    if no_command and (error.code in _NOT_RUN or not _ABSENT.search(text)):
+    if no_command and (code in _NOT_RUN or not _ABSENT.search(text)):
         fix = "install Docker Engine 20.10 or newer; `docker version` must work over ssh"
-        return EngineUnavailable(node, f"no usable docker command ({text or f'exit code {error.code}'})", fix)
+        return EngineUnavailable(node, f"no usable docker command ({text or f'exit code {code}'})", fix)
     what = f"its container engine does not answer ({text or 'no reason given'})"
     return EngineUnavailable(node, what, f"on the node: {_start(text)}")
 
