@@ -106,6 +106,13 @@ class View:
         began = {life.began.node for life in self.lives.get(run, []) if life.began.at < call.at}
         return len(began) == job.nodes or (every and all(self.exit(up) < call.at for up in self.history.ups_of(run)))
 
+    def refused(self, call: Asked) -> bool:
+        """Whether an `up` says that it has started nothing, for a reason of its own or after Ctrl-C."""
+        end = self.exits.get(call.call)
+        if call.command != "up" or call.sweep or end is None or self.started(call):
+            return False
+        return (end.code in (2, 3, 4) and not self.hits(call)) or "nothing was started" in end.err
+
     def attached(self, run: str, start: float, end: float) -> bool:
         """Whether anybody may have been attached to it in this time."""
         calls = [call for call in self.asked if call.follows and self.may_mean(call, run)]
@@ -240,13 +247,8 @@ def kept(view: View) -> Iterator[Broken]:
 
 def refused(view: View) -> Iterator[Broken]:
     """6. A refused start leaves nothing: no process, container or folder, and it is not the latest run."""
-    for call in view.asked:
-        end = view.exits.get(call.call)
-        if call.command != "up" or not end or view.hits(call) or call.sweep or view.started(call):
-            continue
-        if end.code not in (2, 3, 4):
-            continue
-        for seen in (each for each in view.seen if each.at > end.at):
+    for call in filter(view.refused, view.asked):
+        for seen in (each for each in view.seen if each.at > view.exit(call)):
             runs = [*(r[0] for r in seen.running), *(r[0] for r in seen.containers), *seen.outputs]
             if left := [run for run in runs if call in view.history.ups_of(run)]:
                 yield Broken(6, f"the refused {call} has left {left[0]}", seen.at)
@@ -256,9 +258,7 @@ def refused(view: View) -> Iterator[Broken]:
         if call.command != "status" or call.target or not end or not (shown := _status(end)):
             continue
         others = [u for u in view.asked if u.command == "up" and u.folder == call.folder and view.exit(u) < call.at]
-        up = view.job(shown[0])
-        was_refused = up in others and view.exits[up.call].code in (2, 3, 4) and not view.started(up)
-        if was_refused and any(map(view.started, others)):
+        if (up := view.job(shown[0])) in others and up and view.refused(up) and any(map(view.started, others)):
             yield Broken(6, f"{call} takes the refused {shown[0]} for the latest run", end.at)
 
 
@@ -287,6 +287,9 @@ def alone(view: View) -> Iterator[Broken]:
             yield Broken(8, f"{call} prints a traceback: {lines[-1]}", end.at)
         if (holder := re.search(r"by run (\S+) of", end.err)) and not _may_live(view, holder[1], call.at):
             yield Broken(8, f"{call} is refused for {holder[1]}, which was over", end.at)
+        full = any(fault.how == "full" for fault in view.faults)
+        if call.command == "up" and end.code == 3 and view.refused(call) and " in use" not in end.err and not full:
+            yield Broken(8, f"{call} is refused, though nothing is in use: {' '.join(end.err.split())[-200:]}", end.at)
         shown = _status(end)
         if shown and shown[1] in ("running", "restarting") and not _may_live(view, shown[0], call.at):
             yield Broken(8, f"{call} calls {shown[0]} {shown[1]}, but it was over", end.at)

@@ -390,6 +390,9 @@ def _settle(world: World) -> None:
             world.look()
         for call in world.calls:
             call.over.wait(ENDS)
+    if any(isinstance(each, h.Fault) and each.how == "full" for each in world.records):
+        for run in sorted((world.root / "two" / "runs").glob("*-*")):  # what found no room
+            world.start(Step("two", ("fetch", run.name))).over.wait(ENDS)
     _until(lambda: not world.look().running)
     for found in world.find():
         world.note(found)

@@ -96,6 +96,15 @@ def test_starting_a_running_container_again_changes_nothing(machine: Machine) ->
     engine.stop(name, 60)
 
 
+def test_a_container_can_be_removed_by_two_at_once(machine: Machine) -> None:
+    """As by two `launcher down`: each finds files gone that it has just listed."""
+    engine, name = machine.create(machine.spec("exit"))
+    for number in range(5000):
+        (machine.output / ".node" / "local-0" / "kit" / str(number)).touch()
+    run_all([partial(engine.remove, name) for _ in range(4)])
+    assert not (machine.output / ".node").exists()
+
+
 def test_a_missing_container_is_an_error_except_for_remove(machine: Machine) -> None:
     engine = ProcessEngine("local-0")
     for call in (engine.start, engine.logs, lambda n: engine.wait(n, 1), lambda n: engine.stop(n, 1)):

@@ -84,6 +84,7 @@ VARIANT: list[Record] = [Began(2, RUN, "local", 10, 1, "a"), Ended(3, RUN, "loca
 AGAIN = [Began(5, RUN[:-4] + "cccc", "local", 12, 1, "a"), Ended(6, RUN[:-4] + "cccc", "local", 12, 0, 3)]
 REFUSED = replace(UP, at=4.5, call=3, job="j01", argv=("up", "j01.yaml"))
 OTHERS = [replace(UP, at=4.1, call=3, job="j01"), *programs(run=OTHER, at=4.2), ended(0, 5.5, 3, err=" runs on ")]
+NOTHING = "stopped; nothing was started"
 SECOND = replace(UP, at=1, call=3, job="j01")
 KEEP = {
     "done": WHOLE,
@@ -99,7 +100,7 @@ KEEP = {
         Asked(5, 1, "one", ("down", "--purge", "--unfetched")),
         Exited(6, 1, 0, "", ""),
     ],
-    "refused": [*WHOLE, REFUSED, ended(3, 5, 3, err=""), *status("done", at=6)],
+    "refused": [*WHOLE, REFUSED, ended(3, 5, 3, err="in use"), *status("done", at=6)],
     "in use": [*WHOLE, look(4.2, RUN), REFUSED, ended(3, 5, 3, err=f"in use by run {RUN} of me")],
     "exec": [UP, *programs(), EXEC, Exited(2.9, 1, 7, "", ""), ended(0)],
     "detached": [UP, Hit(2.5, 0, "interrupt", "spoke"), *programs(), ended(0)],
@@ -138,6 +139,16 @@ BREAK = {
     "5: a file is cut short": (5, [*WHOLE, KEPT, collected(files={"made": "te"})]),
     "6: a folder is left": (6, [*WHOLE, REFUSED, ended(3, 5, 3, err=""), look(6, outputs=[OTHER])]),
     "6: it is the latest run": (6, [*WHOLE, REFUSED, ended(3, 5, 3, err=""), *status("failed", OTHER, at=6)]),
+    "6: after Ctrl-C it is the latest run": (
+        6,
+        [
+            *WHOLE,
+            REFUSED,
+            Hit(4.8, 3, "interrupt", "spoke"),
+            ended(5, 5, 3, err=NOTHING),
+            *status("created", OTHER, at=6),
+        ],
+    ),
     "7: the peer is named": (7, [UP, *PEER_TOLD, ended(1, 6), collected("failed", failed="local-0")]),
     "7: the later one is named": (
         7,
@@ -148,6 +159,7 @@ BREAK = {
         [*WHOLE, RUNS, Exited(6, 1, 1, "", TRACEBACK)],
     ),
     "8: it does not end": (8, [*WHOLE, RUNS]),
+    "8: refused for nothing": (8, [*WHOLE, REFUSED, ended(3, 5, 3, err="could not start")]),
     "8: in use by what was over": (8, [*WHOLE, look(4.2), REFUSED, ended(3, 5, 3, err=f"in use by run {RUN} of me")]),
     "8: running, though it was over": (8, [*WHOLE, look(4.5), *status("running")]),
     "8: a variant ran again": (8, [SWEEP, *VARIANT, *AGAIN]),

@@ -178,7 +178,9 @@ class ProcessEngine(Engine):
         # Remove the spec first: if this is interrupted, no partial container is listed
         (found.folder / supervisor.SPEC).unlink(missing_ok=True)
         try:
-            shutil.rmtree(found.folder)
+            while found.folder.exists():
+                with contextlib.suppress(FileNotFoundError):  # another process removes it at the same time
+                    shutil.rmtree(found.folder)
         except OSError as error:
             what = f"could not remove {found.folder}: {error}"
             raise NodeUnfit(self.node, what, "check the owner and permissions of its files") from error
