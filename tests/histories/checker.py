@@ -156,7 +156,7 @@ def done(view: View) -> Iterator[Broken]:
     called: list[tuple[float, str, str]] = [(f.at, f.run, "its record") for f in view.found if f.state == "done"]
     for call in view.asked:
         end = view.exits.get(call.call)
-        if end and call.follows and not call.sweep and end.code == 0 and not view.hits(call):
+        if end and call.command == "up" and call.follows and not call.sweep and end.code == 0 and not view.hits(call):
             runs = [run for run in view.lives if view.may_mean(call, run)]
             if len(runs) == 1:
                 called.append((end.at, runs[0], f"{call}"))
@@ -276,23 +276,27 @@ def first_failure(view: View) -> Iterator[Broken]:
 
 def alone(view: View) -> Iterator[Broken]:
     """8. Of two commands at once each answers as if it were alone, or is refused as in use."""
+    full = any(fault.how == "full" for fault in view.faults)
     for call in view.asked:
         end = view.exits.get(call.call)
         if not end:
             if view.found:
                 yield Broken(8, f"{call} does not end", call.at)
             continue
-        lines = [line for line in end.err.splitlines() if line.strip()]
-        if "Traceback (most recent call last)" in end.err and not any("KeyboardInterrupt" in line for line in lines):
-            yield Broken(8, f"{call} prints a traceback: {lines[-1]}", end.at)
+        said = " ".join(end.err.split())[-200:]
+        if "Traceback (most recent call last)" in end.err and "KeyboardInterrupt" not in end.err:
+            yield Broken(8, f"{call} prints a traceback: {said}", end.at)
         if (holder := re.search(r"by run (\S+) of", end.err)) and not _may_live(view, holder[1], call.at):
             yield Broken(8, f"{call} is refused for {holder[1]}, which was over", end.at)
-        full = any(fault.how == "full" for fault in view.faults)
-        if call.command == "up" and end.code == 3 and view.refused(call) and " in use" not in end.err and not full:
-            yield Broken(8, f"{call} is refused, though nothing is in use: {' '.join(end.err.split())[-200:]}", end.at)
         shown = _status(end)
         if shown and shown[1] in ("running", "restarting") and not _may_live(view, shown[0], call.at):
             yield Broken(8, f"{call} calls {shown[0]} {shown[1]}, but it was over", end.at)
+        if view.hits(call) or full:
+            continue
+        if call.command == "down" and end.code == 6:
+            yield Broken(8, f"{call} is not confirmed: {said}", end.at)
+        if end.code == 3 and view.refused(call) and "in use" not in end.err and not call.has("--resume"):
+            yield Broken(8, f"{call} is refused, though nothing is in use: {said}", end.at)
     yield from _again(view)
 
 
@@ -343,7 +347,7 @@ def exit_codes(view: View) -> Iterator[Broken]:
         allowed = INTERRUPTED if hows & {"interrupt", "interrupt twice"} else DOCUMENTED
         allowed |= {KILLED} if "kill" in hows else set()
         if call.command == "exec":
-            allowed |= {COMMAND_CODE}
+            allowed |= {COMMAND_CODE, 128 - KILLED}  # that of the command, which ends with its container
             runs = [run for run in view.lives if view.names(call, run)]
             if runs and not hits and end.code != COMMAND_CODE and _alive_throughout(view, runs[0], call.at, end.at):
                 allowed = frozenset({COMMAND_CODE})

@@ -159,6 +159,7 @@ BREAK = {
         [*WHOLE, RUNS, Exited(6, 1, 1, "", TRACEBACK)],
     ),
     "8: it does not end": (8, [*WHOLE, RUNS]),
+    "8: two down, one of which finds files gone": (8, [*WHOLE, DOWN[0], Exited(6, 1, 6, "", "")]),
     "8: refused for nothing": (8, [*WHOLE, REFUSED, ended(3, 5, 3, err="could not start")]),
     "8: in use by what was over": (8, [*WHOLE, look(4.2), REFUSED, ended(3, 5, 3, err=f"in use by run {RUN} of me")]),
     "8: running, though it was over": (8, [*WHOLE, look(4.5), *status("running")]),

@@ -14,6 +14,7 @@ from launcher.cli.follow import follow, stop_now
 from launcher.cli.terminal import Reporter
 from launcher.cli.up import Asked, run_one
 from launcher.errors import StoppedByUser, UsageError
+from launcher.features.sweeps.alone import alone
 from launcher.features.sweeps.array import up_array, variants
 from launcher.features.sweeps.screen import run_sweep
 from launcher.job.models import Job
@@ -42,12 +43,13 @@ def options(
     resumed = None if asked.resume is None else named_group(asked.resume)
     if cluster is None and (job.each or resumed):
         return run_sweep(job, resume=resumed or asked.resume, most=most, ssh_config=asked.ssh_config)
-    code = 0
-    for variant, group in variants(job):
-        ended = run_one(variant, asked, group)
-        code = max(code, ended or 0)
-        if ended in (None, StoppedByUser.exit_code):  # the user has detached or stopped the sweep
-            break
+    code, made = 0, variants(job)
+    with alone(made[0][1].group):
+        for variant, group in made:
+            ended = run_one(variant, asked, group)
+            code = max(code, ended or 0)
+            if ended in (None, StoppedByUser.exit_code):  # the user has detached or stopped the sweep
+                break
     return code
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Group
@@ -19,9 +19,11 @@ from launcher.cli.long_work import LongWork
 from launcher.cli.status import STYLES
 from launcher.cli.terminal import Reporter, interactive
 from launcher.errors import StoppedByUser
+from launcher.features.sweeps.alone import alone
 from launcher.features.sweeps.sweep import Sweep, SweepState, Variant
 from launcher.job.models import Job
 from launcher.job.scalars import duration
+from launcher.model.plan import is_run_id
 from launcher.node.parallel import uninterrupted
 
 _AROUND = 4  # lines of the screen besides the rows of the table
@@ -29,8 +31,17 @@ _AROUND = 4  # lines of the screen besides the rows of the table
 
 def run_sweep(job: Job, *, resume: str | None, most: int | None, ssh_config: Path | None) -> int:
     """Run the variants that have no result. Return the worst exit code."""
-    with LongWork() as work, until_started():
-        sweep = Sweep(job, resume=resume, most=most, log=work.log, progress=work.progress, ssh_config=ssh_config)
+    with ExitStack() as held:
+        if resume is not None and is_run_id(resume):  # before it follows what runs; another text is refused
+            held.enter_context(alone(resume))
+        with LongWork() as work, until_started():
+            sweep = Sweep(job, resume=resume, most=most, log=work.log, progress=work.progress, ssh_config=ssh_config)
+        if resume is None:
+            held.enter_context(alone(sweep.group))
+        return _run(sweep, job)
+
+
+def _run(sweep: Sweep, job: Job) -> int:
     screen = SweepScreen()
     sweep.log = screen.log
     screen.log(f"{sweep.group}: {len(job.sweep)} variants on {len(job.nodes)} machines")

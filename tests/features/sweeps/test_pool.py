@@ -204,6 +204,23 @@ def test_a_variant_whose_start_was_interrupted_is_started_again(home_cli: Cli, n
     assert ended["state"] == "stopped", ended
 
 
+def test_a_sweep_that_another_launcher_runs_is_not_resumed_beside_it(home_cli: Cli) -> None:
+    """Both would start the same variants; a suspended launcher goes on later. What a killed one held is free."""
+    job = Job(home_cli, ["local"], variants=2)
+    up = home_cli.start("up", job.file)
+    wait_until_started(home_cli, 1)
+    up.send_signal(signal.SIGSTOP)
+    group = group_of(home_cli)
+    refused = home_cli("up", job.file, "--resume", group, code=2).stderr
+    assert f"sweep {group}: another launcher runs its variants" in refused
+    up.kill()
+    assert up.wait(60) == -signal.SIGKILL
+    job.go.touch()
+    home_cli("up", job.file, "--resume", group)
+    assert job.lines() == ["begin 1", "end 1", "begin 2", "end 2"]
+    assert not list(Path(home_cli.env["XDG_CACHE_HOME"]).rglob("*.lock"))
+
+
 def test_a_second_ctrl_c_stops_what_runs(home_cli: Cli) -> None:
     job = Job(home_cli, ["local"] * 2, variants=5)
     up = home_cli.start("up", job.file)
