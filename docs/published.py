@@ -3,7 +3,8 @@ docs/experiments.md from it. tests/train/experiments/test_published_settings.py 
 it.
 
 A `Row` is one run of a job: all options of the trainer, and `image`, `nodes`, `gpus` and `processes` of the job. Each
-is `Published`, with the place in the source, or `Ours`, with the reason, or `Unused`, ours without effect.
+is `Published`, with the place in the source, or `Ours`, with the reason, which is on the page, or `Beside`, ours and
+not worth a word there, or `Unused`, ours without effect.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ class Ours:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """Our choice of what changes no result, or a feature that is off because the source does not name it."""
+
+    value: object
+    why: str
+
+
+@dataclass(frozen=True)
 class Unused:
     """Has no effect while `option` has one of the values `at`."""
 
@@ -43,7 +52,7 @@ class Unused:
     at: tuple[object, ...]
 
 
-Field = Published | Ours | Unused
+Field = Published | Ours | Beside | Unused
 Row = dict[str, Field]
 
 
@@ -62,6 +71,10 @@ def published(line: str, **values: object) -> Row:
 
 def ours(why: str, **values: object) -> Row:
     return {name: Ours(value, why) for name, value in values.items()}
+
+
+def beside(why: str, **values: object) -> Row:
+    return {name: Beside(value, why) for name, value in values.items()}
 
 
 def unused(option: str, at: tuple[object, ...], **values: object) -> Row:
@@ -87,7 +100,7 @@ OLD_IMAGE = Ours(OUR_IMAGE, "the published image's torch is too old for this tra
 
 # what no publication has, alike in every job
 EVERYWHERE: Row = {
-    **ours(
+    **beside(
         "files of the run; weights do not depend on it",
         output="output",
         resume="auto",
@@ -101,7 +114,7 @@ EVERYWHERE: Row = {
         published_tags=False,
         log_every=10,
     ),
-    **ours(
+    **beside(
         "use of the machine; weights do not depend on it",
         device="auto",
         bind_cores=True,
@@ -115,10 +128,10 @@ EVERYWHERE: Row = {
         compile_mode="default",
         checkpoint_activations=False,
     ),
-    **ours("applies to damaged images and losses, of which none is published", max_damaged=10, allow_nan=False),
-    **ours("for measurements and numerical tests", headspace=False, evaluate="", dtype="float32"),
-    **ours("makes our runs repeatable", seed=0),
-    **ours("the fastest algorithms, as in torch unless told otherwise", deterministic=False),
+    **beside("applies to damaged images and losses, of which none is published", max_damaged=10, allow_nan=False),
+    **beside("for measurements and numerical tests", headspace=False, evaluate="", dtype="float32"),
+    **beside("makes our runs repeatable", seed=0),
+    **beside("the fastest algorithms, as in torch unless told otherwise", deterministic=False),
     **unused("optimizer", ("sgd",), lars_eta=1e-3, muon_momentum=0.95, adam_beta2=0.999),
     **unused("ema_decay", (0.0,), ema_every=1),
     **unused("auto_augment", ("none",), rand_operations=2, rand_magnitude=9, augment_on="cpu"),
@@ -167,7 +180,7 @@ NOT_TORCHVISIONS_RESNETS = (
 )
 CIFAR: Row = {
     **published("CIFAR", image_size=32, val_resize=32),
-    **ours("CIFAR is not decoded", decoder="auto"),
+    **beside("CIFAR is not decoded", decoder="auto"),
     **unused("arch", NOT_TORCHVISIONS_RESNETS, zero_init_residual=True),
 }
 
@@ -175,7 +188,7 @@ CIFAR: Row = {
 SCRIPT: Row = {
     **EVERYWHERE,
     **published("the script has none", **OFF),
-    **ours("the path is yours; ImageNet, as published", data="/data/imagenet"),
+    **beside("the path is yours; ImageNet, as published", data="/data/imagenet"),
     **published("write-up", nodes=1, arch="resnet50", epochs=1, lr=0.01),
     "image": OLD_IMAGE,
     **published("main.py:171-173", optimizer="sgd", lr_scaling="none", decay="all"),
@@ -205,7 +218,7 @@ VGG: Row = {
     **EVERYWHERE,
     **ours("the publication has only the failure", **OFF),
     **CIFAR,
-    **ours("the path is yours; CIFAR-10, as published", data="/data/cifar10"),
+    **beside("the path is yours; CIFAR-10, as published", data="/data/cifar10"),
     "image": OLD_IMAGE,
     **published("write-up", nodes=1, gpus=4, processes=1, parallel="dp", replicas=0, arch="vgg16"),
     **published("write-up: m1: [400 x 512] on each of four replicas", batch_size=1600),
@@ -224,7 +237,7 @@ VGG: Row = {
 RESNET18: Row = {
     **EVERYWHERE,
     **published("script: has none", **OFF),
-    **ours("the path is yours; ImageNet, as published", data="/data/imagenet"),
+    **beside("the path is yours; ImageNet, as published", data="/data/imagenet"),
     **ours("the write-up has no image", image=OUR_IMAGE),
     **published("write-up: one T4 a machine, one process on each", gpus=1, processes=1),
     **published("logs: => creating model 'resnet18'", arch="resnet18"),
@@ -271,7 +284,7 @@ DUAL: Row = {
     **EVERYWHERE,
     **published("the source has none", **OFF),
     **CIFAR,
-    **ours("the path is yours; CIFAR-100, as published", data="/data/cifar100"),
+    **beside("the path is yours; CIFAR-100, as published", data="/data/cifar100"),
     "image": Ours(OUR_IMAGE, "the trainer is torch's", "TensorFlow 2.10, and torch 1.13 for RPC"),
     "nodes": Ours(1, "one machine with a GPU for each worker", "a machine for each worker, and the server's"),
     **published("tf_cifar_resnet.py:36-78", arch="cifar_resnet18_keras"),
@@ -309,7 +322,7 @@ NORM: Row = {
     **EVERYWHERE,
     **published("the source has none", **OFF),
     **CIFAR,
-    **ours("the path is yours; CIFAR-100, as published", data="/data/cifar100"),
+    **beside("the path is yours; CIFAR-100, as published", data="/data/cifar100"),
     **ours("the report ran on Kaggle", image=OUR_IMAGE),
     **published("report: Kaggle T4 x2, --size=2", nodes=1, gpus=2, processes=2),
     **published("train.py:19-56", arch="cifar_convnet"),
@@ -345,13 +358,15 @@ def norm(theirs: str, layer: str, accumulate: int, epochs: int) -> Row:
 # Experiment 4
 MOBILENET: Row = {
     **EVERYWHERE,
-    **ours("none is named", **OFF),
+    **beside("none is named", **OFF),
     **CIFAR,
-    **ours("the path is yours; CIFAR-10, as published", data="/data/cifar10"),
+    **beside("the path is yours; CIFAR-10, as published", data="/data/cifar10"),
     **ours("the write-up has no image", image=OUR_IMAGE),
     **published("write-up: the CIFAR variant of MobileNetV2", arch="cifar_mobilenet_v2"),
     **ours("not published; the usual ones of CIFAR", augment="shift", flip=0.5),
-    **ours("not published", epochs=200, optimizer="sgd", momentum=0.9, last_batch="keep", loss="ce"),
+    **published("all three tables", optimizer="sgd"),
+    **ours("not published", epochs=200, momentum=0.9, last_batch="keep", loss="ce"),
+    **ours("not published; torch's SGD decays all", decay="all"),
     **ours("not published", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), tf32=True, memory_format="auto"),
     **ours("not published", val_batch_size=0, val_interval=1, metrics="exact"),
     **ours("no mixed precision is named", amp="none"),
@@ -360,21 +375,27 @@ MOBILENET: Row = {
 SIZES: Row = {
     **MOBILENET,
     **ours("not published; one process", gpus=1, processes=1, parallel="auto"),
-    **published("table of batch sizes", weight_decay=1e-4, decay="all"),
+    **published("tables of batch sizes, with and without batch norm", weight_decay=1e-4),
 }
 FOUR: Row = {
     **MOBILENET,
     **published("table of model parallelism: 4 GPUs", gpus=4),
     **published("table of model parallelism", lr=0.4, lr_scaling="none", batch_size=512, schedule="cosine"),
     **ours("this table names no warm-up", warmup=0.0),
-    **ours("as in the table of batch sizes; this one names none", weight_decay=1e-4, decay="all"),
+    **ours("as in the table of batch sizes; this one names none", weight_decay=1e-4),
+}
+RATES = published(
+    "table of batch sizes", lr=0.1, lr_scaling="linear", lr_reference_batch=256
+)  # 0.2 at 512, 0.8 at 2048
+OUR_RATES: Row = RATES | {
+    "lr": Ours(0.1, "at 256, in proportion to the batch", "0.2 at 512 and 0.8 at 2048; none at 128, 256 and 1024")
 }
 
 # ffcv for ImageNet, libffcv/ffcv-imagenet, 4dd291a: train_imagenet.py and the configurations
 FFCV: Row = {
     **EVERYWHERE,
     **published("train_imagenet.py has none", **OFF),
-    **ours("the path is yours; ImageNet, as published", data="/data/imagenet"),
+    **beside("the path is yours; ImageNet, as published", data="/data/imagenet"),
     **ours("the source has no image", image=OUR_IMAGE),
     **ours("one machine, as published", nodes=1),
     **published("config: use_blurpool", blurpool=True),
@@ -430,7 +451,7 @@ def ffcv(epochs: int, warmup: float, larger: str) -> Row:
 NVIDIA: Row = {
     **EVERYWHERE,
     **published("the script sets none, or --mixup 0.0", **OFF),
-    **ours("the path is yours; ImageNet, as published", data="/data/imagenet"),
+    **beside("the path is yours; ImageNet, as published", data="/data/imagenet"),
     **ours("the source's own image has an older torch", image=OUR_IMAGE),
     **published("DGX A100: one machine", nodes=1),
     "gpus": Ours("all", "those of the machine", "8"),
@@ -462,7 +483,7 @@ NVIDIA: Row = {
 VISION: Row = {
     **EVERYWHERE,
     **published("neither in the flags nor a default of train.py", **OFF),
-    **ours("the path is yours; ImageNet, as published", data="/data/imagenet"),
+    **beside("the path is yours; ImageNet, as published", data="/data/imagenet"),
     **ours("the source has no image", image=OUR_IMAGE),
     **published("one machine with 8 GPUs", nodes=1),
     "gpus": Ours("all", "those of the machine", "8"),
@@ -530,12 +551,13 @@ JOBS: dict[str, tuple[Row, ...]] = {
     ),
     "e4_batches": rows(
         SIZES
-        | published(
-            "table of batch sizes: 0.2 at 512, 0.8 at 2048", lr=0.1, lr_scaling="linear", lr_reference_batch=256
-        )
-        | published("table of batch sizes: linear warm-up, cosine", schedule="cosine", warmup_start=0.0)
-        | {"warmup": Ours(-1.0, "5 % of the steps; its length is not published")},
-        *(published("table of batch sizes", batch_size=batch) for batch in (128, 256, 512, 1024, 2048)),
+        | published("table of batch sizes", schedule="cosine")
+        | {"warmup": Ours(-1.0, "5 % of the steps, from 0", "linear, of a length that is not published")}
+        | ours("not published", warmup_start=0.0),
+        *(OUR_RATES | published("table of batch sizes", batch_size=batch) for batch in (128, 256)),
+        RATES | published("table of batch sizes", batch_size=512),
+        OUR_RATES | published("table of batch sizes", batch_size=1024),
+        RATES | published("table of batch sizes", batch_size=2048),
     ),
     "e4_nobn": rows(
         SIZES
@@ -621,18 +643,31 @@ MAIN_JOB: dict[str, tuple[object, object]] = {
 }
 
 
-def fields(number: int) -> Iterator[tuple[str, Field]]:
-    """Every field of the runs of an experiment, with its option."""
+def fields(number: int) -> Iterator[tuple[str, str, Field]]:
+    """Every field of the runs of an experiment, with its job and its option."""
     for job, each in JOBS.items():
         if job.startswith(f"e{number}_"):
             for row in each:
-                yield from row.items()
+                yield from ((job, name, field) for name, field in row.items())
+
+
+def unpublished(number: int) -> Iterator[str]:
+    """What is ours because nothing is published; with the jobs, if that is not so in all of an experiment."""
+    found = list(fields(number))
+    jobs = {job for job, _, _ in found}
+    of = {name: {job for job, option, field in found if option == name and said(field)} for _, name, _ in found}
+    for name in sorted(name for name in of if of[name]):
+        yield f"`{name}`" if of[name] == jobs else f"`{name}` ({', '.join(sorted(of[name]))})"
+
+
+def said(field: Field) -> bool:
+    return isinstance(field, Ours) and not field.theirs
 
 
 def tables() -> Iterator[str]:
     """The lines of the generated part of the page."""
     for number, source in SOURCES.items():
-        found = dict.fromkeys(fields(number))
+        found = dict.fromkeys((name, field) for _, name, field in fields(number))
         yield from ("", *wrap(f"**Experiment {number}.** Source: {source}.", 100, break_on_hyphens=False))
         different = [
             *(
@@ -644,8 +679,7 @@ def tables() -> Iterator[str]:
         ]
         if different:
             yield from ("", "| | published | here |", "|---|---|---|", *different)
-        mine = (name for name, field in found if isinstance(field, Ours) and field.why.startswith("not published"))
-        if names := ", ".join(f"`{name}`" for name in sorted(set(mine))):
+        if names := ", ".join(unpublished(number)):
             yield from ("", *wrap(f"Not published, so ours: {names}.", 100, break_on_hyphens=False))
 
 
