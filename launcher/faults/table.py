@@ -229,8 +229,12 @@ def _no_kernel(_: re.Match[str], text: str, __: Mapping[str, str]) -> Cause:
     newer, older = "choose a newer base: launcher image list", "choose an older base: launcher image list"
     if _TOO_OLD_GPU in text:
         return Cause(f"{what}: the image is too new for it", older)
-    if device is None or compiled is None:
-        return Cause(f"{what}: the image is too old or too new for it", "choose another base: launcher image list")
+    if device is None or compiled is None:  # torch warns if its own are missing: an extension may have none, too
+        return Cause(
+            "torch in this image, or an extension that the program calls, has no kernels for this GPU",
+            "if torch warns of the GPU at its start, choose another base: launcher image list; else build the "
+            "extension for this GPU (TORCH_CUDA_ARCH_LIST)",
+        )
     built = [int(number) for number in re.findall(r"_(\d+)", compiled[1])]
     what = f"{what}: it is sm_{device[1]}, torch was built for {compiled[1].strip(' ,')}"
     if int(device[1]) > max(built):
@@ -362,7 +366,7 @@ _LOST_DEVICES = Rule(
     f"Container Toolkit 1.18 or newer, or uses CDI. If the driver has failed, reboot the node; {DMESG}",
 )
 _FABRIC = Rule(
-    r"\b802\b|system not yet initialized",
+    r"[Ee]rror \(?802\b|system not yet initialized",
     (CUDA,),
     "the NVSwitch fabric is not ready (error 802): the fabric manager is not running or its version does not match",
     "on the node: sudo systemctl enable --now nvidia-fabricmanager; its version must match the driver's",
@@ -494,8 +498,9 @@ _OF_GPUS = (
     Rule(
         r"CUDA-capable device(\(s\) is/are|s are) busy or unavailable",
         (CUDA,),
-        "the GPU is in exclusive compute mode and in use by another process",
-        "`launcher status --nodes {node}` shows who uses its GPUs; or on the node: sudo nvidia-smi -c DEFAULT",
+        "the GPU is busy or unavailable, as in exclusive compute mode while another process uses it",
+        "`launcher status --nodes {node}` shows who uses its GPUs; on the node: `nvidia-smi -q -d COMPUTE` shows the "
+        "mode, sudo nvidia-smi -c DEFAULT allows several processes",
     ),
     Rule(
         r"no CUDA-capable device is detected|No CUDA GPUs are available",
@@ -538,6 +543,13 @@ _OF_GPUS = (
         (NCCL,),
         "two ranks use the same GPU, which NCCL does not support",
         "set `processes` to the number of GPUs; the program must call torch.cuda.set_device(LOCAL_RANK)",
+    ),
+    Rule(
+        r"socket(Start|Poll)Connect: [Cc]onnect to (?!.*refused)(?=.*(timed out|No route|unreachable))",
+        (NCCL,),
+        "a node does not reach another one at the address that NCCL uses",
+        "all TCP ports must be open between the nodes: `launcher doctor JOB` tests it; if the address is of another "
+        "network, set the node's in the job file: nodes: [{host: ..., address: ...}]",
     ),
     Rule(
         r"socketStartConnect: Connect to (?!.*refused)|no socket interface|Bootstrap : no socket"

@@ -255,6 +255,25 @@ WHERE = INSIDE.format("distributed/rendezvous.py")
 APPLIES = [
     (f"{RAISED}RuntimeError: CUDA error: out of memory", "the GPU has no memory left", "status --nodes n0", 1),
     (
+        f"{RAISED}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 802.00 MiB.",  # no error 802
+        "out of GPU memory",
+        "batch size",
+        1,
+    ),
+    (
+        f"{RAISED}torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error\nLast error:\n"
+        "socketStartConnect: Connect to 10.0.0.2<5> failed : No route to host",
+        "a node does not reach another one",
+        "doctor JOB",
+        1,
+    ),
+    (
+        f"{RAISED}RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "or an extension that the program calls, has no kernels",
+        "TORCH_CUDA_ARCH_LIST",
+        1,
+    ),
+    (
         f"{RAISED}pynvml.NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch.",
         "the NVIDIA driver was updated",
         "reboot the node",
@@ -522,6 +541,7 @@ USERS = [
     "ModuleNotFoundError: No module named 'apex'\n\nDuring handling of the above exception, another exception occurred:"
     f"\n\n{RAISED}ValueError: lr must be positive",
     "ValueError: exec format error",
+    "ConnectionError: my client: socketStartConnect: Connect to b failed : timed out",
     "ValueError: tool: exec ./a.sh: exec format error",
     "ValueError: unsupported display driver / cuda driver combination",
     "ValueError: convert.py: error: unrecognized arguments: --batch-size 8",
