@@ -15,7 +15,7 @@ from typing import Any
 
 from bench import report
 from bench.environment import Caller, bed_of
-from launcher.records.measured import read
+from launcher.features.compare.measured import read
 from launcher.records.paths import RunPaths
 from tests.bed.bed import Bed
 from tests.bed.host import docker

@@ -31,7 +31,7 @@ TOOLS = ("hypothesis", "jsonschema", "pip", "pytest", "pytest-timeout", "pytest-
 # Files whose tests do not depend on the Python that runs them: of shell scripts, which have their own, and of this
 # repository; and one that needs tensorboard. Properties are tried with fewer examples.
 SCRIPTS = ("container_entry", "container_environment", "container_rank", "image_install", "image_probe_script")
-WITHOUT = (*SCRIPTS, "ci", "coming_from", "dockerfiles", "docs", "hostile_lines", "layout", "board")
+WITHOUT = (*SCRIPTS, "ci", "coming_from", "dockerfiles", "docs", "hostile_lines", "layout", "event_files")
 FEWER = {"LAUNCHER_TEST_EXAMPLES": "20"}
 _VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 

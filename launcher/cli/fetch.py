@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
+from launcher.api.history import Named
 from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, RunUnknown
+from launcher.model.plan import RunId
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The only run to fetch, with all that its program wrote. said: of the folder to which it was fetched."""
+
+    run: RunId
+    said: Callable[[Path], str]
+
+
+# Called with a function that fetches the curves of the runs and returns their folders in runs/. Returns None if its
+# options were not given. Raises LauncherError.
+Option: TypeAlias = Callable[[Callable[[], Sequence[Path]]], Chosen | None]
 
 
 def fetch(
@@ -25,6 +43,8 @@ def fetch(
     on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
+    *,
+    added: Sequence[Option] = (),
 ) -> None:
     """Files of every node are downloaded, metrics included. Only new data is
     transferred.
@@ -32,6 +52,9 @@ def fetch(
     Example: launcher fetch imagenet --checkpoints
     """
     named = options.named(run, nodes, on, ssh_config)
+    chosen = next(filter(None, (option(partial(_folders, named, nodes, on, ssh_config)) for option in added)), None)
+    if chosen is not None:
+        named, checkpoints = Named([chosen.run]), True
     done, failed = list[dict[str, object]](), list[LauncherError]()
     for one in named.runs:
         try:
@@ -56,9 +79,22 @@ def fetch(
                 terminal.say(f"  experiment tracker: {command}")
             if written is not None:
                 Reporter().log(found.mask(str(written)))
+            if chosen is not None:
+                terminal.say(found.mask(chosen.said(fetched.folder)))
     if not done:
         raise options.nothing_of_sweep(named.group, nodes, on)
     if json:
         terminal.say_json(done if named.group is not None else done[0])
     if failed:
         raise NodesFailed(failed)
+
+
+def _folders(named: Named, nodes: str | None, on: str | None, ssh_config: Path | None) -> list[Path]:
+    """Return the folders of the runs, with the curves that those which have not ended have now."""
+    found = []
+    for one in named.runs:
+        with options.find(one, nodes, on, ssh_config) as run:
+            if run.outcome is None:
+                run.fetch()
+            found.append(run.folder)
+    return found

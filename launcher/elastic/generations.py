@@ -16,6 +16,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+from launcher.event_files import records
 from launcher.local_files import APPEND, locked, open_regular, parse_object, write_atomic
 
 GENERATIONS, METRICS, TENSORBOARD = "generations", "metrics.jsonl", "tensorboard"
@@ -140,21 +141,13 @@ def _copy(source: Path, part: range, target: Path) -> None:
 
 
 def _events(file: Path) -> Iterator[tuple[Position, range]]:
-    """Yield the position and byte range of each event of a TensorBoard file.
-
-    Format: a length (8 bytes), its checksum (4), the event, its checksum (4).
-    """
-    last, start, size = _HEADER, 0, file.stat().st_size
+    """Yield the position and byte range of each event of a TensorBoard file."""
+    last = _HEADER
     with open_regular(file) as stream:
-        while len(header := stream.read(12)) == 12:
-            stop = start + 16 + int.from_bytes(header[:8], "little")
-            if stop > size:  # torn
-                return
-            event = stream.read(min(_HEAD, stop - start - 16))
+        for span, event in records(stream, _HEAD):
             if step := _step(event):
                 last = max(last, (step, int(_VALIDATION.search(event) is not None)))
-            yield last, range(start, stop)
-            start = stream.seek(stop)
+            yield last, span
 
 
 def _step(event: bytes) -> int:

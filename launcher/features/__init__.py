@@ -52,7 +52,7 @@ class Option:
     """Options of a command of the core: the keyword-only parameters of a function, as typer reads them.
 
     The command defines what it calls the function with, and what it gets: launcher.cli.doctor.Option,
-    launcher.cli.up.Option.
+    launcher.cli.fetch.Option, launcher.cli.up.Option.
     """
 
     module: str
@@ -104,7 +104,8 @@ FEATURES: Mapping[str, Feature] = {
                 "Compare the speed, accuracy and scaling of runs.",
                 after="tensorboard",
             )
-        }
+        },
+        options={"fetch": Option("launcher.features.compare.best", "options", after="checkpoints")},
     ),
     "data": Feature(
         commands={

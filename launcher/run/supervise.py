@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 
 from launcher.errors import LauncherError
 from launcher.extras import extra
 from launcher.node.parallel import in_background, run_all_settled
-from launcher.records import board
 from launcher.records.store import NodeOfRun, Record
 from launcher.run import messages
 from launcher.run.evidence import gather
@@ -85,8 +83,6 @@ class Supervision:
         outcome = conclude(self._attached, known.ended, missing, known.stopped_by, problems.append)
         problem = extra("result.json was not written", lambda: record.finish(outcome.to_dict()), "", problems.append)
         record.event("ended", state=outcome.state.value, failure=outcome.failure)
-        say = partial(_show_in_tensorboard, record, outcome.gradients)
-        extra("TensorBoard does not show how the gradients travelled", say, None, problems.append)
         return outcome, problem, problems
 
     def _take(self, message: Message) -> None:
@@ -134,16 +130,7 @@ class Supervision:
             record.event("peer not stopped", node=node.name, reason=str(error))
 
 
-def _show_in_tensorboard(record: Record, how: str) -> None:
-    """how: the gradients travel; "": unknown. Raises OSError."""
-    if how:
-        board.say(record.paths.tensorboard, "Network/gradients", how)
-
-
 def _record(record: Record, message: Message) -> None:
-    if isinstance(message, messages.Gradients):
-        with suppress(Exception):  # tried again at the end, and said then
-            _show_in_tensorboard(record, message.how)
     if isinstance(message, messages.NodeEnded):
         state = message.state
         record.event("node ended", node=message.node, exit_code=state.exit_code, oom_killed=state.oom_killed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ from launcher.cli import completion, options, terminal
 from launcher.errors import RunUnknown, UsageError
 from launcher.features.compare.comparison import Unmeasured, markdown, page
 from launcher.features.compare.comparison import compare as compare_
-from launcher.features.compare.plot import draw
+from launcher.features.compare.curves import curves
+from launcher.features.compare.measured import Measured, read
+from launcher.features.compare.plot import draw, draw_tags
+from launcher.features.compare.tags import TagRow, by_tag, page_of_tags, shown_tags, table, verdict
 from launcher.local_files import write_atomic
 from launcher.records.groups import differences, labels, select
-from launcher.records.measured import Measured, read
 from launcher.records.store import Record, find, job_of
 
 
@@ -35,20 +38,27 @@ def compare(
     baseline: Annotated[str | None, typer.Option(metavar="RUN", help="Compare all runs with this run.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot to FILE (.png or .svg).")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML page to FILE.")] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="TAG", help="Show the best value of this tag first, with its step.")
+    ] = None,
+    lowest: Annotated[bool, typer.Option("--min", help="With --by: the lowest value is the best.")] = False,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Show the last value of this tag.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Print a Markdown table. Each run is compared with the run that has the fewest
-    devices and the same model and global batch size.
+    """Print a Markdown table: the figures of the launcher's trainer, where each run
+    is compared with the run that has the fewest devices and the same model and
+    global batch size; of other programs, or with --by or --tag, the curves' tags.
 
     Example: launcher compare --html comparison.html
     """
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise UsageError(str(plot), "unsupported image format", "use a file name that ends with .png or .svg")
     chosen = select(runs or [])
-    measured, others, errors = _read(chosen, labels(chosen), named=bool(runs))
-    if not measured and not json:
-        done = [error for error, run in zip(errors, others, strict=True) if run.state == "done"]
-        raise (done or errors)[-1]  # a table of dashes would say nothing
+    names = labels(chosen)
+    measured, others = _read(chosen, names)
+    tagged = [tag_row(record, name) for (record, _), name in zip(chosen, names, strict=True)]
+    if by is not None:
+        tagged = by_tag(tagged, by, [record.paths for record, _ in chosen], lowest=lowest)
     base = None
     if baseline is not None:
         base = find(baseline).run
@@ -57,33 +67,65 @@ def compare(
     rows = compare_(measured, base)
     settings = {record.run: own for (record, _), own in zip(chosen, differences(chosen), strict=True)}
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    found = [row.to_dict() for row in rows] + [asdict(other) for other in others]
-    found = [row | {"settings": settings[row["run"]]} for row in found]
-    ordered = [settings[row["run"]] for row in found]
-    table = json_.dumps(found, indent=2) if json else markdown(rows, width, others, ordered)
-    terminal.say(table)  # contains text from a program's metrics
+    of_trainer = bool(measured) and by is None and not tag
+    tags = shown_tags(tagged, tag or [], by)
+    if json:
+        scalars = {row.run: row.to_dict() for row in tagged}
+        found = [row.to_dict() for row in rows] + [asdict(other) for other in others]
+        found = [row | {"settings": settings[row["run"]]} | scalars[row["run"]] for row in found]
+        if by is not None:
+            order = [row.run for row in tagged]
+            found.sort(key=lambda row: order.index(row["run"]))
+        terminal.say(json_.dumps(found, indent=2))
+    elif of_trainer:
+        ordered = [settings[run] for run in (*(row.measured.run for row in rows), *(other.run for other in others))]
+        terminal.say(markdown(rows, width, others, ordered))  # contains text from a program's metrics
+    else:
+        terminal.say(table(tagged, tag or [], by, width))
+        _explain(tagged, by, lowest=lowest, name=" ".join(runs or []))
+    title = "Comparison: " + ", ".join(runs or [job_of(chosen[-1][0].run)])
     if plot is not None:
-        write_atomic(plot, draw(rows, plot.suffix.lower()[1:]))
+        form = plot.suffix.lower()[1:]
+        drawn = [*([by] if by else []), *tags]
+        write_atomic(plot, draw(rows, form) if of_trainer else draw_tags(tagged, drawn, form))
         terminal.note(f"wrote {plot}")
     if html is not None:
-        write_atomic(html, page(rows, "Comparison: " + ", ".join(runs or [job_of(chosen[-1][0].run)]), others).encode())
+        text = page(rows, title, others) if of_trainer else page_of_tags(tagged, tags, by, title)
+        write_atomic(html, text.encode())
         terminal.note(f"wrote {html}")
 
 
-def _read(
-    chosen: Sequence[tuple[Record, str | None]], names: Sequence[str], *, named: bool
-) -> tuple[list[Measured], list[Unmeasured], list[RunUnknown]]:
-    """Return the measurements of each run, the runs without any, and their errors.
-
-    named: the user named these runs. Raises RunUnknown for one without measurements that is not part of a sweep.
-    """
-    measured, others, errors = list[Measured](), list[Unmeasured](), list[RunUnknown]()
-    for (record, variant), name in zip(chosen, names, strict=True):
+def _read(chosen: Sequence[tuple[Record, str | None]], names: Sequence[str]) -> tuple[list[Measured], list[Unmeasured]]:
+    """Return the trainer's measurements of each run, and the runs without any."""
+    measured, others = list[Measured](), list[Unmeasured]()
+    for (record, _), name in zip(chosen, names, strict=True):
         try:
             measured.append(read(record.paths, name))
-        except RunUnknown as error:
-            if named and variant is None:
-                raise
-            errors.append(error)
-            others.append(Unmeasured(record.run, name, str((record.result() or {}).get("state", "no result yet"))))
-    return measured, others, errors
+        except RunUnknown:
+            others.append(Unmeasured(record.run, name, _state(record)))
+    return measured, others
+
+
+def _state(record: Record) -> str:
+    return str((record.result() or {}).get("state", "no result yet"))
+
+
+def tag_row(record: Record, name: str) -> TagRow:
+    """Return the curves of a run, from its record. name: its label."""
+    failure = (record.result() or {}).get("failure") or {}
+    why = f"{failure.get('node', '')}: {failure.get('what', '')}" if failure else ""
+    return TagRow(record.run, name, _state(record), curves(record.paths), why=why)
+
+
+def _explain(rows: Sequence[TagRow], by: str | None, *, lowest: bool, name: str) -> None:
+    """Say what is best, why runs have failed, and where curves may be that are not here."""
+    if by is not None:
+        command = shlex.join(["launcher", "fetch", *name.split(), "--best", by, *(["--min"] if lowest else [])])
+        terminal.say(f"\n{verdict(rows, lowest=lowest, command=command)}")
+    failed = [row for row in rows if row.why]
+    for row in failed:
+        terminal.say(f"{row.label} failed: {row.why}: launcher logs {row.run}")
+    if not any(row.curves for row in rows):
+        what = "no curves of these runs are here (TensorBoard's files or metrics.jsonl)"
+        where = "if the program writes metrics.csv or trainer_state.json"
+        terminal.note(f"{what}; {where}: {shlex.join(['launcher', 'fetch', *name.split(), '--checkpoints'])}")

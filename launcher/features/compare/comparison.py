@@ -12,9 +12,9 @@ from importlib import resources
 from math import isfinite
 from typing import Any
 
+from launcher.features.compare.measured import Measured
 from launcher.job.overrides import shown_value
 from launcher.job.scalars import ArgValue
-from launcher.records.measured import Measured
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,13 @@ def page(rows: Sequence[Row], title: str, others: Sequence[Unmeasured] = ()) -> 
         for row in rows
     )
     figures = [row.to_dict() | {"losses": [p for p in row.measured.losses if isfinite(p[1])]} for row in rows]
+    return fill_page(title, head, body, runs, figures)
+
+
+def fill_page(
+    title: str, head: Sequence[str], body: Sequence[Sequence[str]], runs: str, figures: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the page. runs: HTML. figures: of each run what page.html draws."""
     parts = {
         "title": html.escape(title),
         "table": f"<thead>{_tr('th', head)}</thead><tbody>{''.join(_tr('td', line) for line in body)}</tbody>",

@@ -6,10 +6,11 @@ import io
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import UsageError
 from launcher.features.compare.comparison import Row
+from launcher.features.compare.tags import TagRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,11 +20,19 @@ Panel = tuple[str, Callable[["Axes", Sequence[Row]], None]]  # title, function t
 
 def draw(rows: Sequence[Row], form: str) -> bytes:
     """Return the image as `form`, png or svg. Raises UsageError if matplotlib is missing."""
+    return _draw(_panels(rows), rows, form)
+
+
+def draw_tags(rows: Sequence[TagRow], tags: Sequence[str], form: str) -> bytes:
+    """Return an image of the curves of these tags, like `draw`."""
+    return _draw([(tag, partial(_curves, tag)) for tag in tags], rows, form)
+
+
+def _draw(panels: Sequence[tuple[str, Callable[[Axes, Any], None]]], rows: object, form: str) -> bytes:
     try:
         from matplotlib.figure import Figure  # imported here: it takes half a second, which most commands do not need
     except ImportError as error:
         raise UsageError("compare", f"a plot requires matplotlib ({error})", "run: pip install matplotlib") from error
-    panels = _panels(rows)
     columns = min(len(panels), 2)
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(6.4 * columns, 4.4 * lines), layout="constrained")
@@ -58,6 +67,16 @@ def _loss(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot(times, losses, color=_colour(index), label=_name(row), linewidth=1.3, marker=marker)
     axes.set_xlabel("seconds")
     axes.set_ylabel("loss")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False)  # below the axes
+
+
+def _curves(tag: str, axes: Axes, rows: Sequence[TagRow]) -> None:
+    for index, row in enumerate(rows):
+        if tag in row.curves:
+            steps, values = zip(*((point.step, point.value) for point in row.curves[tag].points), strict=True)
+            axes.plot(steps, values, color=_colour(index), label=row.label, marker="." if len(steps) < 30 else "")
+    axes.set_xlabel("step")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False)  # below the axes
 

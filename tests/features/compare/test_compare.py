@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.features.compare.comparison import amdahl, cells, compare, markdown
+from launcher.features.compare.measured import Measured, measure
 from launcher.job.scalars import ArgValue
-from launcher.records.measured import Measured, measure
-from tests.unit.test_measured import lines
+from tests.features.compare.test_measured import lines
 
 
 def timed(run: str, method: str, devices: int, batch: int, seconds_per_batch: float, **more: Any) -> Measured:

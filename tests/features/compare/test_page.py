@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.features.compare.comparison import compare, page
-from launcher.records.measured import Measured
+from launcher.features.compare.measured import Measured
 from tests.e2e.browser import Page, browser, program
 
 LOSSES = tuple((float(i), 2.0 / i) for i in range(1, 60))

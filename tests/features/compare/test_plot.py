@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from launcher.features.compare.comparison import Row, compare, page
+from launcher.features.compare.measured import Measured
 from launcher.features.compare.plot import draw
-from launcher.records.measured import Measured
 
 
 def rows(batches: tuple[int, ...]) -> list[Row]:

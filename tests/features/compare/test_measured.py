@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import RunUnknown
-from launcher.records.measured import measure, steady_rate
+from launcher.features.compare.measured import measure, steady_rate
 
 
 def lines(rate: float, world: int, batch: int, start: float = 0.0) -> list[dict[str, Any]]:

@@ -1,0 +1,173 @@
+"""The curves of a run, from what is collected of it here, whoever wrote them: TensorBoard's files, the metrics.jsonl of
+docs/your-program.md, Lightning's metrics.csv, and the trainer_state.json of transformers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from launcher.event_files import Point, points
+from launcher.local_files import open_regular, parse_object
+from launcher.records.measured import number
+from launcher.records.paths import RunPaths
+from launcher.records.store import read_json_lines
+from launcher.records.wanted import EVENTS, is_ours, is_saved
+
+_LARGEST = 1 << 26  # bytes of a csv or json file
+_PLACES = ("time", "step", "steps", "epoch", "epochs", "kind", "global_step")  # in a line: not figures of it
+# Folders that SummaryWriter and Lightning make anew for each start: a restart continues the curve
+_OF_A_START = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*|version_\d+|tensorboard|lightning_logs|runs|workdir")
+_OF_A_PART = re.compile(r"\d+[-_]of[-_]\d+|rank[-_]?\d+")
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of a tag, by step, each step once: of a step that was repeated after a restart, the last one."""
+
+    points: Sequence[Point]
+
+    @property
+    def last(self) -> Point:
+        return self.points[-1]
+
+    def best(self, *, lowest: bool = False) -> Point | None:
+        """The first of the highest points, or of the lowest; None if all are nan."""
+        known = [point for point in self.points if not isnan(point.value)]
+        return min(known, key=lambda point: point.value if lowest else -point.value, default=None)
+
+
+def curves(paths: RunPaths) -> dict[str, Curve]:
+    """Return the curves of a run, by tag. A tag that several folders have is preceded by their names."""
+    found: dict[tuple[str, str], dict[int, Point]] = {}
+    for folder, point in _every_point(paths):
+        found.setdefault((folder, point.tag), {})[point.step] = point
+    tags = [tag for _, tag in found]
+    return {
+        (tag if tags.count(tag) == 1 or not folder else f"{folder}/{tag}"): Curve([steps[at] for at in sorted(steps)])
+        for (folder, tag), steps in found.items()
+    }
+
+
+def _every_point(paths: RunPaths) -> Iterator[tuple[str, Point]]:
+    """Yield each point with its folder: "" unless the program tells curves of one tag apart by folders."""
+    for file in sorted(paths.tensorboard.rglob(EVENTS)):
+        with suppress(OSError), open_regular(file) as stream:
+            folder = _folder(file.relative_to(paths.tensorboard))
+            yield from ((folder, point) for point in points(stream))
+    yield from (("", point) for point in _of_lines(read_json_lines(paths.metrics)))
+    for file in _named(paths.root, "metrics.csv"):
+        lines = csv.DictReader(io.StringIO(_text(file)))
+        yield from ((_folder(file.relative_to(paths.root)), point) for point in _of_lines(map(_parsed, lines)))
+    states = [parse_object(_text(file)) for file in _named(paths.root, "trainer_state.json")]
+    logs = [log for state in states if state and isinstance(log := state.get("log_history"), list)]
+    if logs:  # each checkpoint has the log up to it
+        lines_ = [line for line in max(logs, key=len) if isinstance(line, dict)]
+        yield from (("", point) for point in _of_lines(lines_))
+
+
+def _folder(path: Path) -> str:
+    return "/".join(part for part in path.parent.parts if not _OF_A_START.fullmatch(part))
+
+
+def _named(root: Path, name: str) -> list[Path]:
+    return sorted(path for path in root.rglob(name) if path.is_file() and not path.is_symlink())
+
+
+def _text(file: Path) -> str:
+    with suppress(OSError), open_regular(file) as stream:
+        return stream.read(_LARGEST).decode(errors="replace").replace("\0", "")
+    return ""
+
+
+def _parsed(row: Mapping[str | None, Any]) -> dict[str, Any]:
+    """Return a row of a CSV file with its numbers; empty cells are left out."""
+    found = {}
+    for key, value in row.items():
+        with suppress(TypeError, ValueError):
+            if isinstance(key, str):
+                found[key] = float(value)
+    return found
+
+
+def _of_lines(lines: Iterator[dict[str, Any]] | Sequence[dict[str, Any]]) -> Iterator[Point]:
+    """Yield the figures of lines that have a step, or follow one that has it, or count epochs."""
+    step = 0.0
+    for line in lines:
+        if line.get("kind") in ("start", "end"):
+            continue
+        given = next((at for key in ("step", "global_step") if (at := number(line.get(key))) is not None), None)
+        step = step if given is None else given
+        at = step or number(line.get("epoch")) or 0.0
+        for tag, value in _figures(line):
+            yield Point(tag, int(at), number(line.get("time")) or 0.0, value)
+
+
+def _figures(line: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in line.items():
+        if isinstance(value, dict) and not before:
+            yield from _figures(value, f"{key}/")
+        elif key not in _PLACES and isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{before}{key}", float(value)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best point of a tag in a run. checkpoint: the program's file that belongs to it, if it is here, and why."""
+
+    tag: str
+    point: Point
+    checkpoint: Path | None = None
+    why: str = ""
+
+
+def best_of(tag: str, curve: Curve, root: Path, *, lowest: bool) -> Best | None:
+    """root: the run's folder, or another one to which it was fetched."""
+    point = curve.best(lowest=lowest)
+    return None if point is None else Best(tag, point, *checkpoint_of(point, root))
+
+
+def checkpoint_of(point: Point, root: Path) -> tuple[Path | None, str]:
+    """Return the checkpoint below `root` that belongs to a point: the one with its step in its name, else the one that
+    was written nearest to it in time.
+    """
+    files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    names = {path: path.relative_to(root).as_posix() for path in files}
+    saved = [path for path, name in names.items() if is_saved(name) and not is_ours(name)]
+    named = [path for path in saved if str(point.step) in _numbers(names[path])]
+    if named:
+        return max(named, key=_size), f"has step {point.step} in its name"
+    if not saved or not point.time:
+        return None, ""
+    nearest = min(saved, key=lambda path: (round(abs(path.stat().st_mtime - point.time), 1), -_size(path)))
+    apart = nearest.stat().st_mtime - point.time
+    return nearest, f"was written {abs(apart):.0f} s {'after' if apart >= 0 else 'before'} it"
+
+
+def _numbers(name: str) -> set[str]:
+    """Return the numbers in the names of a file and of its folder, without those of its rank or part."""
+    parts = [_OF_A_PART.sub("", part) for part in name.split("/")[-2:]]
+    return {str(int(found)) for part in parts for found in _NUMBER.findall(part) if len(found) < 18}
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def tags_of(known: Sequence[Mapping[str, Curve]], most: int) -> list[str]:
+    """Return the tags that most runs have; among these, validation, accuracy and loss come first."""
+    every = dict.fromkeys(tag for one in known for tag in one)
+    key: Callable[[str], tuple[int, bool, str]] = lambda tag: (  # noqa: E731
+        -sum(tag in one for one in known),
+        re.search("val|eval|test|acc|loss", tag, re.IGNORECASE) is None,
+        tag,
+    )
+    return sorted(every, key=key)[:most]

@@ -1,0 +1,152 @@
+"""A comparison of runs by the tags of their curves: the last value of each, and the best one of a chosen tag."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.features.compare.comparison import fill_page
+from launcher.features.compare.curves import Best, Curve, best_of, tags_of
+from launcher.records.paths import RunPaths, as_shown
+
+MOST = 4  # tags in a table that nobody has chosen
+_DRAWN = 1000  # points of a curve on a page
+_NAMED = 8  # tags that are named below it
+_LOWER_IS_BETTER = ("loss", "error", "perplexity", "wer", "mse", "mae")
+
+
+@dataclass(frozen=True)
+class TagRow:
+    """A run and its curves, by tag. best: with --by. why: what a run without curves has to say."""
+
+    run: str
+    label: str
+    state: str
+    curves: Mapping[str, Curve]
+    best: Best | None = None
+    why: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the scalars for JSON."""
+        last = {tag: {"step": curve.last.step, "value": _json(curve.last.value)} for tag, curve in self.curves.items()}
+        by = None
+        if self.best is not None:
+            by = {"tag": self.best.tag, "step": self.best.point.step, "value": _json(self.best.point.value)}
+            by["checkpoint"] = self.best.checkpoint and str(as_shown(self.best.checkpoint))
+        return {"scalars": last, "by": by}
+
+
+def _json(value: float) -> float | str:
+    """Return a number as JSON has it, which knows no nan."""
+    return value if isfinite(value) else str(value)
+
+
+def by_tag(rows: Sequence[TagRow], tag: str, roots: Sequence[RunPaths], *, lowest: bool) -> list[TagRow]:
+    """Return the rows with the best value of the tag, the best first. Raises UsageError if no run has it."""
+    known = tags_of([row.curves for row in rows], 10**6)
+    if tag not in known:
+        near = get_close_matches(tag, known, _NAMED, 0.4) or known[:_NAMED]
+        fix = f"tags of these runs: {', '.join(near)}" if near else "they have no curves: launcher status"
+        raise UsageError(f"--by {tag}", "no run has this tag", fix)
+    found = []
+    for row, paths in zip(rows, roots, strict=True):
+        best = best_of(tag, row.curves[tag], paths.root, lowest=lowest) if tag in row.curves else None
+        found.append(TagRow(row.run, row.label, row.state, row.curves, best, row.why))
+
+    def order(row: TagRow) -> tuple[bool, float]:
+        return row.best is None, 0.0 if row.best is None else row.best.point.value * (1 if lowest else -1)
+
+    return sorted(found, key=order)
+
+
+def shown_tags(rows: Sequence[TagRow], tags: Sequence[str], by: str | None) -> list[str]:
+    """Return the tags to show beside that of --by: those that the user has named, else the ones that most runs have."""
+    known = tags_of([row.curves for row in rows], 10**6)
+    return [*tags] or [tag for tag in known if tag != by][: MOST - (by is not None)]
+
+
+def table(rows: Sequence[TagRow], tags: Sequence[str], by: str | None, width: int | None) -> str:
+    """Return a Markdown table, whose last tags are left out on a narrow terminal unless the user has named them."""
+    shown = shown_tags(rows, tags, by)
+    while True:
+        lines = lines_of(rows, shown, by)
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        if tags or not shown or width is None or sum(widths) + 3 * len(widths) + 1 <= width:
+            break
+        shown.pop()
+    left = 1 + ("state" in lines[0])
+    rule = "|" + "|".join("-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
+    padded = [
+        [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
+        for line in lines
+    ]
+    first, *rest = [f"| {' | '.join(line)} |" for line in padded]
+    text = "\n".join([first, rule, *rest])
+    if hidden := [tag for tag in tags_of([row.curves for row in rows], 10**6) if tag not in (*shown, by)]:
+        more = f" and {len(hidden) - _NAMED} more" if len(hidden) > _NAMED else ""
+        text += "\n\n" + textwrap.fill(f"other tags (--tag): {', '.join(hidden[:_NAMED])}{more}", width or 80)
+    return text
+
+
+def lines_of(rows: Sequence[TagRow], tags: Sequence[str], by: str | None) -> list[list[str]]:
+    """Return the table's cells, header first."""
+    states = any(row.state != "done" or not row.curves for row in rows)
+    return [_head(tags, by, states=states), *(_cells(row, tags, by, states=states) for row in rows)]
+
+
+def page_of_tags(rows: Sequence[TagRow], tags: Sequence[str], by: str | None, title: str) -> str:
+    """Return a self-contained HTML page with the table, and the curves of these tags side by side."""
+    head, *body = lines_of(rows, tags, by)
+    drawn = dict.fromkeys([*([by] if by else []), *tags])
+    figures = [
+        {"label": row.label, "curves": {tag: _thinned(row.curves[tag]) for tag in drawn if tag in row.curves}}
+        for row in rows
+    ]
+    runs = "".join(f"<li>{html.escape(row.label)}: <code>{html.escape(row.run)}</code></li>" for row in rows)
+    return fill_page(title, head, body, runs, figures)
+
+
+def _thinned(curve: Curve) -> list[tuple[int, float]]:
+    known = [(point.step, point.value) for point in curve.points if isfinite(point.value)]
+    return known[:: max(1, len(known) // _DRAWN)]
+
+
+def _head(tags: Sequence[str], by: str | None, *, states: bool) -> list[str]:
+    return ["run", *(["state"] if states else []), *([f"best {by}", "step"] if by else []), *map(_escaped, tags)]
+
+
+def _cells(row: TagRow, tags: Sequence[str], by: str | None, *, states: bool) -> list[str]:
+    state = [row.state if row.curves else f"{row.state}, no curves"] if states else []
+    best = [f"{row.best.point.value:.4g}", str(row.best.point.step)] if row.best else ["", ""]
+    values = [f"{row.curves[tag].last.value:.4g}" if tag in row.curves else "" for tag in tags]
+    return [_escaped(row.label), *state, *(best if by else []), *values]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def verdict(rows: Sequence[TagRow], *, lowest: bool, command: str) -> str:
+    """Return what is best, and where its checkpoint is. command: the one that brings it."""
+    first = rows[0]
+    if first.best is None:
+        return ""
+    checkpoint = first.best.checkpoint
+    if checkpoint is None:
+        return f"{sentence(first, lowest=lowest)}\nto bring its checkpoint: {command}"
+    return f"{sentence(first, lowest=lowest)}\nits checkpoint: {as_shown(checkpoint)}, which {first.best.why}"
+
+
+def sentence(row: TagRow, *, lowest: bool) -> str:
+    """Return what its best value is."""
+    assert row.best is not None
+    tag, point = row.best.tag, row.best.point
+    text = f"best: {row.label}, {tag} {point.value:.6g} at step {point.step}"
+    doubtful = not lowest and any(word in tag.lower() for word in _LOWER_IS_BETTER)
+    return f"{text} (the highest; for the lowest: --min)" if doubtful else text

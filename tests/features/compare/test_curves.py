@@ -1,0 +1,201 @@
+"""The curves of runs, whoever wrote them, as tables, pages and pictures; the best of them and its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
+from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+from launcher.event_files import Point
+from launcher.features.compare.curves import checkpoint_of, curves
+from launcher.model.plan import Membership
+from launcher.planning.offline import offline
+from launcher.records.paths import RunPaths
+from launcher.records.store import Record
+from tests.unit.test_record_fuzz import call, parse_job
+
+JOB = "name: night\nruntime: process\nnodes: [local]\ngpus: none\nrun: {command: ['true']}\n"
+GROUP = "night-20261128-200000-bbbb"
+
+
+def board(file: Path, tag: str, values: dict[int, float], time: float = 100.0) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as out:
+        writer = RecordWriter(out)
+        for step, value in values.items():
+            summary = summary_pb2.Summary(value=[{"tag": tag, "simple_value": value}])
+            event = event_pb2.Event(wall_time=time + step, step=step, summary=summary)
+            writer.write(event.SerializeToString())
+
+
+def read(root: Path) -> dict[str, list[tuple[int, float]]]:
+    found = curves(RunPaths(root))
+    return {tag: [(point.step, round(point.value, 4)) for point in curve.points] for tag, curve in found.items()}
+
+
+def test_a_restart_continues_a_curve_and_replaces_its_steps(tmp_path: Path) -> None:
+    names = ("Nov28_08-25-06_host/events.out.tfevents.1", "Nov28_09-00-00_host/events.out.tfevents.2")
+    board(tmp_path / "tensorboard" / names[0], "loss", {1: 4.0, 2: 3.0, 3: 2.5})
+    board(tmp_path / "tensorboard" / names[1], "loss", {2: 2.0, 4: 1.0})
+    assert read(tmp_path) == {"loss": [(1, 4.0), (2, 2.0), (3, 2.5), (4, 1.0)]}
+
+
+def test_folders_tell_curves_of_one_name_apart(tmp_path: Path) -> None:
+    board(tmp_path / "tensorboard" / "train" / "events.out.tfevents.1", "epoch_loss", {1: 4.0})
+    board(tmp_path / "tensorboard" / "validation" / "events.out.tfevents.1", "epoch_loss", {1: 5.0})
+    assert read(tmp_path) == {"train/epoch_loss": [(1, 4.0)], "validation/epoch_loss": [(1, 5.0)]}
+
+
+def test_documented_metrics(tmp_path: Path) -> None:
+    """Also with words and nan, and validation after an epoch, as the trainer writes it."""
+    lines = [
+        {"kind": "start", "world": 1},
+        *({"kind": "step", "time": 1.0, "step": step, "steps": 9, "loss": 3 - step, "slow": "x"} for step in (1, 2)),
+        {"kind": "epoch", "epoch": 1, "val": {"top1": 60.0}},
+        {"step": 3, "loss": float("nan"), "done": True},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 4, "lo')
+    assert repr(read(tmp_path)) == "{'loss': [(1, 2.0), (2, 1.0), (3, nan)], 'val/top1': [(2, 60.0)]}"
+
+
+def test_lightnings_csv(tmp_path: Path) -> None:
+    folder = tmp_path / "workdir" / "local" / "lightning_logs" / "version_0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text("epoch,step,train_loss,val_acc\n0,9,1.5,\n0,9,,0.5\n1,19,1.0,\n1,19,,0.75\n")
+    assert read(tmp_path) == {"train_loss": [(9, 1.5), (19, 1.0)], "val_acc": [(9, 0.5), (19, 0.75)]}
+
+
+def test_the_state_of_transformers_trainer(tmp_path: Path) -> None:
+    log: list[dict[str, Any]] = [{"epoch": 0.5, "loss": 2.0, "step": 10}, {"epoch": 1.0, "eval_loss": 1.5, "step": 20}]
+    for name, lines in (("checkpoint-10", log[:1]), ("checkpoint-20", log)):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        state = {"global_step": 20, "log_history": lines}
+        (tmp_path / "out" / name / "trainer_state.json").write_text(json.dumps(state))
+    assert read(tmp_path) == {"loss": [(10, 2.0)], "eval_loss": [(20, 1.5)]}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\0\n", "[1]", '{"log_history": 3}', '{"log_history": [1, {"step": "x"}]}', "a,b\n1"]
+)
+def test_files_of_another_form_have_no_curves(tmp_path: Path, text: str) -> None:
+    for name in ("metrics.jsonl", "metrics.csv", "trainer_state.json"):
+        (tmp_path / name).write_text(text)
+    board(tmp_path / "tensorboard" / "events.out.tfevents.1", "x", {})
+    read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected", "why"),
+    [
+        (["checkpoints/step-0010.pt", "checkpoints/step-0020.pt"], "checkpoints/step-0020.pt", "has step 20"),
+        (
+            ["out/checkpoint-20/model.safetensors", "out/checkpoint-30/model.safetensors"],
+            "out/checkpoint-20/",
+            "has step",
+        ),
+        (["logs/20.pt.log", "checkpoints/best.pt", "model-00020-of-00020.ckpt"], "checkpoints/best.pt", "12 s after"),
+        (["train.py"], "", ""),
+    ],
+)
+def test_the_checkpoint_of_a_point(tmp_path: Path, names: list[str], expected: str, why: str) -> None:
+    for index, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, (1012 if name.endswith("best.pt") else 2000 + index,) * 2)
+    found, how = checkpoint_of(Point("acc", 20, 1000.0, 1.0), tmp_path)
+    assert expected in str(found) if expected else found is None, (found, how)
+    assert why in how
+
+
+@pytest.fixture
+def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sweep of a program that writes only TensorBoard's files: three variants, of which one failed before any."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for index, rate in enumerate(("0.1", "0.2", "9")):
+        run = f"night-20261128-20000{index}-000{index}"
+        plan, record = offline(parse_job(JOB, "job.yaml"), "code"), Record(RunPaths(tmp_path / "runs" / run), [])
+        record.paths.root.mkdir(parents=True)
+        record.paths.plan.write_text(plan.to_json().replace(plan.run, run).replace("/home/user", str(tmp_path)))
+        record.join(Membership(GROUP, f"lr={rate}"))
+        record.event("started")
+        failure = {"node": "local", "rank": 0, "exit_code": 1, "what": "exited with code 1: loss is nan"}
+        failed = {"state": "failed", "exit_code": 1, "failure": failure}
+        record.finish(failed if rate == "9" else {"state": "done", "exit_code": 0})
+        values = {step: float(rate) * (20 - abs(step - 15)) for step in range(1, 21)}
+        for tag in ("acc/val", "lr", "x", "y", "z") if rate != "9" else ():
+            board(record.paths.tensorboard / f"events.out.tfevents.{tag[0]}", tag, values, time=1000.0)
+    return tmp_path
+
+
+def test_a_program_that_writes_only_tensorboard(night: Path) -> None:
+    del night
+    code, printed = call("compare")
+    assert code == 0
+    head, _, *rows = [line for line in printed.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in head.strip("|").split("|")] == ["run", "state", "acc/val", "lr", "x", "y"]
+    assert [row.split()[1] for row in rows] == ["lr=0.1", "lr=0.2", "lr=9"]
+    assert "failed, no curves" in rows[2]
+    assert "lr=9 failed: local: exited with code 1: loss is nan: launcher logs night-20261128-200002-0002" in printed
+    assert "other tags (--tag): z" in printed
+    assert "no metrics" not in printed
+    assert call("compare", "night", "--tag", "z")[1].splitlines()[0].split() == [
+        "|",
+        "run",
+        "|",
+        "state",
+        "|",
+        "z",
+        "|",
+    ]
+
+
+def test_the_best_run_is_first_and_its_checkpoint_named(night: Path) -> None:
+    rows = [row for row in call("compare", "night", "--by", "acc/val")[1].splitlines() if row.startswith("| lr")]
+    assert [row.split()[1] for row in rows] == ["lr=0.2", "lr=0.1", "lr=9"]
+    assert "launcher fetch night --best acc/val" in call("compare", "night", "--by", "acc/val")[1]
+    saved = night / "runs" / "night-20261128-200001-0001" / "checkpoints" / "step-15.pt"
+    saved.parent.mkdir()
+    saved.write_text("x")
+    printed = call("compare", "night", "--by", "acc/val")[1]
+    assert "best: lr=0.2, acc/val 4 at step 15\n" in printed
+    assert "its checkpoint: runs/night-20261128-200001-0001/checkpoints/step-15.pt, which has step 15" in printed
+    first, *_ = json.loads(call("compare", "night", "--by", "acc/val", "--json")[1])
+    assert (first["label"], first["by"]["step"], first["by"]["checkpoint"]) == (
+        "lr=0.2",
+        15,
+        str(saved.relative_to(night)),
+    )
+    lowest = call("compare", "night", "--by", "acc/val", "--min")[1]
+    assert "best: lr=0.1, acc/val 0.6 at step 1\n" in lowest
+    code, printed = call("compare", "night", "--by", "acc")
+    assert code == 2
+    assert "no run has this tag" in printed
+    assert "acc/val" in printed
+
+
+def test_curves_side_by_side(night: Path) -> None:
+    code, printed = call("compare", "--by", "acc/val", "--html", "page.html", "--plot", "curves.svg")
+    assert code == 0, printed
+    page = (night / "page.html").read_text()
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert [[one["label"], len(one["curves"].get("acc/val", []))] for one in data] == [
+        ["lr=0.2", 20],
+        ["lr=0.1", 20],
+        ["lr=9", 0],
+    ]
+    assert "acc/val" in (night / "curves.svg").read_text()
+
+
+def test_runs_without_curves_are_told_where_theirs_may_be(night: Path) -> None:
+    for file in (night / "runs").rglob("*tfevents*"):
+        file.unlink()
+    code, printed = call("compare", "night")
+    assert code == 0
+    assert "done, no curves" in printed
+    assert "launcher fetch night --checkpoints" in printed

@@ -1,0 +1,40 @@
+"""`launcher fetch --best`: the checkpoint of the best variant, on this machine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.e2e.cli import Cli
+from tests.e2e.fixtures import cli, home_cli
+
+__all__ = ["cli", "home_cli"]
+pytestmark = pytest.mark.timeout(200)
+PROGRAM = """
+import json, os, pathlib, sys
+rate, out = float(sys.argv[-1]), pathlib.Path(os.environ["LAUNCHER_OUTPUT"])
+(out / "checkpoints").mkdir()
+with (out / "metrics.jsonl").open("w") as metrics:
+    for step in range(1, 6):
+        line = {"kind": "step", "time": 1.0, "step": step, "acc": rate * (10 - abs(step - 3))}
+        metrics.write(json.dumps(line) + "\\n")
+        (out / "checkpoints" / f"step-{step}.pt").write_text(f"{rate} {step}")
+"""
+
+
+def test_the_best_variant_is_fetched_with_its_checkpoint(home_cli: Cli) -> None:
+    (home_cli.cwd / "own.py").write_text(PROGRAM)
+    run = {"command": ["python3", "own.py"]}
+    sweep = [["0.1"], ["0.3"], ["0.2"]]
+    home_cli("up", home_cli.job("own", runtime="process", nodes=["local"], run=run, sweep=sweep))
+    assert "| 0.3 |" in home_cli("compare", "own", "--by", "acc").stdout.replace("  ", "")
+    fetched = home_cli("fetch", "own", "--best", "acc").stdout
+    assert "best: 0.3, acc 3 at step 3" in fetched
+    checkpoint = fetched.partition("its checkpoint: ")[2].partition(",")[0]
+    assert (home_cli.cwd / checkpoint).read_text() == "0.3 3"
+    assert [json.loads(line)["acc"] for line in (home_cli.runs()[1] / "metrics.jsonl").open()][2] == pytest.approx(3.0)
+    assert not (home_cli.runs()[0] / "checkpoints").exists()
+    assert "needs --best" in home_cli("fetch", "own", "--min", code=2).stderr
+    home_cli("fetch", "own", "all")
+    assert {path.name for path in (home_cli.cwd / "all").iterdir()} == {run.name for run in home_cli.runs()}
