@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.e2e.cli import Cli
+from tests.e2e.cli import Cli, bed_job
 from tests.e2e.terminal import Person
 
 PROGRAM = """
@@ -138,3 +138,25 @@ def test_torch_distributed_breakpoint_waits_too(watched: Cli) -> None:
     assert last.end() == 0
     watched("logs")
     assert watched.result()["state"] == "done"
+
+
+@pytest.mark.bed
+@pytest.mark.timeout(300)
+def test_a_rank_in_a_container_waits_and_who_follows_the_run_is_told(bed_cli: Cli) -> None:
+    cli = Cli(bed_cli.cwd, {**bed_cli.env, "CI": ""})
+    (cli.cwd / "double.py").write_text(PROGRAM.replace("    breakpoint", "    if x == 22: breakpoint"))
+    job = cli.job("stop", **bed_job(run={"command": ["python3", "double.py"]}, hang_timeout="5s"))
+    up = cli.start("up", job)
+    assert up.stderr is not None
+    said = "rank 1 on node2 waits in double.py:6, breakpoint(): launcher debug --rank 1"
+    while said not in (line := up.stderr.readline()):
+        assert line, "launcher up ended before"
+    person = Person(cli, "debug")
+    person.sees(r"\(Pdb rank 1\) ")
+    person.type("p y\r")
+    person.sees(r"\b44\b")
+    person.type("c\r")
+    person.sees("rank 1 goes on")
+    assert person.end() == 0
+    up.communicate(timeout=120)
+    assert cli.result()["state"] == "done"
