@@ -14,7 +14,7 @@ from launcher.cli import options, terminal
 from launcher.errors import NodesFailed, NotConfirmed
 from launcher.model.facts import ImageInfo
 from launcher.model.sizes import counted, size_text
-from launcher.run.leftovers import Leftovers, OldContainer, OldOutput
+from launcher.run.leftovers import Leftovers, OldCache, OldContainer, OldOutput
 
 
 def clean(
@@ -26,6 +26,7 @@ def clean(
     shared_memory: Annotated[
         bool, typer.Option("--shared-memory", help="Also what runs left in /dev/shm under names of their own.")
     ] = False,
+    models: Annotated[bool, typer.Option("--models", help="Also the models of jobs with `models: true`.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
@@ -33,7 +34,8 @@ def clean(
     """List leftovers and ask before removing them: unused images that launcher
     built for runs that this folder started, output folders of such runs that have
     no container, containers of runs that `down` stopped while the node was
-    unreachable, and containers of killed commands.
+    unreachable, containers of killed commands, and caches of images that the node
+    no longer has.
 
     Output folders and containers with checkpoints or other files that are not in
     runs/ are listed, and kept without --unfetched: launcher fetch RUN --checkpoints.
@@ -56,6 +58,7 @@ def clean(
             if not shared_memory and any(each.shared for each in found):
                 terminal.note("files in /dev/shm are kept, as they may be yours; to remove them: --shared-memory")
         chosen = found if unfetched else [_fetched(each) for each in found]
+        chosen = [_without_used_caches(each, models=models) for each in chosen]
         if not shared_memory:
             chosen = [replace(each, shared=()) if each.shared else each for each in chosen]
         if any(chosen) and not yes and not sys.stdin.isatty():
@@ -80,6 +83,11 @@ def _fetched(found: Leftovers) -> Leftovers:
     """Return what may be removed without --unfetched."""
     outputs = [output for output in found.outputs if not output.unfetched]
     return replace(found, outputs=outputs, containers=[each for each in found.containers if not each.kept])
+
+
+def _without_used_caches(found: Leftovers, *, models: bool) -> Leftovers:
+    unused = [each for each in found.caches if not each.kept or (models and each.kept == "models")]
+    return replace(found, caches=unused)
 
 
 def _question(found: Sequence[Leftovers], chosen: Sequence[Leftovers]) -> str:
@@ -123,6 +131,10 @@ def _as_json(found: Leftovers) -> dict[str, object]:
             {"name": _name(image), "bytes": image.size, "used_here": image.id in found.recorded}
             for image in found.images
         ],
+        "caches": [
+            {"path": each.path, "files": each.files, "bytes": each.size, "age": round(each.age), "kept": each.kept}
+            for each in found.caches
+        ],
         "shared_memory": [{"name": each.name, "bytes": each.size} for each in found.shared],
         "outputs": [
             {
@@ -148,6 +160,7 @@ def _lines(found: Leftovers) -> list[str]:
         *(f"{node}: {_container(container)}" for container in found.containers),
         *(f"{node}: image {_name(image)}  {size_text(image.size)}" for image in found.images),
         *(f"{node}: {_output(output)}" for output in found.outputs),
+        *(f"{node}: {_cache(each)}" for each in found.caches),
         *(f"{node}: /dev/shm/{each.name}  {size_text(each.size)}" for each in found.shared),
     ]
 
@@ -156,6 +169,15 @@ def _container(container: OldContainer) -> str:
     if container.kept is None:
         return f"container {container.state.name} of a {'stopped run' if container.run else 'killed command'}"
     return str(container.kept)
+
+
+def _cache(cache: OldCache) -> str:
+    days = int(cache.age // 86400)
+    age = f"{counted(days, 'day')} old" if days else "of today"
+    line = f"{cache.path}  {counted(cache.files, 'file')}, {size_text(cache.size)}, {age}"
+    if cache.kept == "models":
+        return f"{line}; to remove them: --models"
+    return f"{line}; kept: {cache.kept}" if cache.kept else line
 
 
 def _output(output: OldOutput) -> str:

@@ -206,6 +206,7 @@ if [ "$our_file" != unlimited ] && [ "$our_file" -lt $our_files ]; then our_file
 if [ "$our_name" != unlimited ] && [ "$our_name" -lt "$our_files" ]; then ulimit -Sn "$our_files"; fi
 
 # --- the program
+[ -z "$our_no_cache" ] || echo "launcher: node $LAUNCHER_NODE: nothing is cached for the next run: $our_no_cache" >&3
 rm -rf "$our_kit/home/.flight_recorder" # the pipes of an earlier attempt
 [ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # of an earlier attempt
 note start || cannot_write

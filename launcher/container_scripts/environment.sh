@@ -27,9 +27,27 @@ if ! { [ -n "$HOME" ] && [ -d "$HOME" ] && [ -w "$HOME" ]; }; then export HOME="
 if [ -z "$USER" ]; then USER=$(id -un 2>/dev/null) || USER=uid$(id -u); fi
 export USER LOGNAME="${LOGNAME:-$USER}"
 export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}"
+# usable FOLDER: whether it is mounted, and can be used: several processes lock its files. our_no_cache: why not
+our_no_cache=''
+usable() {
+    [ -d "$1" ] || return
+    [ -w "$1" ] || our_no_cache="$1 is not writable for uid $(id -u)"
+    if command -v flock >/dev/null 2>&1 && [ -w "$1" ]; then
+        flock -s -n "$1" true 2>/dev/null || our_no_cache="the disk of $1 has no locks"
+    fi
+    [ -z "$our_no_cache" ]
+}
+our_cache=$XDG_CACHE_HOME
+if usable "$our_kit/cache"; then
+    our_cache=$our_kit/cache
+    export LAUNCHER_CACHE="$our_cache" CUDA_CACHE_PATH="${CUDA_CACHE_PATH:-$our_cache/cuda}"
+fi
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$our_cache/torchinductor}"
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$our_cache/triton}"
+if usable "$our_kit/models"; then
+    export HF_HOME="${HF_HOME:-$our_kit/models/huggingface}" TORCH_HOME="${TORCH_HOME:-$our_kit/models/torch}"
+fi
 export TORCH_HOME="${TORCH_HOME:-$XDG_CACHE_HOME/torch}"
-export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$XDG_CACHE_HOME/torchinductor}"
-export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$XDG_CACHE_HOME/triton}"
 export MPLCONFIGDIR="${MPLCONFIGDIR:-${XDG_CONFIG_HOME:-$HOME/.config}/matplotlib}"
 
 # --- breakpoint() waits for `launcher debug`, if the plan says so, or else is skipped, said; it is the job's if that sets it

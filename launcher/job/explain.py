@@ -238,6 +238,10 @@ def _process(job: Job) -> Iterator[Conflict]:
                 if key in ("cpus", "memory"):
                     message += f". For a cluster (--on) give the number of nodes: nodes: {len(job.nodes)}"
                 yield (part, key), message, {part, "runtime"}
+    for key in ("cache", "models"):
+        if getattr(job, key) != type(job).model_fields[key].default:
+            message = "has no effect without containers, as plain processes use your own caches; remove it"
+            yield (key,), message, {key, "runtime"}
     for data in job.data:
         message = "plain processes access files directly: remove it, or set runtime: docker"
         yield ("data", data.name), message, {"data", "runtime"}

@@ -297,6 +297,7 @@ GpusField = Annotated[
 Processes = Annotated[
     str | int, PlainValidator(_processes), schema(anyOf=[{"const": "auto"}, {"type": "integer", "minimum": 1}])
 ]
+Flag = Annotated[bool, PlainValidator(scalars.parse_flag), schema(type="boolean")]
 Restarts = Annotated[int, PlainValidator(whole("a number of restarts", 0, 1000)), schema(type="integer", minimum=0)]
 MinNodes = Annotated[int, PlainValidator(whole("a number of nodes", 1, 1000)), schema(type="integer", minimum=1)]
 Port = Annotated[int, PlainValidator(whole("a port", 1024, 65535)), schema(type="integer", minimum=1024, maximum=65535)]

@@ -134,6 +134,19 @@ class Job(Part):
         "that only its owner may read (`chmod 600`).",
         examples=[["WANDB_API_KEY", {"HF_TOKEN": "~/.secrets/hf"}]],
     )
+    cache: fields.Flag = Field(
+        default=True,
+        description="Keep what torch.compile, Triton, CUDA and the trainer's decoder compile at run time, per image "
+        "and machine, in `~/.launcher/cache` of the ssh user, for the next run. With `runtime: process` they use the "
+        "user's own caches.",
+        examples=[False],
+    )
+    models: fields.Flag = Field(
+        default=False,
+        description="Keep downloaded models and data sets (HF_HOME, TORCH_HOME) in `~/.launcher/cache/models` of the "
+        "ssh user on each node, so that the next run does not download them again.",
+        examples=[True],
+    )
     output: fields.ContainerPath = Field(
         default="/output",
         description="Folder in the container for the output of the program: checkpoints and TensorBoard logs. On the "

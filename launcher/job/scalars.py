@@ -216,6 +216,14 @@ def show_size(size: int) -> str | int:
     return size
 
 
+def parse_flag(value: Any) -> bool:
+    if isinstance(value, AmbiguousBool) and value.lower() in _AMBIGUOUS:
+        return value.lower() in ("yes", "on")
+    if isinstance(value, bool):
+        return value
+    raise BadValueError(f"expected true or false, not {show(value)}{_unquoted(value)}")
+
+
 def parse_cpus(value: Any) -> float:
     if not isinstance(value, bool) and isinstance(value, (int, float)) and 0.01 <= value <= 100_000:
         return float(value)

@@ -66,6 +66,7 @@ class ContainerSpec:
     user: str = ""  # "uid:gid"; "" for the image's user
     groups: tuple[int, ...] = ()
     mounts: tuple[Mount, ...] = ()
+    caches: tuple[Mount, ...] = ()  # folders beside output_dir that outlive the container
     gpus: tuple[str, ...] = ()  # UUIDs
     gpu_driver: str = ""  # "nvidia" (runtime) | "cdi"
     network: str = "host"

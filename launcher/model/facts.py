@@ -161,6 +161,7 @@ class NodeFacts:
     memory: int = 0
     shm_size: int = 0  # size of the node's own /dev/shm
     proxies: tuple[tuple[str, str], ...] = ()  # of the ssh user's Docker configuration: HTTP_PROXY and its value
+    machine: str = ""  # its machine-id, or else its name
     output_root: str = ""  # real path of ~/.launcher, which may be a link; "" if it does not exist
     output_broken: str = ""  # target of ~/.launcher if it is a link that leads nowhere
     output_free: int = -1  # free bytes on the file system of output folders; -1 if unknown

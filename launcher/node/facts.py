@@ -116,6 +116,7 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Ma
         output_inodes=free_inodes(sections.get("output_inodes", "")),
         output_mount=mounted_as(first("output_mount")),
         boot=first("boot"),
+        machine=first("machine"),
         clock_offset=float(clock[0]) - now if clock else 0.0,
         interfaces=_interfaces("\n".join(lines("addresses")), routes, _links(lines("links"))),
         routes=routes,

@@ -45,6 +45,8 @@ printf '%s\n' "$HOME"
 section host
 uname -n
 uname -m
+section machine
+cat /etc/machine-id || uname -n
 section ssh
 printf '%s\n' "$SSH_CONNECTION"
 section cpus

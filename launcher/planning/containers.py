@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from launcher import __version__
 from launcher.job.models import Job
 from launcher.job.parts import NodeEntry
-from launcher.model import labels
+from launcher.model import caches, labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE, KIT, WORKDIR, ContainerSpec, Layout, Mount
 from launcher.model.facts import NodeFacts, login_of
@@ -74,6 +74,7 @@ def container(
         output_root="" if node.output_root == posixpath.join(node.home, OUTPUT_ROOT) else node.output_root,
         user=user,
         groups=groups,
+        caches=_caches(context, node) if traits.isolates else (),
         mounts=(*(mount.on(node.home) for mount in job.mounts), *node.data) if traits.isolates else (),
         gpus=uuids,
         gpu_driver=gpu_driver,
@@ -94,6 +95,17 @@ def shared_memory_limit(node: NodeFacts, uuids: tuple[str, ...]) -> int | None:
     if not any(gpu.shared for gpu in node.gpus if gpu.uuid in uuids) or node.memory < 2 * FOR_THE_HOST:
         return None
     return node.memory - FOR_THE_HOST
+
+
+def _caches(context: Context, node: NodeFacts) -> tuple[Mount, ...]:
+    """Return the folders of code compiled at run time and of models, at which environment.sh points the libraries."""
+    wanted = {}
+    if context.job.cache:
+        wanted["cache"] = caches.name(node.image or context.image.id, node.machine)
+    if context.job.models:
+        wanted[caches.MODELS] = caches.MODELS
+    root = posixpath.join(node.home, OUTPUT_ROOT, caches.FOLDER)
+    return tuple(Mount(posixpath.join(root, name), f"{KIT}/{at}") for at, name in wanted.items())
 
 
 def _proxies(job: Job, node: NodeFacts, own: Mapping[str, str]) -> dict[str, str]:

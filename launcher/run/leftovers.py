@@ -1,9 +1,11 @@
-"""Find and remove leftovers of old runs on a node: unused images that the launcher built, output folders without a
-container, containers of runs that `down` ended while the node was unreachable, and containers of killed commands."""
+"""Find and remove leftovers of old runs on a node: unused images that the launcher built, caches of images that it no
+longer has, output folders without a container, containers of runs that `down` ended while the node was unreachable, and
+containers of killed commands."""
 
 from __future__ import annotations
 
 import posixpath
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,12 +14,12 @@ from functools import partial
 from launcher.errors import LauncherError
 from launcher.image import names
 from launcher.image.image_locations import image_store, same_image
-from launcher.model import labels
+from launcher.model import caches, labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import TOOL, ContainerState, Phase
-from launcher.model.facts import ImageInfo
+from launcher.model.facts import ImageInfo, NodeFacts
 from launcher.model.plan import RunId, is_run_id
-from launcher.node import output_folder
+from launcher.node import image_cache, output_folder
 from launcher.node.connect import caller_engine
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry
@@ -69,6 +71,20 @@ class OldContainer:
 
 
 @dataclass(frozen=True)
+class OldCache:
+    """A folder that outlives containers (model.caches). age: seconds since something was written there.
+
+    kept: why it is no leftover; "" if nothing uses it.
+    """
+
+    path: str
+    files: int
+    size: int
+    age: float
+    kept: str
+
+
+@dataclass(frozen=True)
 class Leftovers:
     """Leftovers of ended runs on one node.
 
@@ -84,9 +100,10 @@ class Leftovers:
     recorded: Collection[str] = ()
     shared: Sequence[Shared] = ()
     unread: LauncherError | None = None
+    caches: Sequence[OldCache] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.images or self.outputs or self.containers or self.shared)
+        return bool(self.images or self.outputs or self.containers or self.shared or self.caches)
 
 
 def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[Leftovers | LauncherError]:
@@ -132,6 +149,7 @@ class _Examined:
     folders: Mapping[RunId, Sequence[FileEntry]]
     shared: Sequence[Shared]
     unread: LauncherError | None
+    caches: Sequence[OldCache]
 
 
 def _images(engine: Engine) -> Sequence[ImageInfo]:
@@ -142,7 +160,8 @@ def _examine(
     engine: Engine, sources: Sequence[ImageInfo], taken_down: Mapping[RunId, Record], shared: Collection[Shared]
 ) -> _Examined:
     """shared: what runs left in its shared memory, by their records."""
-    root = posixpath.join(engine.facts().home, OUTPUT_ROOT)
+    machine = engine.facts()
+    root = posixpath.join(machine.home, OUTPUT_ROOT)
     listed = engine.list({labels.RUN: None})
     alive = {state.labels.get(labels.RUN, "") for state in listed}
     own = [state for state in listed if state.labels.get(labels.UID) == str(engine.uid())]
@@ -163,7 +182,34 @@ def _examine(
     folders = {run: found[run] for run in sorted(marked)}
     images = unused_images(engine, sources)
     left = _in_memory(engine, shared)
-    return _Examined(engine, root, images, back, alive, folders, left, unread[0] if unread else None)
+    caches_ = _caches(engine, machine, root, found.get(caches.FOLDER, ()))
+    return _Examined(engine, root, images, back, alive, folders, left, unread[0] if unread else None, caches_)
+
+
+def _caches(engine: Engine, machine: NodeFacts, root: str, files: Sequence[FileEntry]) -> list[OldCache]:
+    """files: of the folder of all caches. A cache of an image that this machine no longer has is of no use."""
+    by_name: dict[str, list[FileEntry]] = {}
+    for file in files:
+        by_name.setdefault(file.path.partition("/")[0], []).append(file)
+    existing = None if engine.images is None else {image.id for image in engine.images.list({})}
+    used = {container.image for container in engine.list({})}
+    images = {caches.short(image.rpartition(":")[2]) for image in (existing or set()) | used}
+    found, now = [], time.time() + machine.clock_offset
+    for name, own in sorted(by_name.items()):
+        if parts := caches.NAME.fullmatch(name):
+            kept = (
+                "models"
+                if name == caches.MODELS
+                else "of another machine"
+                if parts["machine"] != caches.short(machine.machine)
+                else "its image is there"
+                if existing is None or parts["image"] in images
+                else ""
+            )
+            age = max(0.0, now - max(file.mtime for file in own))
+            path = posixpath.join(root, caches.FOLDER, name)
+            found.append(OldCache(path, len(own), sum(file.size for file in own), age, kept))
+    return found
 
 
 def _in_memory(engine: Engine, known: Collection[Shared]) -> Sequence[Shared]:
@@ -225,7 +271,8 @@ def _leftovers(
     recorded = {
         image.id for image in found.images if {image.id, image.labels.get(names.PARTIAL, ""), *image.tags} & used
     }
-    return Leftovers(found.engine, found.images, outputs, found.containers, recorded, shared, found.unread)
+    cached = found.caches if not again else ()
+    return Leftovers(found.engine, found.images, outputs, found.containers, recorded, shared, found.unread, cached)
 
 
 def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[ImageInfo]:
@@ -257,6 +304,8 @@ def remove_leftovers(leftovers: Leftovers, known: Sequence[Record] = ()) -> None
             image_store(leftovers.engine).remove(name)
     if leftovers.shared:
         leftovers.engine.remove_shared_memory([each.name for each in leftovers.shared])
+    for cache in leftovers.caches:
+        image_cache.remove(leftovers.engine.files, cache.path)
     for output in leftovers.outputs:
         output_folder.remove(leftovers.engine.files, output.path, output.run)
         if output.run in recorded:

@@ -15,7 +15,7 @@ from launcher.image.cuda import explained
 from launcher.model import labels
 from launcher.model.container import CODE, ContainerSpec, Mount, Phase
 from launcher.model.plan import Plan
-from launcher.node import output_folder
+from launcher.node import image_cache, output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, uninterrupted
@@ -50,6 +50,8 @@ def start(
         planned = plan.on(engine.node)
         spec = planned.container
         output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)
+        for cache in spec.caches:
+            image_cache.make(engine.files, cache.source)
 
         def create_one() -> None:
             ids[engine.node] = engine.create(spec)

@@ -66,7 +66,8 @@ def file_name() -> str:
 def _cache() -> Iterator[Path]:
     """Yield the folder of the cache, if there is one."""
     with suppress(RuntimeError):  # no home folder
-        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "launcher-train"
+        caches = os.environ.get("LAUNCHER_CACHE") or os.environ.get("XDG_CACHE_HOME")
+        yield Path(caches or Path.home() / ".cache") / "launcher-train"
 
 
 def _compile(library: Path) -> None:

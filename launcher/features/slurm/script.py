@@ -82,11 +82,13 @@ KEYS = Keys(
     refused={
         "resources.shm": "containers on Slurm share the machine's /dev/shm",
         "docker.ipc": "containers on Slurm share the machine's IPC",
+        "models": "mount a folder of the shared file system (mounts) and set env: {HF_HOME: ..., TORCH_HOME: ...}",
         "docker.cap_add": "containers on Slurm have only the rights of their user",
         "docker.extra_hosts": "containers on Slurm use the machine's /etc/hosts",
     },
     refused_by={build: REFUSED, check: "image.torchvision image.packages"},
     unused={
+        "cache": "nothing is kept of what is compiled at run time",
         "code": "it is the folder in which the script is submitted",
         "nodes.name": "Slurm chooses the machines",
         "nodes.host": "Slurm chooses the machines",

@@ -83,7 +83,8 @@ def _mounts(spec: ContainerSpec) -> list[dict[str, Any]]:
     The engine may not follow the link that ~/.launcher is: root has no rights in a home on NFS.
     """
     mounts, root = list(spec.mounts), posixpath.dirname(spec.output_dir)
-    for path, target in ((spec.output_dir, spec.layout.output), (spec.workdir, spec.layout.code)):
+    own = [(spec.output_dir, spec.layout.output), (spec.workdir, spec.layout.code)]
+    for path, target in (*own, *((cache.source, cache.target) for cache in spec.caches)):
         if path:
             inside = posixpath.relpath(path, root)
             mounts.append(Mount(posixpath.join(spec.output_root or root, inside), target))
