@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from launcher.container_scripts.words import Raised, bounded, first_raised, lost, raised
+from launcher.container_scripts.words import Raised, bounded, first_raised, lost, raised, reason
 from launcher.faults.cause import Cause
 from launcher.faults.table import CUDA, IMPORT, LAST_RESORT, METADATA, NCCL, NVML, RULES, Origin
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+_LAST = 3  # lines in which a program without a traceback, or what it starts, says why it ends
+_OF_CPP = re.compile(r"terminate called|what\(\): |terminated with exception: |Fatal Python error: ")
 
 
 def said(origin: Origin, text: str, known: Mapping[str, str] = _NOTHING) -> Cause | None:
@@ -23,21 +26,22 @@ def of_output(message: str, log: str, known: Mapping[str, str]) -> Cause | None:
     """Return the cause of the end of a user's program.
 
     message: its traceback, or the end of its log. log: more of its log, in which CUDA and NCCL print more than the
-    exception has; read only if the exception is theirs, or if there is none. known: the `node`, the exit `code`, the
-    `port` of the rendezvous, the `place` of the libraries (IMAGE or NODE) and the `output` folder as the program sees
-    it, as far as they are known.
+    exception has; read only if the exception is theirs, or if C++ ended the program. known: the `node`, the exit
+    `code`, the `port` of the rendezvous, the `place` of the libraries (IMAGE or NODE) and the `output` folder as the
+    program sees it, as far as they are known.
     """
     message, log = bounded(message), bounded(log)
     first = first_raised(message)
     errors = [error for error in raised(message) if error == first or not lost(error)]  # that would be a consequence
     errors = [error for error in errors if error == errors[-1] or not _was_replaced(error, errors[-1])]
     end = [] if errors else message.splitlines()
-    of_gpus = not errors or any(origin.raised(error) for origin in (CUDA, NVML, NCCL) for error in errors)
-    more = log.splitlines() if of_gpus else []
+    last = end if reason(message) else [line for line in end if line.strip()][-_LAST:]  # before that, it went on
+    by_gpus = any(origin.raised(error) for origin in (CUDA, NVML, NCCL) for error in errors)
+    more = log.splitlines() if by_gpus or (not errors and _OF_CPP.search(log)) else []
     code = int(known["code"]) if "code" in known else None
     origins = {origin for rule in (*RULES, LAST_RESORT) for origin in rule.origins}
     printed = {
-        origin: [line for line in (*end, *(more if origin.anywhere else ())) if origin.printed(line, code)]
+        origin: [line for line in ((*end, *more) if origin.anywhere else last) if origin.printed(line, code)]
         for origin in origins
     }
     for rules in (RULES, (LAST_RESORT,)):

@@ -639,6 +639,27 @@ def test_each_rule_has_a_recorded_text_and_words_of_a_user() -> None:
         assert asks or any(re.search(rule.pattern, words, re.MULTILINE) for words in USERS), rule.pattern
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "/usr/bin/python: No module named gpustat",
+        "fatal: not a git repository (or any of the parent directories): .git",
+        "ffmpeg: error while loading shared libraries: libgomp.so.1: cannot open shared object file: No such file",
+        "tee: /output/a: No space left on device",
+    ],
+)
+def test_a_line_after_which_the_program_went_on_is_no_cause(words: str) -> None:
+    assert of_output(f"{words}\nloss is nan\n", "", KNOWN)
+    assert of_output(f"{words}\nepoch 1\nepoch 2\nloss is nan\n", "", KNOWN) is None
+
+
+def test_a_warning_of_nccl_long_before_the_end_counts_only_if_cpp_ended_the_program() -> None:
+    log = "n:1:2 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed\n" + "epoch\n" * 40
+    assert of_output("loss is nan\n", f"{log}loss is nan\n", KNOWN) is None
+    ended = "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    assert of_output(ended, f"{log}{ended}", KNOWN)
+
+
 def test_without_the_runs_port_no_port_is_its_own() -> None:
     end = f"{WHERE}{IN_USE}port: 29500, code: -98, name: EADDRINUSE, message: address already in use"
     assert of_output(end, "", {"node": "n0"}) is None
@@ -673,7 +694,7 @@ def test_an_illegal_instruction_is_explained(log: str, code: int) -> None:
 def test_memory_that_infiniband_cannot_lock_is_no_limit_if_there_is_none() -> None:
     """https://github.com/NVIDIA/nccl/issues/1191: too many queues; on a DGX Spark: pages that cannot be moved."""
     log = "n:1:2 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory\n"
-    limited, free = (of_output("", log, {**KNOWN, **more}) for more in ({}, {"memlock": UNLIMITED}))
+    limited, free = (of_output(log, log, {**KNOWN, **more}) for more in ({}, {"memlock": UNLIMITED}))
     assert limited is not None
     assert free is not None
     assert "memlock limit is too low" in limited.what
