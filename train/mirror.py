@@ -237,6 +237,7 @@ class Mirror:
                 problem = _text(error)
         if problem:
             self._warn(f"{name} is not in {self._place.url}: {problem}; the next checkpoint will be tried")
+        self.together(None)  # rank 0 removes old checkpoints by what it finds: files of the next one must not be there
 
     def _publish(self, name: str, about: State, files: Mapping[str, int]) -> None:
         place = self._place

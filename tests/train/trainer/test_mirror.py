@@ -4,7 +4,9 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,16 +40,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 class Uploads:
     """A Mirror whose checkpoints a test writes."""
 
-    def __init__(self, folder: Path, url: str = URL, *, fresh: bool = True) -> None:
-        self.lines, self.folder = list[str](), folder
-        self.mirror = Mirror(url, folder, True, self.lines.append)
+    def __init__(self, folder: Path, url: str = URL, *, fresh: bool = True, file: str = "last.pt") -> None:
+        self.lines, self.last = list[str](), folder / file
+        self.mirror = Mirror(url, folder, file != "last-1.pt", self.lines.append)
         self.mirror.begin(fresh)
 
-    def save(self, epoch: int, *, busy: bool = False, size: int = 1000) -> None:
-        last = self.folder / "last.pt"
-        last.unlink(missing_ok=True)
-        last.write_bytes(bytes([epoch]) * size)
-        self.mirror.offer([last], state(epoch), new_name(state(epoch)), busy)
+    def save(self, epoch: int, *, busy: bool = False, size: int = 1000, name: str = "") -> None:
+        self.last.unlink(missing_ok=True)
+        self.last.write_bytes(bytes([epoch]) * size)
+        self.mirror.offer([self.last], state(epoch), name or new_name(state(epoch)), busy)
 
 
 def state(epoch: int) -> State:
@@ -131,6 +132,51 @@ def test_each_rank_uploads_its_shards(store: Store, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["best.pt", "last.sharded"]
     with pytest.raises(TrainError, match="of another --parallel"):
         find(place, "last.pt")
+
+
+class Ranks:
+    """Gathers a value of each of two ranks, which are threads."""
+
+    def __init__(self) -> None:
+        self._values, self._all = [None, None], threading.Barrier(2)
+        self.calls = [threading.Semaphore(0), threading.Semaphore(0)]
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self._values[rank] = value
+        self.calls[rank].release()
+        self._all.wait()
+        values: list[Any] = [*self._values]
+        self._all.wait()
+        return values
+
+
+def test_old_checkpoints_are_removed_before_a_rank_uploads_the_next_one(store: Store, tmp_path: Path) -> None:
+    ranks, going_on = Ranks(), threading.Event()
+    uploads = [Uploads(tmp_path, file=f"last-{rank}.pt") for rank in range(2)]
+    for rank, each in enumerate(uploads):
+        each.mirror.together = partial(ranks.gather, rank)
+
+    def hold(method: str, path: str) -> Answer | None:
+        if (method, path) == ("PUT", f"/{BUCKET}/run/latest.json"):
+            going_on.wait()
+        return None
+
+    store.fault = hold
+    for each in uploads:
+        each.save(1, name="epoch-0001-step-1-00000000")
+    ranks.calls[1].acquire()  # rank 1 has uploaded its part
+    for each in uploads:
+        each.save(2, busy=True, name="epoch-0002-step-1-00000000")
+    ends = [threading.Thread(target=each.mirror.end) for each in uploads]
+    for end in ends:
+        end.start()
+    ranks.calls[1].acquire()  # and waits for rank 0, before the next upload or after it
+    going_on.set()
+    for end in ends:
+        end.join()
+    newest = find(Place(URL), "last-0.pt")
+    assert sorted(newest.files) == ["last-0.pt", "last-1.pt"]
+    assert {f"run/{newest.name}/{file}" for file in newest.files} <= store.sizes().keys()
 
 
 def test_a_kill_leaves_latest_json_on_a_whole_checkpoint(store: Store, tmp_path: Path) -> None:
