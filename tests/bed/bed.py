@@ -29,7 +29,10 @@ docker ps -a --format 'container {{{{.Names}}}} {{{{.State}}}} {{{{.Labels}}}}'
 ! {_NETWORKS} || docker network ls --filter type=custom --format 'network {{{{.Name}}}}'
 ! {_VOLUMES} || docker volume ls --format 'volume {{{{.Name}}}}'
 find /dev/shm /tmp /var/tmp -mindepth 1 -printf 'file %p\\n' 2>/dev/null || true
-for path in /root/.launcher/* /home/*/.launcher/*; do [ ! -e "$path" ] || echo "home $path"; done
+for path in /root/.launcher/* /home/*/.launcher/*; do
+    case $path in */cache) continue ;; esac # of an image, and stays as that does
+    [ ! -e "$path" ] || echo "home $path"
+done
 echo "shell $$"
 ps -eo pid=,ppid=,user=,args= | sed 's/^/process /'
 """

@@ -231,6 +231,6 @@ def test_clean_lists_first_and_removes_only_ended_runs(bed_cli: Cli, bed: Bed) -
     assert "--yes" in listed.stderr
     assert old in bed.sh(bed.nodes[0], "ls /home/trainer/.launcher")
     bed_cli("clean", "--yes")
-    assert sorted(bed.sh(bed.nodes[0], "ls /home/trainer/.launcher").split()) == sorted([new, "notes"])
+    assert sorted(bed.sh(bed.nodes[0], "ls /home/trainer/.launcher").split()) == sorted([new, "notes", "cache"])
     assert "nothing to remove" in bed_cli("clean").stdout
     bed_cli("down")
