@@ -280,10 +280,8 @@ def _write(
     record: Record, plan: Plan, job: Job, code: Snapshot, group: Membership | None, resume: RunId | None
 ) -> None:
     """Write runs/<run id>/ with everything that is known before the start."""
-    record.write(plan, dump_job(job), code.archive)
+    record.write(plan, dump_job(job), code.archive, group)
     record.write_left_out(code.folder, code.left_out)
-    if group is not None:
-        record.join(group)
     if job.file is not None and _is_unchanged(job, job.file):
         record.event("job", file=str(job.file))
     if resume is not None:

@@ -96,9 +96,11 @@ class Record:
         """Return the record of a run that is about to start; nothing is written yet."""
         return cls(RunPaths(runs / plan.run), secrets)
 
-    def write(self, plan: Plan, job_yaml: str, code: bytes) -> None:
-        """Create the folder and write job, plan and code before the run starts."""
+    def write(self, plan: Plan, job_yaml: str, code: bytes, group: Membership | None = None) -> None:
+        """Create the folder and write job, plan, code and the run's sweep before the run starts."""
         self._make_folders()
+        if group is not None:
+            self.join(group)
         write_atomic(self.paths.job, job_yaml.encode())
         write_atomic(self.paths.code, code)
         self.write_plan(plan)  # last: a folder without a plan is no run

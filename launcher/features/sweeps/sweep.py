@@ -24,6 +24,7 @@ from launcher.features.sweeps.pool import Placement
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, on_nodes, variant_name
 from launcher.job.scalars import duration
+from launcher.model.container import Phase
 from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.parallel import in_background, run_all, run_all_settled, uninterrupted
@@ -36,6 +37,7 @@ from launcher.run.outcome import Outcome
 from launcher.run.state import RunState
 
 LOST_AFTER = 300.0  # seconds; the job's lost_after
+SETTLES = 2.0  # seconds in which an engine that was told to start a container shows that it has
 TICK = 0.5  # seconds between two checks for changes
 
 
@@ -79,6 +81,27 @@ class _Work:
 
 class _LostError(Exception):
     """Machines of a variant have been silent for too long."""
+
+
+def _was_started(run: Run, record: Record) -> bool:
+    """Return whether a run was started whose launcher was killed before it could record that. The nodes know.
+
+    A node that does not respond may have started it, so that is left to whoever follows it.
+    """
+    until = time.monotonic() + SETTLES
+    while True:
+        try:
+            states = {node.state for node in run.status().nodes}
+        except LauncherError:
+            return True
+        if "unreachable" in states:
+            return True
+        if not states & {Phase.CREATED.value, "removed"}:
+            record.event("started", nodes=[node.name for node in record.nodes()])
+            return True
+        if Phase.CREATED.value not in states or time.monotonic() > until:
+            return False
+        time.sleep(TICK)
 
 
 class Sweep:
@@ -205,29 +228,32 @@ class Sweep:
             self._changed.notify_all()
 
     def _take_over(self, work: _Work, record: Record) -> None:
-        """Continue from the variant's last run: keep its result, or follow it if it is still running."""
+        """Continue from the variant's last run: keep its result, or follow it if it was started."""
         run = Run(record, self._options.ssh_config, self._log)
         work.earlier = run.id if record.started else record.resumes
-        if run.outcome is None and not record.started:
-            self._remove_unstarted(run)
-        elif run.outcome is None:
+        if run.outcome is not None:
+            if run.outcome.state is RunState.DONE:
+                self._conclude(work, run.outcome)
+        elif record.started or _was_started(run, record):
+            work.earlier = run.id
             nodes = tuple(node.name for node in record.nodes())
             placement = Placement(nodes, record.port)
             self._machines.occupy(placement)
             work.run = run
             self._show(work, state=SweepState.RUNNING, nodes=nodes, run=run.id)
             in_background(partial(self._attend, work, placement, lambda: run))
-        elif run.outcome.state is RunState.DONE:
-            self._conclude(work, run.outcome)
+        else:
+            self._remove_unstarted(work, run)
 
-    def _remove_unstarted(self, run: Run) -> None:
+    def _remove_unstarted(self, work: _Work, run: Run) -> None:
         """Remove the remains of a run whose launcher was killed during the start: they would never end."""
         try:
             with run:
                 run.down()
-        except LauncherError as error:
-            self._log(f"{run.id}, whose start was interrupted, could not be removed: {error}")
-            self._given_up.append(run.id)
+        except LauncherError as error:  # it may be running there: nothing else is started in its place
+            fix = f"run: launcher down {run.id}; then resume the sweep"
+            why = f"the start of {run.id} was interrupted, and it could not be removed: {error}; {fix}"
+            self._show(work, state=SweepState.FAILED, exit_code=error.exit_code, why=why)
 
     def _begin_what_fits(self) -> None:
         active = sum(work.shown.state in (SweepState.STARTING, SweepState.RUNNING) for work in self._work)

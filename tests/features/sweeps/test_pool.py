@@ -243,3 +243,19 @@ def test_a_group_that_is_no_sweep_is_refused(home_cli: Cli, tmp_path: Path) -> N
     assert "nohup launcher up" in refused.stderr
     refused = home_cli("up", job.file, "--resume", "pool-20260101-000000-0000", code=2)
     assert "is not a sweep recorded here" in refused.stderr
+
+
+@pytest.mark.ci
+def test_a_variant_that_was_started_is_not_started_again(home_cli: Cli) -> None:
+    """Its launcher was killed before it could record the start; the sweep is found by the job's name."""
+    job = Job(home_cli, ["local"] * 2, variants=2)
+    killed = (sys.executable, "-m", "tests.e2e.killed", "after:start_process:2")
+    Cli(home_cli.cwd, home_cli.env, killed)("up", job.file, "--max-parallel", 2, code=-signal.SIGKILL)
+    job.wait_for(begun=2)
+    again = home_cli.start("up", job.file, "--resume", "pool")
+    job.go.touch()
+    messages = again.communicate(timeout=60)[1]
+    assert again.returncode == 0, messages
+    assert Counter(job.lines()) == Counter(["begin 1", "begin 2", "end 1", "end 2"])
+    assert len(home_cli.runs()) == 2
+    assert "2 done" in messages
