@@ -22,16 +22,18 @@ else:
     import tomli as tomllib
 
 from tests.bed.host import apt_lock, unpacked
-from tests.bed.shell import output, run, succeeds
+from tests.bed.settings import BedUnavailable
+from tests.bed.shell import CommandFailed, output, run, succeeds
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMISED = ("3.10", "3.14")  # the lowest and the highest
 SUITES = {"3.13": "trixie", "3.14": "forky"}  # of Debian
 TOOLS = ("hypothesis", "jsonschema", "pip", "pytest", "pytest-timeout", "pytest-xdist")
 # Files whose tests do not depend on the Python that runs them: of shell scripts, which have their own, and of this
-# repository; and one that needs tensorboard. Properties are tried with fewer examples.
+# repository; and those that need torch or tensorboard. Properties are tried with fewer examples.
 SCRIPTS = ("container_entry", "container_environment", "container_rank", "image_install", "image_probe_script")
-WITHOUT = (*SCRIPTS, "ci", "coming_from", "dockerfiles", "docs", "hostile_lines", "layout", "event_files")
+TORCH = ("event_files", "lingering_ranks")
+WITHOUT = (*SCRIPTS, *TORCH, "ci", "coming_from", "dockerfiles", "docs", "hostile_lines", "layout")
 FEWER = {"LAUNCHER_TEST_EXAMPLES": "20"}
 _VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
@@ -43,7 +45,7 @@ def dependencies() -> list[str]:
 
 
 def interpreter(version: str, kept: Path) -> Path:
-    """A Python of this version. kept: a folder for one that is unpacked. Raises SystemExit, BedUnavailable."""
+    """A Python of this version. kept: a folder for one that is unpacked. Raises BedUnavailable."""
     name = f"python{version}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [shutil.which(name), *sorted(pyenv.glob(f"{version}.*/bin/{name}")), kept / "usr/bin" / name]
@@ -51,7 +53,7 @@ def interpreter(version: str, kept: Path) -> Path:
         if succeeds([str(path), "-c", _VERSION]) and output([str(path), "-c", _VERSION]).startswith(f"{version}."):
             return Path(path)  # one of pyenv's in PATH may be of a version that is not chosen
     if version not in SUITES:
-        raise SystemExit(f"no {name} in PATH or {pyenv}: install one, for example: pyenv install {version}")
+        raise BedUnavailable(f"no {name} in PATH or {pyenv}: install one, for example: pyenv install {version}")
     shutil.rmtree(kept, ignore_errors=True)
     kept.parent.mkdir(parents=True, exist_ok=True)
     with apt_lock(), unpacked([name], SUITES[version], dependencies=True) as folder:
@@ -119,7 +121,12 @@ def tested(python: Path) -> tuple[int, str]:
 
 def main(versions: Sequence[str]) -> int:
     cache = Path(os.environ.get("LAUNCHER_CI_CACHE", Path.home() / ".cache/launcher-ci"))
-    found = [tested(kept_environment(version, cache)) for version in versions]
+    found = []
+    for version in versions:
+        try:
+            found.append(tested(kept_environment(version, cache)))
+        except (BedUnavailable, CommandFailed, subprocess.TimeoutExpired) as error:
+            found.append((1, f"Python {version}: NOT RUN: {error}"))
     sys.stdout.write("".join(f"{line}\n" for _, line in found))
     return max(code for code, _ in found)
 

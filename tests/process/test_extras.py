@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ def test_a_search_for_what_was_left_out_that_fails_is_a_warning(project: Path) -
     assert (outcome.exit_code, outcome.failure.exit_code) == (1, 3)
     assert left(run) == []
     warned = [line for line in said if line.startswith("warning: whether a file was left out")]
-    assert len(warned) == 1
-    assert "File name too long" in warned[0]
+    assert len(warned) == (sys.version_info < (3, 14))  # since then such a file does not exist, without an error
+    assert all("File name too long" in line for line in warned)
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pythons import PROMISED
+from tests.pythons import PROMISED, main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,6 +113,14 @@ def test_the_promised_pythons_are_run() -> None:
     for page in ("README.md", "docs/guide.md"):
         assert f"Python {lowest} to {highest}" in (ROOT / page).read_text()
     assert f"for Python {lowest} to {highest}" in (ROOT / "constraints.txt").read_text()
+
+
+def test_a_python_that_cannot_be_had_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAUNCHER_CI_CACHE", str(tmp_path))
+    assert main(["3.99"]) == 1
+    assert capsys.readouterr().out.startswith("Python 3.99: NOT RUN: no python3.99 in PATH or ")
 
 
 def test_unstable_tests_are_named_as_they_are() -> None:
