@@ -7,6 +7,7 @@ import importlib
 import os
 import socket
 import sys
+from contextlib import ExitStack
 from typing import NoReturn
 
 from train.config import Config, declared, parse
@@ -87,18 +88,23 @@ def run(config: Config) -> None:
     from train.deadline import exit_after_sigterm
     from train.distributed.world import StopSignal, report_lost_peers, start
 
-    world = start(config)
-    stop = StopSignal(world)
-    if world.first:  # before the slow imports below, to show that all ranks have joined
-        print(
-            f"train: {world.size} process{'es' * (world.size > 1)}, {world.device.type}, backend {world.backend}, "
-            f"torch {torch.__version__}",
-            flush=True,
-        )
+    stop, process = StopSignal(), f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()}"
     together = False  # whether all ranks end here: a failed one must not wait for collectives that others never join
     try:
-        process = f"rank {world.rank} on {socket.gethostname()}"
-        with exit_after_sigterm(process, stop.ask, stop.reached), report_lost_peers(world):
+        with ExitStack() as block:
+            stops, torchrun = exit_after_sigterm(process, stop.ask, stop.reached), "TORCHELASTIC_RUN_ID" in os.environ
+            if not torchrun:  # which ends all ranks; without it, the others would wait --timeout for this one
+                block.enter_context(stops)
+            stop.world = world = start(config)
+            if torchrun:
+                block.enter_context(stops)
+            if world.first:  # before the slow imports below, to show that all ranks have joined
+                print(
+                    f"train: {world.size} process{'es' * (world.size > 1)}, {world.device.type}, backend "
+                    f"{world.backend}, torch {torch.__version__}",
+                    flush=True,
+                )
+            block.enter_context(report_lost_peers(world))
             from train.trainer import Trainer
 
             Trainer(config, world).train(stop)

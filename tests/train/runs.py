@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +57,15 @@ class Rank:
             self._arrived.wait_for(lambda: self.ended or any(text in line for line in self.lines), SECONDS)
             found = any(text in line for line in self.lines)
         assert found, f"no line with {text!r} in:\n" + self.text
+
+    def wait_until_it_catches_sigterm(self) -> None:
+        """Waits until a signal does not just end it; fails if that takes too long."""
+        deadline, status = time.monotonic() + SECONDS, Path(f"/proc/{self.process.pid}/status")
+        while (
+            not int(re.findall(r"^SigCgt:\s*(\w+)$", status.read_text(), re.MULTILINE)[0], 16) >> signal.SIGTERM - 1 & 1
+        ):
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.05)
 
     def read_to_the_end(self) -> None:
         """Waits for the last lines of an ended process; not for long, as a process that it started may hold them."""

@@ -212,8 +212,12 @@ class StopSignal:
     already arrived; all ranks read the same sum at the same step.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    world: World
+
+    def __init__(self, world: World | None = None) -> None:
+        """`world`: may be set later, before the first step; a stop may be requested before."""
+        if world:
+            self.world = world
         self.reached = threading.Event()  # set when all ranks stop
         self._asked = False
         self._flags = torch.zeros(2, dtype=torch.int32)
@@ -225,7 +229,7 @@ class StopSignal:
 
     def agreed(self, save: bool = False) -> Agreed:
         """Return the requests made before the last step; every rank must call it once per step. save: a new request."""
-        if self._world.size == 1:
+        if self.world.size == 1:
             if self._asked:
                 self.reached.set()
             return Agreed(self._asked, save)

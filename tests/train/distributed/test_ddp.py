@@ -1,12 +1,13 @@
 """Two ranks compute the same as one process on the concatenated batch, and only rank 0 writes."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.train.runs import Rank, digit_tree, finish, run, start
+from tests.train.runs import SECONDS, Rank, digit_tree, finish, run, start
 
 # 37 images in global batches of 8: the last one has 5, three on rank 0 and two on rank 1
 OPTIONS = "--arch smallcnn --image-size 16 --val-resize 16 --augment shift --epochs 3 --lr 0.5 --dtype float64"
@@ -143,6 +144,21 @@ def test_a_rank_may_read_for_longer_than_the_timeout_of_a_collective(tmp_path: P
     """Its machine indexes an archive, or downloads a checkpoint, while the others have done so."""
     ranks = run(tmp_path, 2, program=("-m", "tests.train.programs.slow_reader"))
     assert [rank.lines[-1] for rank in ranks] == ["read 0 [0, 1]", "read 1 [0, 1]"]
+
+
+def test_a_rank_that_is_stopped_before_all_have_joined_joins_them_and_all_stop(data: Path, tmp_path: Path) -> None:
+    """Without torchrun, the others would wait --timeout for a rank that has ended."""
+    for rank in range(2):
+        (tmp_path / str(rank)).symlink_to(data)
+    options = (tmp_path, "--batch-size", 4, "--output", tmp_path / "out", *COMMON)
+    program = ("tests/train/programs/by_rank.py",)
+    ranks = start(tmp_path / "logs", 2, *options, program=program, env={"DEADLINE": str(SECONDS)})
+    ranks[0].process.send_signal(signal.SIGSTOP)
+    ranks[1].wait_until_it_catches_sigterm()
+    ranks[1].process.send_signal(signal.SIGTERM)
+    ranks[0].process.send_signal(signal.SIGCONT)
+    assert finish(ranks) == [143, 143], ranks[0].text
+    assert "the checkpoint is saved" in ranks[0].text
 
 
 def test_synchronised_batch_norm_with_accumulation_and_an_uneven_last_step(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.runs import digit_tree, finish, run, start
+from train import checkpoint
 
 OPTIONS = (
     "--arch smallcnn --image-size 16 --val-resize 16 --augment none --workers 1 --device cpu --parallel dual_batch"
@@ -42,8 +43,14 @@ def test_every_round_is_finished_and_recorded(data: Path, tmp_path: Path, merge:
         "factor": 90 / 110,
     }
     assert start_facts["devices"] == 2
+    state = first.checkpoint()
+    assert state["dual_batch"]["finished"] == 6
+    del state["sha256"]
+    state["dual_batch"]["finished"] = 5  # as if it had been stopped within the third round
+    checkpoint.write(first.output / "checkpoints" / "last.pt", state)
     again = run(tmp_path, 3, *COMMON, *options[:3], 4, *options[4:], program=UNGUARDED)[0]
-    assert "resumed" in again.text
+    assert re.search(r"resumed .* after 5 local epochs", again.text)
+    assert again.metrics("end")[-1]["finished"] == 8
     assert again.metrics("epoch")[-1]["epoch"] == 4
 
 
@@ -86,11 +93,6 @@ def test_sigterm_to_all_or_to_the_server_alone_saves_the_finished_local_epochs(d
         assert ranks[0].checkpoint()["dual_batch"]["finished"] == saved >= 2
 
 
-def catches_sigterm(pid: int) -> bool:
-    line = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("SigCgt"))
-    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-
 def test_a_worker_that_waits_for_the_others_ends_on_sigterm(data: Path, tmp_path: Path) -> None:
     """The server never joins."""
     (tmp_path / "1").symlink_to(data)
@@ -99,8 +101,7 @@ def test_a_worker_that_waits_for_the_others_ends_on_sigterm(data: Path, tmp_path
         tmp_path, 2, tmp_path, *COMMON, "--batch-size", 10, program=("tests/train/programs/by_rank.py",), env=env
     )
     ranks[0].process.kill()
-    while not catches_sigterm(ranks[1].process.pid):
-        time.sleep(0.05)
+    ranks[1].wait_until_it_catches_sigterm()
     ranks[1].process.send_signal(signal.SIGTERM)
     assert ranks[1].process.wait(60) == 143, ranks[1].text
 

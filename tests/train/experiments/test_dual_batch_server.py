@@ -20,7 +20,7 @@ def server(workers: int, total: int, merge: str = "asp", staleness: int = 3) -> 
 
 
 def value(of: ParameterServer) -> float:
-    return float(of.state()[1]["w"][0])
+    return float(of.state().weights["w"][0])
 
 
 def test_asynchronous_merges_give_the_published_figures() -> None:
@@ -46,6 +46,16 @@ def test_the_follow_ups_merge() -> None:
         assert isinstance(given.pull(worker), Grant)
         given.push(worker, {"w": torch.tensor([pushed])}, NO_SUMS)
         assert value(given) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_push_that_waits_for_the_others_is_not_saved_as_done() -> None:
+    """A run that is stopped then, and resumed, trains this local epoch again."""
+    given = server(2, 4, "bsp")
+    for worker in (0, 1, 0):
+        assert isinstance(given.pull(worker), Grant)
+        given.push(worker, {"w": torch.ones(2), "num_batches_tracked": torch.tensor(0)}, NO_SUMS)
+    now = given.state()
+    assert (now.finished, now.merged) == (3, 2)
 
 
 def test_grants_have_their_round_number() -> None:

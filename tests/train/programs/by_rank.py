@@ -1,6 +1,6 @@
 """A rank with its data in DATA/RANK, which ends with the state of its process group.
 
-On rank STUCK, reading an image never returns.
+On rank STUCK, reading an image never returns. DEADLINE: seconds after SIGTERM, in which a busy machine gets to a step.
 """
 
 import os
@@ -26,6 +26,9 @@ if stuck := os.environ.get("STUCK"):
     if stuck == os.environ["RANK"]:
         FileSource.read = hang  # type: ignore[method-assign]
         FileSource.place = lambda source, index: None  # type: ignore[method-assign,assignment,return-value]
+
+if seconds := os.environ.get("DEADLINE"):
+    deadline.SECONDS = float(seconds)
 
 os.environ[GUARDED] = str(os.getppid())  # no further process for a worker of a parameter server
 code = exit_code(["--data", f"{sys.argv[1]}/{os.environ['RANK']}", *sys.argv[2:]])

@@ -29,7 +29,7 @@ from train.experiments.dual_batch.guard import die_with_guard
 from train.experiments.dual_batch.network import Remote, disconnect, join, reported_lost, serve, store
 from train.experiments.dual_batch.options import device_index, plan_of
 from train.experiments.dual_batch.plan import DualBatchPlan
-from train.experiments.dual_batch.server import ParameterServer, Rates
+from train.experiments.dual_batch.server import ParameterServer, Rates, State
 from train.experiments.dual_batch.worker import work
 from train.foreach import first_not_finite
 from train.foreign import about_model
@@ -157,11 +157,11 @@ class Server:
         except Stopped:
             self._saving.set()
             self._server.close()
-            finished, weights, _ = self._server.state()
-            self._save(finished, weights, best=False)
+            now = self._server.state()
+            self._save(now, best=False)
             self._checkpoints.close()  # before the workers leave, which takes as long as their local epochs
-            self._watch.say(f"train: stopped after {finished} local epochs; the checkpoint is saved")
-            self._watch.end({"stopped": True, "step": self._steps(finished)})
+            self._watch.say(f"train: stopped after {now.merged} local epochs; the checkpoint is saved")
+            self._watch.end({"stopped": True, "step": self._steps(now.merged)})
             self._wait_until_workers_left()
             raise
         except TrainError:  # all workers are lost, or the training diverged
@@ -242,14 +242,12 @@ class Server:
 
     def _finish_round(self) -> tuple[int, Scores]:
         """Validate, report and save the current state, which may be past the round's end: workers do not wait."""
-        finished, weights, sums = self._server.state()
-        now = time.perf_counter()
-        seconds, self._since = now - self._since, now
-        self._model.load_state_dict(weights)
-        start = time.perf_counter()
+        state, start = self._server.state(), time.perf_counter()
+        finished, seconds, self._since = state.finished, start - self._since, start
+        self._model.load_state_dict(state.weights)
         objective = Objective(self._config, self._precision, self._world)
         scores = Scores.of(evaluate(self._model, self._val_loader, objective, self._world)[0])
-        train = Scores.of(sums)
+        train = Scores.of(state.sums)
         epoch = finished // len(self._plan.shares)
         if not self._config.allow_nan:
             check_finite(scores, f"round {epoch}, validation")
@@ -257,7 +255,7 @@ class Server:
         steps, took, memory = self._steps(finished), time.perf_counter() - start, peak_memory(self._world.device)
         self._watch.validated(Validated(epoch, self._config.epochs, steps, train, scores, took, memory))
         best, self._best = scores.top1 > self._best, max(scores.top1, self._best)
-        self._save(finished, weights, best)
+        self._save(state, best)
         return finished, scores
 
     def _interval(self, epoch: int, train: Scores, seconds: float) -> Interval:
@@ -284,22 +282,23 @@ class Server:
         each = [-(-share.samples // share.batch) for share in self._plan.shares]
         return local_epochs // len(each) * max(1, sum(each) // len(each))
 
-    def _save(self, finished: int, weights: dict[str, torch.Tensor], best: bool) -> None:
+    def _save(self, now: State, best: bool) -> None:
+        workers = len(self._plan.shares)
         state: checkpoint.State = {
             "format": checkpoint.FORMAT,
             "arch": self._config.arch,
             "classes": list(self._dataset.classes),
             "config": self._config.to_dict(),
             "code": self._code,
-            "dual_batch": {"finished": finished, "workers": len(self._plan.shares), "best": self._best},
-            "model": weights,
+            "dual_batch": {"finished": now.merged, "workers": workers, "best": self._best},
+            "model": now.weights,
         }
-        self._checkpoints.save(lambda: state, best, finished // len(self._plan.shares))
+        self._checkpoints.save(lambda: state, best, now.finished // workers)
 
     def _resume(self, found: checkpoint.Loaded) -> tuple[checkpoint.Loaded, int]:
         """Load the checkpoint, or the one before it if it has inf or nan; return it without state, and the position.
 
-        The number of workers, and so of local epochs per round, may have changed: resume at a whole round.
+        If the number of workers, and so of local epochs per round, has changed, the run resumes at a whole round.
         """
         while True:
             found.load_model(self._config.arch, self._dataset.classes, self._model, "dual_batch")
@@ -309,6 +308,8 @@ class Server:
             found = self._checkpoints.earlier(found, f"inf or nan in {bad}")
         if files := loaded_code.changed(self._code, found.state.get("code", {})):
             self._watch.say(f"train: changed since {found.path} was saved: the code of {files}")
-        progress = found.state["dual_batch"]
-        self._best = float(progress["best"])
-        return replace(found, state={}), progress["finished"] // progress["workers"] * len(self._plan.shares)
+        progress, workers = found.state["dual_batch"], len(self._plan.shares)
+        self._best, done = float(progress["best"]), progress["finished"]
+        return replace(found, state={}), done if progress["workers"] == workers else done // progress[
+            "workers"
+        ] * workers

@@ -30,6 +30,16 @@ class Grant:
 
 
 @dataclass(frozen=True)
+class State:
+    """What is done so far."""
+
+    finished: int  # local epochs
+    merged: int  # those in the weights; others wait for a synchronous merge
+    weights: Weights
+    sums: Tensor  # `counts`, since the last call
+
+
+@dataclass(frozen=True)
 class Rates:
     """The learning rate of a grant, as a pure function of its number."""
 
@@ -164,11 +174,12 @@ class ParameterServer:
         with self._changed:
             return self._changed.wait_for(lambda: not self._alive, seconds)
 
-    def state(self) -> tuple[int, Weights, Tensor]:
-        """Return the number of finished local epochs, the weights, and the summed `counts` since the last call."""
+    def state(self) -> State:
+        """Return the current state; the sums begin anew."""
         with self._changed:
             sums, self._sums = self._sums, torch.zeros(4, dtype=torch.float64)
-            return self.finished, {name: value.clone() for name, value in self._weights.items()}, sums
+            weights = {name: value.clone() for name, value in self._weights.items()}
+            return State(self.finished, self.finished - len(self._gathered), weights, sums)
 
     def _seen(self, worker: int) -> None:
         if worker in self._alive:
