@@ -16,7 +16,8 @@ from launcher.cli.up import Asked, run_one
 from launcher.errors import StoppedByUser, UsageError
 from launcher.features.sweeps.alone import alone
 from launcher.features.sweeps.array import up_array, variants
-from launcher.features.sweeps.screen import run_sweep
+from launcher.features.sweeps.screen import SweepScreen, run_sweep
+from launcher.features.sweeps.summary import recorded
 from launcher.job.models import Job
 from launcher.records.groups import named_group
 
@@ -43,13 +44,16 @@ def options(
     resumed = None if asked.resume is None else named_group(asked.resume)
     if cluster is None and (job.each or resumed):
         return run_sweep(job, resume=resumed or asked.resume, most=most, ssh_config=asked.ssh_config)
-    code, made = 0, variants(job)
-    with alone(made[0][1].group):
+    code, made, screen = 0, variants(job), SweepScreen()
+    name = made[0][1].group
+    with alone(name):
+        screen.log(f"{name}: {len(made)} variants")
         for variant, group in made:
             ended = run_one(variant, asked, group)
             code = max(code, ended or 0)
             if ended in (None, StoppedByUser.exit_code):  # the user has detached or stopped the sweep
                 break
+    screen.conclude(name, job, recorded(name, job.sweep))
     return code
 
 
@@ -57,19 +61,17 @@ def _run_array(job: Job, asked: Asked, cluster: Destination) -> int:
     with ExitStack() as held:
         made = up_array(job, cluster, resume=asked.resume, log=Reporter().log, ssh_config=asked.ssh_config)
         runs = [*map(held.enter_context, made)]
-        return _follow_array(runs, detach=asked.detach, raw=asked.raw)
+        return _follow_array(runs, job, detach=asked.detach, raw=asked.raw)
 
 
-def _follow_array(runs: list[Run], *, detach: bool, raw: bool) -> int:
+def _follow_array(runs: list[Run], job: Job, *, detach: bool, raw: bool) -> int:
     """Follow the runs in turn and return the worst exit code.
 
     Detaching from one run detaches from all; stopping one stops the rest.
     """
     group = runs[0].group
     name = group.group if group else runs[0].id
-    Reporter().log(
-        f"{len(runs)} variants were submitted as one job array. To compare the results: launcher compare {name}"
-    )
+    Reporter().log(f"{name}: {len(runs)} variants were submitted as one job array")
     code = 0
     for run in [] if detach else runs:
         with Screen(run.mask, raw=raw) as screen:
@@ -78,7 +80,11 @@ def _follow_array(runs: list[Run], *, detach: bool, raw: bool) -> int:
                 continue
             ended = follow(run, screen)
         if ended is None:
-            Reporter().log("the other variants continue too. To list them: launcher runs")
+            Reporter().log(f"the other variants continue too. To list them: launcher runs {name}")
             return 0
         code = max(code, ended)
+    if detach:
+        Reporter().log(f"to list them: launcher runs {name}")
+    else:
+        SweepScreen().conclude(name, job, recorded(name, job.sweep))
     return code

@@ -20,6 +20,7 @@ from launcher.cli.status import STYLES
 from launcher.cli.terminal import Reporter, interactive
 from launcher.errors import StoppedByUser
 from launcher.features.sweeps.alone import alone
+from launcher.features.sweeps.summary import summary
 from launcher.features.sweeps.sweep import Sweep, SweepState, Variant
 from launcher.job.models import Job
 from launcher.job.scalars import duration
@@ -50,7 +51,7 @@ def _run(sweep: Sweep, job: Job) -> int:
             code = sweep.run(screen.show)
     except KeyboardInterrupt:
         return _leave_or_stop(sweep, screen)
-    screen.log(f"{_counts(sweep.variants())}. To compare them: launcher compare {sweep.group}")
+    screen.conclude(sweep.group, job, sweep.variants())
     return code
 
 
@@ -87,6 +88,12 @@ class SweepScreen(Reporter):
         self._live: Live | None = None
         self._last: dict[str, Variant] = {}
 
+    def conclude(self, group: str, job: Job, variants: Sequence[Variant]) -> None:
+        """Print the end of a sweep."""
+        self.log(f"{group}: {_counts(variants)}")
+        for part in summary(group, job, variants):
+            self.err.print(part)
+
     @contextmanager
     def live(self) -> Iterator[None]:
         if interactive():
@@ -117,14 +124,19 @@ def _table(variants: Sequence[Variant], height: int) -> list[Table]:
         shown = [v for v in variants if v.state in (SweepState.STARTING, SweepState.RUNNING, SweepState.FAILED)][
             : height - _AROUND
         ]
-    table = Table("variant", "nodes", "state", "step", "top-1", "left", box=None, pad_edge=False, header_style="bold")
+    rows = []
     for variant in shown:
         now = variant.progress
         step = "" if now is None else f"{now.last.get('step')}/{now.last.get('steps')}"
         left = duration(now.eta) if now is not None and now.eta and not variant.state.ended else ""
         accuracy = "" if variant.top1 is None else f"{variant.top1:.2f}"
         state = Text(variant.state.value, style=STYLES.get(variant.state.value, ""))
-        table.add_row(Text(variant.name), Text(_nodes(variant)), state, Text(step), accuracy, left)
+        rows.append((Text(variant.name), Text(_nodes(variant)), state, Text(step), Text(accuracy), Text(left)))
+    heads = ("variant", "nodes", "state", "step", "top-1", "left")
+    kept = [index for index in range(len(heads)) if any(row[index].plain for row in rows)]
+    table = Table(*(heads[index] for index in kept), box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(row[index] for index in kept))
     return [table] if shown else []
 
 

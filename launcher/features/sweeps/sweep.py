@@ -233,6 +233,7 @@ class Sweep:
         work.earlier = run.id if record.started else record.resumes
         if run.outcome is not None:
             if run.outcome.state is RunState.DONE:
+                self._show(work, nodes=run.nodes)
                 self._conclude(work, run.outcome)
         elif record.started or _was_started(run, record):
             work.earlier = run.id
