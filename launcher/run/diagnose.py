@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from launcher.container_scripts.words import (
+    LINES,
     LONGEST_ERROR,
+    bounded,
     error_line,
     in_collective,
     last_output,
@@ -36,6 +38,12 @@ _SIGTERM = 15
 _SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), start=1)}
 
 _OWN_CODES = (TIMEOUT_CODE, HANG_CODE)  # of the entry script
+
+# What a rank prints after the traceback that ends it: of threads, C++ and trackers, besides a summary of its own
+_AT_EXIT = re.compile(
+    r"\s|frame #|(\[\w+\]:)?\[[WEIF][\d ]|Exception |terminate called|wandb: |\S{1,300}:\d+:\d+ \[\d+\] NCCL "
+)
+_MOST_AT_EXIT = 100  # lines
 
 _IMPORTING = "<frozen importlib._bootstrap>"  # in the stack of a rank that is importing a module
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen ")
@@ -232,14 +240,21 @@ def _own_output(evidence: Evidence) -> str:
     logs = evidence.rank_logs
     candidates = [logs[rank]] if rank is not None and rank in logs else list(logs.values())
     for text in candidates:
-        if own := reason(text):
+        if (own := reason(text)) and not _went_on(text, own):
             return own
     if evidence.error is not None:
         return evidence.error.text
-    for text in (*candidates, evidence.log):
-        if text.strip():
-            return last_output(text)
-    return ""
+    if text := next((text for text in candidates if text.strip()), ""):
+        return "\n".join(text.rstrip().splitlines()[-LINES:])
+    return last_output(evidence.log) if evidence.log.strip() else ""
+
+
+def _went_on(text: str, own: str) -> bool:
+    """Whether a rank printed so much after its last error that the program must have handled that."""
+    last = own.rstrip().rpartition("\n")[2]
+    _, found, after = bounded(text).rpartition(last)
+    lines = after.splitlines() if found else []
+    return sum(bool(line.strip()) and not _AT_EXIT.match(line) for line in lines) > _MOST_AT_EXIT
 
 
 def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:

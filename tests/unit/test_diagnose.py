@@ -47,6 +47,23 @@ def test_the_failing_rank_is_found_although_its_peer_ended_first() -> None:
     assert not is_victim(evidence(1, OWN))
 
 
+@pytest.mark.parametrize(("lines", "known"), [(100, True), (101, False)])
+def test_an_error_after_which_the_rank_went_on_is_not_its_end(lines: int, known: bool) -> None:
+    at_exit = (
+        "wandb: Run history:\n  File 'a.py'\nframe #0: c10::Error\n[rank0]:[E916 08:53:53 ProcessGroupNCCL.cpp:633]\n"
+    )
+    found = first_failure([evidence(0, OWN + "epoch\n" * lines + at_exit * 50)])
+    assert found is not None
+    assert ("KeyError: 'dog'" in found.what) is known
+    assert ("KeyError: 'dog'" in found.words) is known
+
+
+def test_a_long_error_is_found_again() -> None:
+    found = first_failure([evidence(0, "step\n" * 200 + OWN.rstrip() + "x" * 3000 + "\n")])
+    assert found is not None
+    assert "KeyError: 'dog'xxx" in found.what
+
+
 def test_a_node_that_was_killed_before_the_others_lost_it_is_the_cause() -> None:
     """As if somebody had killed torchrun there, or a container; the others end later, and say what they lost."""
     stopped = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 27 got signal: 15\n"
