@@ -347,7 +347,8 @@ def test_a_sweep_is_a_job_array_and_every_command_finds_its_runs(slurm: SlurmBed
     assert [row["label"] for row in rows] == ["0.1", "0.2"]
 
     name, other, on = cli.runs()[0].name, user(slurm, tmp_path / "other"), ("--on", "hpc")
-    assert name in other("runs", *on).stdout
+    assert "2 done" in other("runs", *on).stdout
+    assert name in other("runs", *on, "--all").stdout
     assert json.loads(other("status", name, *on, "--json").stdout)["state"] == "done"
     other("fetch", name, *on, "--checkpoints")
     fetched = other.cwd / "runs" / name
