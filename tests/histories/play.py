@@ -30,7 +30,7 @@ from tests.ports import free_port
 FOLDERS = ("one", "two")
 PROGRAM = Path(__file__).with_name("program.py")
 GROUP = "GROUP"  # in a command line: the ID of the job's sweep, once there is one
-PATIENCE = 15.0  # seconds to wait for the moment of a hit; it then hits at once
+PATIENCE = 6.0  # seconds to wait for the moment of a hit, and for a command before the next step
 ENDS = 300.0  # seconds in which a command that nothing keeps must end
 
 
@@ -54,7 +54,8 @@ class Step:
     """A command of a caller or, with `fault`, what befalls a node of a job's run or a folder's disk.
 
     job: that is started, or struck. hit: the signal that the command gets, at a moment: at once, after so many seconds,
-    at its first word, or once its program has begun. waits: the next step begins when the command has ended.
+    at its first word, or once its program has begun; a fault after so many seconds of the last command, unless that has
+    ended, or once the program has begun. waits: the next step begins when the command has ended.
     """
 
     folder: str = "one"
@@ -133,7 +134,7 @@ def _command(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
         options = [*options, "--nodes", "local"]
     tail = ["--", "sh", "-c", f"exit {COMMAND_CODE}"] if command == "exec" else []
     step = Step(folder, (command, *target, *options, *tail), waits=command != "logs" and dice.random() < 0.8)
-    step = _hit(dice, step, 0.3)
+    step = _hit(dice, step, 0.5)
     return [replace(step, waits=False), replace(step, hit="")] if dice.random() < 0.15 else [step]
 
 
@@ -148,8 +149,11 @@ def _fault(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
     about = dice.choice(list(ups)[-2:])
     node = "local" if about.nodes == 1 else f"local-{dice.randrange(about.nodes)}"
     how = dice.choice(["kill", "kill supervisor", "suspend", "remove", "full"])
-    where = dice.choice(["", "began"])
-    return [Step("two" if how == "full" else about.folder, job=about.job, fault=how, node=node, moment=where)]
+    step = Step("two" if how == "full" else about.folder, job=about.job, fault=how, node=node)
+    if dice.random() < 0.4:
+        return [replace(step, moment="began")]
+    during = replace(_command(dice, [about])[0], waits=False)  # the fault comes while a command about it is under way
+    return [replace(during, hit=""), replace(step, moment=f"{dice.uniform(0.05, 0.5):.2f}")]
 
 
 def dump(steps: Sequence[Step]) -> str:
@@ -274,11 +278,13 @@ class World:
     # --- faults
 
     def strike(self, step: Step) -> None:
+        if step.moment == "began":
+            _until(lambda: any(_fits(each, step) for each in self.programs(h.Began)))
+        elif step.moment:
+            self.calls[-1].over.wait(float(step.moment))
         if step.fault == "full":
             self.fill(step)
             return
-        if step.moment == "began":
-            _until(lambda: any(_fits(each, step) for each in self.programs(h.Began)))
         began = [each for each in self.programs(h.Began) if _fits(each, step)]
         ended = {each.pid for each in self.programs(h.Ended)}
         for each in began[-1:]:
