@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--histories", type=int, default=1 << 30, help="at most so many")
     parser.add_argument("--into", type=Path, default=Path(), help="folder for histories that break a sentence")
+    parser.add_argument("--stop", action="store_true", help="at the first broken sentence")
     parser.add_argument("--counts", type=Path, metavar="FILE", help="where the table's numbers are added up")
     parser.add_argument("--replay", type=Path, metavar="FILE")
     parser.add_argument("--check", type=Path, metavar="FILE", help="check a written history again")
@@ -79,7 +80,7 @@ def main() -> int:
     until = start + asked.minutes * 60
     if asked.counts and asked.counts.exists():
         counted.update({tuple(cell): times for *cell, times in json.loads(asked.counts.read_text())})
-    while number < asked.histories and time.monotonic() < until:
+    while number < asked.histories and time.monotonic() < until and not (asked.stop and bad):
         name = f"{asked.seed}-{number}"
         steps = play.plan(name)
         history, broken = one(steps)

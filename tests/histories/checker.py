@@ -286,10 +286,10 @@ def alone(view: View) -> Iterator[Broken]:
         said = " ".join(end.err.split())[-200:]
         if "Traceback (most recent call last)" in end.err and "KeyboardInterrupt" not in end.err:
             yield Broken(8, f"{call} prints a traceback: {said}", end.at)
-        if (holder := re.search(r"by run (\S+) of", end.err)) and not _may_live(view, holder[1], call.at):
+        if (holder := re.search(r"by run (\S+) of", end.err)) and not _may_live(view, holder[1], call.at, end.at):
             yield Broken(8, f"{call} is refused for {holder[1]}, which was over", end.at)
         shown = _status(end)
-        if shown and shown[1] in ("running", "restarting") and not _may_live(view, shown[0], call.at):
+        if shown and shown[1] in ("running", "restarting") and not _may_live(view, shown[0], call.at, end.at):
             yield Broken(8, f"{call} calls {shown[0]} {shown[1]}, but it was over", end.at)
         if view.hits(call) or full:
             continue
@@ -379,10 +379,11 @@ def _alive_throughout(view: View, run: str, start: float, end: float) -> bool:
     return bool(masters) and not view.struck(run) and any(m.began.at < start and m.last > end for m in masters)
 
 
-def _may_live(view: View, run: str, at: float) -> bool:
-    """Whether any process or start of it may have been there at this time."""
-    starting = any(up.at < at and (view.exit(up) > at or not view.started(up)) for up in view.history.ups_of(run))
-    looks = [seen for seen in view.seen if seen.at < at]
+def _may_live(view: View, run: str, start: float, end: float) -> bool:
+    """Whether any process or start of it may have been there in this time."""
+    ups = view.history.ups_of(run)
+    starting = any(up.at < end and (view.exit(up) > start or not view.started(up)) for up in ups)
+    looks = [seen for seen in view.seen if seen.at < start]
     if starting or not looks or run not in view.lives:
         return True
     return any(each[0] == run for each in looks[-1].running)

@@ -186,6 +186,12 @@ class Call:
     def spoke(self) -> bool:
         return any(self.text.values())
 
+    def signal(self, number: int) -> None:
+        """Not by its process object, for which another thread waits."""
+        with contextlib.suppress(ProcessLookupError):
+            if not self.over.is_set():
+                os.kill(self.process.pid, number)
+
 
 class World:
     def __init__(self, root: Path, webhook: str) -> None:
@@ -270,10 +276,10 @@ class World:
         if call.over.is_set():
             return
         self.note(h.Hit(now, call.asked.call, how, moment))
-        call.process.send_signal({"kill": signal.SIGKILL, "suspend": signal.SIGSTOP}.get(how, signal.SIGINT))
+        call.signal({"kill": signal.SIGKILL, "suspend": signal.SIGSTOP}.get(how, signal.SIGINT))
         if how == "interrupt twice":
             _until(lambda: call.over.is_set() or "Ctrl-C again" in "".join(call.text["err"]))
-            call.process.send_signal(signal.SIGINT)
+            call.signal(signal.SIGINT)
 
     # --- faults
 
@@ -317,8 +323,7 @@ class World:
     def go_on(self) -> None:
         """What was suspended goes on, and the disk has room."""
         for call in self.calls:
-            if not call.over.is_set():
-                call.process.send_signal(signal.SIGCONT)
+            call.signal(signal.SIGCONT)
         for fault in [each for each in self.records if isinstance(each, h.Fault) and each.how == "suspend"]:
             for each in self.programs(h.Began):
                 if (each.run, each.node) == (fault.where, fault.node):
@@ -407,8 +412,7 @@ def _settle(world: World) -> None:
 def _end(world: World) -> None:
     """Leave no process behind, whatever has happened."""
     for call in world.calls:
-        if not call.over.is_set():
-            call.process.kill()
+        call.signal(signal.SIGKILL)
     for _, _, pid in _processes(str(world.truth)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
