@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.errors import LauncherError, NodesFailed, NodeUnfit, NotConfirmed
+from launcher.errors import EngineFailed, LauncherError, NodesFailed, NodeUnfit, NotConfirmed
 from launcher.extras import extra, in_words
 from launcher.local_files import open_regular
 from launcher.model import labels
@@ -214,9 +214,11 @@ def _remove(engine: Engine, ended: Ended, code: SentCode | None, record: Record 
             if record is not None and not claim and (left := kept_container(engine, container.state, record)):
                 kept.append(left)  # with its code: the engine reads files only while the folders that it mounts exist
                 continue
+            unstarted = container.state.phase is Phase.CREATED and _removed_unstarted(engine, container.state)
             if code is not None and not claim:  # first: once there is no container, nothing would find it
                 _remove_code(engine, container.state, code)
-            engine.remove(container.state.id)
+            if not unstarted:
+                engine.remove(container.state.id)
         return kept
 
     started = [container.state.started for container in ended if container.state.started]
@@ -225,6 +227,16 @@ def _remove(engine: Engine, ended: Ended, code: SentCode | None, record: Record 
     if left and runs_there(engine):
         left = ()  # they may be another run's
     return Removed(engine.node, tuple(ended), tuple(swept), tuple(kept), tuple(left))
+
+
+def _removed_unstarted(engine: Engine, state: ContainerState) -> bool:
+    """Remove a container that has never started. If `up` has started it meanwhile, which needs its code, stop it."""
+    try:
+        engine.remove(state.id)
+    except EngineFailed:
+        engine.stop(state.id, GRACE)
+        return False
+    return True
 
 
 def runs_there(engine: Engine) -> bool:

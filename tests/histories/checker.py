@@ -11,7 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from tests.histories.history import Asked, Began, Ended, Exited, Fault, Found, History, Hit, Kept, Record, Seen, Told
+from tests.histories.history import (
+    Asked,
+    Began,
+    Crashed,
+    Ended,
+    Exited,
+    Fault,
+    Found,
+    History,
+    Hit,
+    Kept,
+    Record,
+    Seen,
+    Told,
+)
 
 DOCUMENTED = frozenset(range(7))
 INTERRUPTED = DOCUMENTED | {-2, 130}  # of Python itself while it imports
@@ -235,12 +249,12 @@ def output(view: View) -> Iterator[Broken]:
 
 def kept(view: View) -> Iterator[Broken]:
     """5. Nothing that a program wrote below its output folder and working directory is removed unasked."""
-    if not view.found:
-        return
+    for crash in view.history.all(Crashed):
+        yield Broken(5, f"{crash.node} of {crash.run} misses something while it runs: {crash.what}", crash.at)
     for file in view.history.all(Kept):
         asked = [c for c in view.asked if c.has("--unfetched") and (view.may_mean(c, file.run) or c.command == "clean")]
         copies = [found.files.get(file.path) for found in view.found if found.run == file.run]
-        if file.text not in copies and not asked:
+        if view.found and file.text not in copies and not asked:
             have = "is cut short" if any(copy is not None for copy in copies) else "is nowhere"
             yield Broken(5, f"{file.path} of {file.run} {have}", file.at)
 
@@ -284,8 +298,9 @@ def alone(view: View) -> Iterator[Broken]:
                 yield Broken(8, f"{call} does not end", call.at)
             continue
         said = " ".join(end.err.split())[-200:]
-        if "Traceback (most recent call last)" in end.err and "KeyboardInterrupt" not in end.err:
-            yield Broken(8, f"{call} prints a traceback: {said}", end.at)
+        traceback = re.search(r'File "[^"]*/launcher/(cli|api|run)/', end.err) and "KeyboardInterrupt" not in end.err
+        if traceback or "this is a bug in the launcher" in end.err:
+            yield Broken(8, f"{call} meets an error that it does not know: {said}", end.at)
         if (holder := re.search(r"by run (\S+) of", end.err)) and not _may_live(view, holder[1], call.at, end.at):
             yield Broken(8, f"{call} is refused for {holder[1]}, which was over", end.at)
         shown = _status(end)
@@ -295,7 +310,16 @@ def alone(view: View) -> Iterator[Broken]:
             continue
         if call.command == "down" and end.code == 6:
             yield Broken(8, f"{call} is not confirmed: {said}", end.at)
-        if end.code == 3 and view.refused(call) and "in use" not in end.err and not call.has("--resume"):
+        meets_down = any(
+            each.command == "down" and each.at < end.at and view.exit(each) > call.at for each in view.asked
+        )
+        if (
+            end.code == 3
+            and view.refused(call)
+            and "in use" not in end.err
+            and not call.has("--resume")
+            and not meets_down
+        ):
             yield Broken(8, f"{call} is refused, though nothing is in use: {said}", end.at)
     yield from _again(view)
 

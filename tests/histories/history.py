@@ -137,6 +137,16 @@ class Ended(Record):
     lines: int
 
 
+@dataclass(frozen=True)
+class Crashed(Record):
+    """It met an error: something was not there that it needs."""
+
+    run: str
+    node: str
+    pid: int
+    what: str
+
+
 # --- what was seen from outside: /proc and files
 
 

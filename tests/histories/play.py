@@ -91,11 +91,11 @@ def _up(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
     names = ["local"] if nodes == 1 or sweep else [f"local-{rank}" for rank in range(nodes)]
     failing = [name for name in names if dice.random() < 0.25]
     program = Program(
-        lines=dice.choice([1, 5, 20, 40, 400]),
+        lines=dice.choice([1, 5, 20, 40, 200]),
         pause=dice.choice([0.0, 0.02, 0.1]),
         wide=dice.choice([0, 20, 2000]),
         codes={name: dice.choice([1, 3, 77]) for name in failing},
-        hangs=dice.random() < 0.3,
+        hangs=dice.random() < 0.2,
         forks=dice.random() < 0.15,
         files=dice.random() < 0.8,
         term=dice.choices(["saves", "exits", "ignores"], [5, 5, 1])[0],

@@ -60,4 +60,8 @@ def end(code: int, lines: int) -> None:
     os._exit(code)
 
 
-main()
+try:
+    main()
+except Exception as error:
+    note("Crashed", what=repr(error))
+    raise

@@ -15,6 +15,7 @@ from tests.histories.checker import SECRET, SENTENCES, check
 from tests.histories.history import (
     Asked,
     Began,
+    Crashed,
     Ended,
     Exited,
     Fault,
@@ -72,7 +73,7 @@ DETACHED_RUN = [DETACHED, *programs(), ended(0, 2)]
 DOWN = [Asked(5, 1, "one", ("down", "j00")), Exited(6, 1, 0, "", "")]
 DELETE = [Asked(5, 1, "one", ("down", "--purge", "--unfetched")), Exited(6, 1, 0, "", "")]
 RUNS = Asked(5, 1, "one", ("runs",))
-TRACEBACK = "Traceback (most recent call last)\nKeyError: 1"
+TRACEBACK = 'File "/x/launcher/cli/main.py", line 1\nKeyError: 1'
 EXEC = Asked(2.1, 1, "one", ("exec", "j00", "--", "x"))
 FAILS_FIRST = [Began(2, RUN, "local-0", 10, 1), Began(2, RUN, "local-1", 11, 1), Ended(3, RUN, "local-1", 11, 3, 3)]
 PEER_TOLD = [*FAILS_FIRST, Told(4, RUN, "local-0", 10), Ended(5, RUN, "local-0", 10, 143, 3)]
@@ -137,6 +138,7 @@ BREAK = {
     "4: a secret on the screen": (4, [*WHOLE[:-3], ended(0, err=f"{RUNS_ON} {SECRET}"), collected()]),
     "5: a file is gone": (5, [*WHOLE, KEPT]),
     "5: a file is cut short": (5, [*WHOLE, KEPT, collected(files={"made": "te"})]),
+    "5: the working directory is gone": (5, [*WHOLE, Crashed(2, RUN, "local-0", 10, "FileNotFoundError()")]),
     "6: a folder is left": (6, [*WHOLE, REFUSED, ended(3, 5, 3, err=""), look(6, outputs=[OTHER])]),
     "6: it is the latest run": (6, [*WHOLE, REFUSED, ended(3, 5, 3, err=""), *status("failed", OTHER, at=6)]),
     "6: after Ctrl-C it is the latest run": (
@@ -157,6 +159,10 @@ BREAK = {
     "8: a traceback": (
         8,
         [*WHOLE, RUNS, Exited(6, 1, 1, "", TRACEBACK)],
+    ),
+    "8: an unexpected error": (
+        8,
+        [*WHOLE, RUNS, Exited(6, 1, 1, "", "unexpected KeyError: this is a bug in the launcher")],
     ),
     "8: it does not end": (8, [*WHOLE, RUNS]),
     "8: two down, one of which finds files gone": (8, [*WHOLE, DOWN[0], Exited(6, 1, 6, "", "")]),
