@@ -25,6 +25,7 @@ from tests.histories.history import (
     Record,
     Seen,
     Told,
+    job_of,
 )
 
 DOCUMENTED = frozenset(range(7))
@@ -119,6 +120,11 @@ class View:
             return False
         began = {life.began.node for life in self.lives.get(run, []) if life.began.at < call.at}
         return len(began) == job.nodes or (every and all(self.exit(up) < call.at for up in self.history.ups_of(run)))
+
+    def starting(self, up: Asked, at: float) -> bool:
+        """Whether an `up` may not have started its run by then; a sweep's has always another one."""
+        began = {each.node for each in self.history.all(Began) if job_of(each.run) == up.job and each.at < at}
+        return up.command == "up" and (up.sweep or len(began) < up.nodes)
 
     def refused(self, call: Asked) -> bool:
         """Whether an `up` says that it has started nothing, for a reason of its own or after Ctrl-C."""
@@ -308,18 +314,11 @@ def alone(view: View) -> Iterator[Broken]:
             yield Broken(8, f"{call} calls {shown[0]} {shown[1]}, but it was over", end.at)
         if view.hits(call) or full:
             continue
-        if call.command == "down" and end.code == 6:
+        beside = [each for each in view.asked if each.at < end.at and view.exit(each) > call.at]
+        if call.command == "down" and end.code == 6 and not any(view.starting(each, call.at) for each in beside):
             yield Broken(8, f"{call} is not confirmed: {said}", end.at)
-        meets_down = any(
-            each.command == "down" and each.at < end.at and view.exit(each) > call.at for each in view.asked
-        )
-        if (
-            end.code == 3
-            and view.refused(call)
-            and "in use" not in end.err
-            and not call.has("--resume")
-            and not meets_down
-        ):
+        reason = "in use" in end.err or call.has("--resume") or any(each.command == "down" for each in beside)
+        if end.code == 3 and view.refused(call) and not reason:
             yield Broken(8, f"{call} is refused, though nothing is in use: {said}", end.at)
     yield from _again(view)
 

@@ -424,7 +424,7 @@ def _small_disk(folder: Path) -> Iterator[None]:
     folder.mkdir()
     mounted = os.geteuid() == 0
     if mounted:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "launcher-test", folder], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "launcher-test", folder], check=True)
     try:
         yield
     finally:

@@ -91,7 +91,7 @@ class ProcessEngine(Engine):
         return NodeUnfit(self.node, f"could not write {path}: {error.strerror}", "check the permissions of that folder")
 
     def start(self, container: str) -> None:
-        """Raises EngineFailed with the system's message if the program cannot be started."""
+        """Raises EngineFailed with the system's message if the program cannot be started, ContainerGone."""
         found = self._get(container)
         if _is_running(found):
             return
@@ -118,6 +118,7 @@ class ProcessEngine(Engine):
             _supervised_after(found, _STOP_MARGIN)  # it exits, as it could not record its state
             raise self._unwritten(found.folder, OSError(errno.ENOSPC, reason))
         if reason:
+            self._get(container)  # removed while it started
             raise EngineFailed(self.node, f"could not start {container}: {reason}", _start_fix(found))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
@@ -222,7 +223,8 @@ class ProcessEngine(Engine):
         found = folders.find(container)
         if found is None:
             what = f"container {container} no longer exists"
-            raise ContainerGone(self.node, what, "check whether its folder in ~/.launcher was deleted")
+            fix = "`launcher down` has removed it, or its folder in ~/.launcher was deleted"
+            raise ContainerGone(self.node, what, fix)
         return found
 
 
