@@ -12,7 +12,7 @@ from launcher.records.collect import same_time
 from launcher.records.paths import LAYER
 from launcher.records.store import Record
 from launcher.records.wanted import CHECKPOINTS, aside, is_of_no_use, is_programs, want
-from launcher.records.workdir import SentCode, in_workdir, is_sent
+from launcher.records.workdir import SentCode, in_workdir, is_sent, sent_files
 
 _NAMED = 3  # files that a message names, the largest
 
@@ -74,6 +74,12 @@ def is_written(file: FileEntry, nodes: Collection[str], code: SentCode | None) -
     """Whether the program wrote a file of an output folder, or changed it. nodes: those of the run."""
     node, inside = in_workdir(file.path, nodes)
     return is_programs(file.path) and not (node and is_sent(code, inside, file.size, file.mtime))
+
+
+def written_to(files: Iterable[FileEntry], nodes: Collection[str], code: bytes) -> list[FileEntry]:
+    """Return the files of an output folder that the program wrote. code: the archive that was sent."""
+    sent = sent_files(code)
+    return [file for file in files if file.size and is_written(file, nodes, sent) and not is_of_no_use(file.path)]
 
 
 def is_another_nodes(path: str, mine: Collection[str], nodes: Collection[str]) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from secrets import token_hex
 
 from launcher import container_scripts
-from launcher.errors import LauncherError, NodesFailed
+from launcher.errors import LauncherError, NodesFailed, NodeUnfit
 from launcher.image.cuda import explained
 from launcher.model import labels
 from launcher.model.container import CODE, ContainerSpec, Mount, Phase
@@ -19,6 +19,7 @@ from launcher.node import image_cache, output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, uninterrupted
+from launcher.records.written import not_fetched, written_to
 from launcher.run.claims import claim_all
 
 MEETING_KEY = "LAUNCHER_MEETING_KEY"  # elastic/container_scripts/elastic.py removes it from the program's environment
@@ -36,8 +37,8 @@ def start(
 
     fill: copies an earlier run's files into the output folders of all nodes (run.earlier).
 
-    After any error, including Ctrl-C, all containers and files of this run are removed from the nodes. Raises
-    NodesFailed with every failed node and its error.
+    After any error, including Ctrl-C, all containers and files of this run are removed from the nodes, but for what a
+    program that had begun has written. Raises NodesFailed with every failed node and its error.
     """
     if plan.min_nodes:  # key that signs the messages between the nodes
         secrets = {**secrets, MEETING_KEY: token_hex(32)}
@@ -67,16 +68,18 @@ def start(
         with explained(engine, plan.image):
             engine.start(ids[engine.node])
 
+    begun = False
     try:
         uninterrupted(partial(fleet.each, create))
         event("created", nodes=[planned.node for planned in plan.nodes])
         if fill is not None:
             uninterrupted(fill)
+        begun = True
         uninterrupted(partial(fleet.each, start_one))
         event("started", nodes=[planned.node for planned in plan.nodes])
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)
-        uninterrupted(partial(undo, plan, fleet, cause=error))
+        uninterrupted(partial(undo, plan, fleet, cause=error, code=code if begun else None))
         raise
 
 
@@ -127,8 +130,11 @@ def kit(folder: str, user: str, secrets: Mapping[str, str], *, remapped: bool, b
     return buffer.getvalue()
 
 
-def undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
-    """Remove all that was created of a run. Raises NodesFailed, including the cause, if removal fails on a node."""
+def undo(plan: Plan, fleet: Fleet, cause: BaseException, code: bytes | None = None) -> None:
+    """Remove all that was created of a run. Raises NodesFailed, including the cause, if anything is left on a node.
+
+    code: that was sent, if programs may have begun; an output folder to which they have written is kept.
+    """
 
     def remove(engine: Engine) -> None:
         for state in engine.to_stop(engine.list({labels.RUN: plan.run})):
@@ -136,10 +142,15 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
                 engine.stop(state.id, grace=0)
             engine.remove(state.id)
 
+    def remove_folder(engine: Engine) -> None:
+        folder = plan.on(engine.node).container.output_dir
+        if code is not None and (left := written_to(engine.files.scan(folder), [n.node for n in plan.nodes], code)):
+            what = f"the program had begun, so {folder} is kept: {not_fetched(left)}"
+            raise NodeUnfit(f"node {engine.node}", what, f"to download it: launcher fetch {plan.run} --checkpoints")
+        output_folder.remove(engine.files, folder, plan.run)
+
     try:
         fleet.each(remove)
-        fleet.each(
-            lambda engine: output_folder.remove(engine.files, plan.on(engine.node).container.output_dir, plan.run)
-        )
+        fleet.each(remove_folder)
     except LauncherError as left:
         raise NodesFailed([*([cause] if isinstance(cause, LauncherError) else []), left]) from cause

@@ -20,8 +20,25 @@ from launcher.node.process.engine import ProcessEngine
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from launcher.run.locate import connected_run
-from tests.e2e.cli import ROOT
+from tests.e2e.cli import ROOT, Cli
 from tests.ports import free_port
+
+# `up JOB`, suspended before it starts the second node, once the program of the first one has made FILE.
+SUSPENDED = """
+import os, signal, sys, time
+from launcher.cli.main import main
+from launcher.node.process.engine import ProcessEngine
+start, begun = ProcessEngine.start, sys.argv.pop()
+def wait(self, container):
+    if self.node == "local-1":
+        while not os.path.exists(begun):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    start(self, container)
+ProcessEngine.start = wait
+sys.argv[:] = ["launcher", *sys.argv[1:]]
+main()
+"""
 
 
 class StartedMeanwhile(ProcessEngine):
@@ -56,3 +73,26 @@ def test_a_container_that_is_started_after_down_has_listed_it_is_stopped_and_rem
     (container,) = [each.state.name for each in removed.containers if "port" not in each.state.name]
     assert not supervisor.processes(container)
     assert not list((tmp_path / ".launcher").glob("*/.node"))
+
+
+def test_an_up_that_goes_on_after_down_has_stopped_its_run_keeps_what_the_program_wrote(home_cli: Cli) -> None:
+    """It was suspended while it started the run."""
+    begun = home_cli.cwd / "begun"
+    program = f"echo result > result; touch {begun}; exec sleep 600"
+    run = {"command": ["sh", "-c", program]}
+    job = home_cli.job("late", runtime="process", gpus="none", nodes=["local", "local"], run=run)
+    argv, env = (
+        [sys.executable, "-c", SUSPENDED, "up", str(job), str(begun)],
+        {**os.environ, "PYTHONPATH": str(ROOT), **home_cli.env},
+    )
+    up = subprocess.Popen(argv, cwd=home_cli.cwd, env=env, stderr=subprocess.PIPE, text=True)
+    os.waitid(os.P_PID, up.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    home_cli("down", "late")
+    up.send_signal(signal.SIGCONT)
+    _, said = up.communicate(timeout=120)
+    assert up.returncode == 3, said
+    assert "the program had begun, so " in said
+    assert "-> to download it: launcher fetch late-" in said
+    (result,) = (home_cli.cwd.parent / "home" / ".launcher").glob("late-*/workdir/local-0/result")
+    home_cli("fetch", result.parts[-4], "--checkpoints")
+    assert (home_cli.runs()[0] / "workdir" / "local-0" / "result").read_text() == "result\n"
