@@ -98,7 +98,10 @@ def first_failure(evidence: Sequence[Evidence], known: Mapping[str, str] = _NOTH
     if _hung(first) and not first.last.halted:
         return _hang(first, evidence)
     if is_victim(first):
-        return _left_early(first, evidence) or _describe(_killed_first(failed) or first, known)
+        killed = _killed_first(failed)
+        if killed is not None and killed is min(evidence, key=lambda each: each.ended_at):
+            return _describe(killed, known)  # the others, whatever their exit codes, ended after it
+        return _left_early(first, evidence) or _describe(killed or first, known)
     return _describe(first, known)
 
 

@@ -76,6 +76,16 @@ def test_a_node_that_was_killed_before_the_others_lost_it_is_the_cause() -> None
     assert killed_later.node == "n0"
 
 
+def test_a_peer_that_was_stopped_and_saved_its_work_is_not_the_cause_of_an_earlier_kill() -> None:
+    killed, saved = evidence(0, "step 3\n", 137, finished=9.0), evidence(1, "step 3\n", 0, finished=13.0)
+    found = first_failure([killed, saved])
+    assert found is not None
+    assert (found.node, found.exit_code) == ("n0", 137)
+    left = first_failure([killed, evidence(1, "step 3\n", 0, finished=8.0)])  # and n0 was killed as it waited
+    assert left is not None
+    assert (left.node, left.exit_code) == ("n1", 0)
+
+
 def test_the_first_failure_is_not_decided_by_a_wrong_clock() -> None:
     ahead = dataclasses.replace(evidence(0, OWN, finished=3609.0), ahead=3600.0)
     for found in (first_failure([ahead, evidence(1, OWN, finished=10.0)]), first_failure([evidence(1, OWN), ahead])):
