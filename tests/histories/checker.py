@@ -199,7 +199,8 @@ def stopped(view: View) -> Iterator[Broken]:
         if call.command == "down" and end.code == 0:
             runs = [run for run in view.history.runs() if view.names(call, run)]
         elif call.command == "status" and (shown := _status(end)) and shown[1] in ENDED:
-            runs = [shown[0]]
+            # what a supervisor leaves that was killed by hand is named beside the state, until `down`
+            runs = [] if any(fault.how == "kill supervisor" for fault in view.struck(shown[0])) else [shown[0]]
         else:
             continue
         for run in runs:
@@ -222,6 +223,7 @@ def owners(view: View) -> Iterator[Broken]:
     for one in every:
         for other in every:
             meets = one.began.run != other.began.run and one.began.port == other.began.port
+            meets = meets and not any(fault.how == "kill supervisor" for fault in view.struck(one.began.run))
             if meets and one.began.at < other.began.at < one.last:
                 what = f"{other.began.run} began on port {one.began.port} while {one.began.run} had it"
                 yield Broken(3, what, other.began.at)
