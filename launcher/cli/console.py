@@ -329,10 +329,11 @@ def shorten(line: str, width: int) -> str:
     if len(line) <= width and line.isascii() and line.isprintable():
         return line
     text = Text.from_ansi(line.expandtabs())
+    text.plain = text.plain.replace("\n", " ")
     if width <= 0 or text.cell_len <= width:  # 0: a terminal of unknown size
         return line
     text.truncate(width, overflow="ellipsis")
-    return text.plain.replace("\n", " ")
+    return text.plain
 
 
 def print_outcome(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pythons import PROMISED, main
+from tests.pythons import PROMISED, environment, interpreter, lowest, main, tested, with_project
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,6 +121,15 @@ def test_a_python_that_cannot_be_had_is_a_failure(
     monkeypatch.setenv("LAUNCHER_CI_CACHE", str(tmp_path))
     assert main(["3.99"]) == 1
     assert capsys.readouterr().out.startswith("Python 3.99: NOT RUN: no python3.99 in PATH or ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_lowest_versions_that_pyproject_allows_will_do(tmp_path: Path) -> None:
+    python = interpreter(PROMISED[0], tmp_path / "python")
+    environment(python, tmp_path / "made", lowest())
+    code, line = tested(with_project(tmp_path / "made", tmp_path / "lowest"))
+    assert code == 0, line
 
 
 def test_unstable_tests_are_named_as_they_are() -> None:
