@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,21 @@ def test_a_closed_terminal_ends_the_launcher_and_not_the_run(home_cli: Cli) -> N
     assert home_cli.result()["state"] == "done"
     home_cli("down")
     assert left(home_cli) == []
+
+
+def test_a_laptop_that_sleeps_until_the_run_has_ended_shows_all_of_it(home_cli: Cli) -> None:
+    home_cli.program("ticks.py")
+    job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", "ticks.py", "30"]}))
+    up = home_cli.start("up", job)
+    assert up.stdout is not None
+    assert up.stdout.readline() == "tick 0\n"
+    up.send_signal(signal.SIGSTOP)
+    until = time.monotonic() + 120
+    while json.loads(home_cli("status", "--json").stdout)["state"] == "running":
+        assert time.monotonic() < until
+    up.send_signal(signal.SIGCONT)
+    assert up.stdout.read().splitlines() == [f"tick {number}" for number in range(1, 30)]
+    assert (up.wait(120), home_cli.result()["state"]) == (0, "done")
 
 
 @pytest.mark.parametrize("when", ["after:create_process:1", "before:start_process:1", "after:start_process:1"])
