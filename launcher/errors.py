@@ -86,7 +86,12 @@ class NoRoomHere(NodeError):
 
 
 class InUse(NodeUnfit):
-    """A GPU or a port that the job needs is in use, mostly by another run: waiting may help."""
+    """A GPU or a port that the job needs is in use, mostly by another run: waiting may help. runs: these runs."""
+
+    def __init__(self, where: str, what: str, next_step: str = "", runs: tuple[str, ...] = ()) -> None:
+        super().__init__(where, what, next_step)
+        self.args = (*self.args, runs)
+        self.runs = runs
 
 
 class PortInUse(InUse):

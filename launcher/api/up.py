@@ -15,6 +15,7 @@ from pathlib import Path
 from launcher.api.jobs import JobLike, chosen_config, load
 from launcher.api.run import Run
 from launcher.errors import InUse, LauncherError, NodesFailed, PortInUse, RunUnknown, StoppedByUser, UsageError
+from launcher.extras import extra
 from launcher.image.lock import lock_path
 from launcher.job.arguments import merged
 from launcher.job.dump import dump_job
@@ -40,6 +41,7 @@ from launcher.run.gpus import Waiting, counts, job_facts, wait_for_gpus
 from launcher.run.locate import connected_run
 from launcher.run.prepare import make_plan, prepare
 from launcher.run.start import start
+from launcher.run.tidy import remove_done
 
 STALE = 10.0  # seconds after which GPUs are checked again: others may have taken them during an image pull
 
@@ -120,13 +122,27 @@ def start_on(
     fleet: Fleet, job: Job, destination: Destination, inputs: Inputs, group: Membership | None, options: StartOptions
 ) -> Run:
     """The same on connected nodes, which the caller closes if an error is raised."""
-    waiting = Waiting(options.log, wait=options.wait)
-    watched = group is None and os.environ.get("CI", "").lower() not in ("1", "true")
-    planned = destination.plan(job, fleet, inputs, waiting, replace(options, watched=watched))
-    planned = planned if group is None else planned.in_group(group)
-    record = Record.of(planned.plan, hidden(inputs.secrets, job.env), options.here / RUNS)
-    plan = _start(job, planned, record, fleet, inputs, group, options, waiting)
+    said = list[str]()
+    tidying = in_background(partial(_tidy, job, fleet, group, options, said.append))
+    try:
+        waiting = Waiting(options.log, wait=options.wait, runs=options.here / RUNS)
+        watched = group is None and os.environ.get("CI", "").lower() not in ("1", "true")
+        planned = destination.plan(job, fleet, inputs, waiting, replace(options, watched=watched))
+        planned = planned if group is None else planned.in_group(group)
+        record = Record.of(planned.plan, hidden(inputs.secrets, job.env), options.here / RUNS)
+        plan = _start(job, planned, record, fleet, inputs, group, options, waiting)
+    finally:
+        tidying()
+    for text in said:
+        options.log(text)
     return Run(record, options.ssh_config, options.log, connected_run(record, fleet), plan)
+
+
+def _tidy(job: Job, fleet: Fleet, group: Membership | None, options: StartOptions, say: Log) -> None:
+    """Remove what is left of earlier runs of the job, while this one is prepared. A sweep has parallel variants."""
+    if group is None:
+        removing = partial(remove_done, job.name, fleet, options.here / RUNS, options.resume, say)
+        extra("warning: containers of earlier runs were not removed", removing, None, say)
 
 
 @dataclass(frozen=True)

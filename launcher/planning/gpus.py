@@ -104,7 +104,8 @@ def _idle(node: NodeFacts, count: int, found: Sequence[Device], problem: GpuFaul
     if len(idle) < count:
         what = f"{requested}, {len(idle)} of {len(found)} are idle: {'; '.join(in_use(node, found))}"
         fix = "wait for them: --wait; name GPUs that no run holds to share them: gpus: [0, 1]; or choose another node"
-        raise InUse(f"node {node.name}", what, fix)
+        runs = {claim.run for claim in node.claims if claim.uuid in {device.uuid for device in found}}
+        raise InUse(f"node {node.name}", what, fix, tuple(sorted(runs)))
     return tuple(idle[:count])
 
 

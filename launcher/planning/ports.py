@@ -36,7 +36,7 @@ def _held(node: NodeFacts, port: int) -> PortInUse | None:
     claim = next((claim for claim in node.port_claims if claim.port == port), None)
     if claim is not None:
         fix = wait_or_stop(claim.run, claim.hosts, another_port(port))
-        return PortInUse(where, f"{what} by run {claim.run} of {claim.owner}", fix)
+        return PortInUse(where, f"{what} by run {claim.run} of {claim.owner}", fix, (claim.run,))
     if port in node.listening:
         fix = f"stop the program that uses it, wait for its end: --wait, or {another_port(port)}"
         return PortInUse(where, f"{what}, and no run that is visible here claims it", fix)

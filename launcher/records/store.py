@@ -34,6 +34,8 @@ from launcher.records.workdir import SentCode, sent_files
 _LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
 GROUPED = "group"  # event: with the fields of Membership
 FETCHED = "fetched"  # event: `fetch` copied files to another folder
+STOPPING = "stopping"  # event
+STOPPING_AT_MOST = 120.0  # seconds that a stop takes: run.stop.GRACE, and files to collect and containers to remove
 PURGED = "purged"  # event: the output folder on a host was deleted
 BROUGHT = "brought"  # event: `fetch` copied what a program had written elsewhere in a node's container
 _STARTS = ("started", "undone")  # events; with `up --wait`, several
@@ -277,6 +279,14 @@ class Record:
     def confirmed_down(self) -> bool:
         """Whether every node has confirmed to `down` that nothing of it is left there but output folders."""
         return any(line.get("failed") == [] and not line.get("kept") for line in self.events("down"))
+
+    @property
+    def being_stopped(self) -> bool:
+        """Whether a `down` or a second Ctrl-C in this folder is just stopping it, as far as is known."""
+        began = (line.get("time") for line in self.events(STOPPING))
+        last = max((time_ for time_ in began if isinstance(time_, (int, float))), default=0.0)
+        ended = any(line.get("time", 0) >= last for line in self.events("down"))
+        return 0 <= time.time() - last < STOPPING_AT_MOST and not ended
 
     @property
     def resumes(self) -> RunId | None:

@@ -88,7 +88,7 @@ def _claim(engine: Engine, planned: NodePlan, name: str, error: type[InUse], wha
             return
         if _alive(engine, held):
             fix = wait_or_stop(held.run, held.hosts, other)
-            raise error(f"node {planned.node}", f"{what} by run {held.run} of {held.owner}", fix)
+            raise error(f"node {planned.node}", f"{what} by run {held.run} of {held.owner}", fix, (held.run,))
         engine.remove(holder.id)  # by ID, so that a new lock of another run is never removed
 
 

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from launcher.errors import InUse, LauncherError, NodesFailed
 from launcher.job.models import Job
@@ -15,6 +16,8 @@ from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.planning import ports
 from launcher.planning.build import choose_gpus, worker_counts
+from launcher.records.paths import RUNS, RunPaths
+from launcher.records.store import Record
 from launcher.run.claims import claimed
 
 PAUSE = 3.0  # seconds between two attempts
@@ -122,19 +125,29 @@ def _in_use(error: NodesFailed) -> str:
 
 
 class Waiting:
-    """Wait for GPUs and ports in use and log which; repeat no message, as the wait may take hours."""
+    """Wait for GPUs and ports in use and log which; repeat no message, as the wait may take hours.
 
-    def __init__(self, log: Log, *, wait: bool) -> None:
+    wait: however long it takes; otherwise only for runs that this folder is stopping. runs: folder of the records.
+    """
+
+    def __init__(self, log: Log, *, wait: bool, runs: Path = RUNS) -> None:
         self.log = log
         self._wait = wait
+        self._runs = runs
         self._logged = ""
 
     def after(self, error: NodesFailed) -> None:
         """Pause until the next attempt. Raises `error` if waiting is disabled or would not help."""
-        if not self._wait:
+        if not self._wait and not self._soon_free(error):
             raise error
         step = Step("waiting", _in_use(error), immediate=True)
         if step != self._logged:
             self._logged = step
             self.log(step)
         time.sleep(PAUSE + random.random())  # noqa: S311 - waiting launchers must not retry in lockstep
+
+    def _soon_free(self, error: NodesFailed) -> bool:
+        """Whether all that is in use is of runs that a `down` or a second Ctrl-C in this folder is just stopping."""
+        holders = [each.runs if isinstance(each, InUse) else () for each in error.errors]
+        records = [[Record(RunPaths(self._runs / run)) for run in runs] for runs in holders]
+        return all(own and all(record.being_stopped for record in own) for own in records)

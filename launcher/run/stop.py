@@ -21,11 +21,11 @@ from launcher.node import output_folder
 from launcher.node.connect import connect
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry
-from launcher.node.parallel import in_background, run_all_settled, run_both
+from launcher.node.parallel import in_background, run_all, run_all_settled, run_both
 from launcher.node.shared_memory import Shared
 from launcher.records.collect import OutputFolder, collect, output_folders
 from launcher.records.paths import NodePaths, as_shown
-from launcher.records.store import PURGED, Record
+from launcher.records.store import PURGED, STOPPING, Record
 from launcher.records.workdir import SentCode, list_sent, remove_sent
 from launcher.records.written import not_fetched
 from launcher.records.written import unfetched as only_there
@@ -207,22 +207,10 @@ def _remove(engine: Engine, ended: Ended, code: SentCode | None, record: Record 
     if isinstance(ended, LauncherError):
         raise ended
 
-    def remove() -> list[Kept]:
-        kept = []
-        for container in ended:
-            claim = container.state.labels.get(labels.PURPOSE) == "claim"
-            if record is not None and not claim and (left := kept_container(engine, container.state, record)):
-                kept.append(left)  # with its code: the engine reads files only while the folders that it mounts exist
-                continue
-            unstarted = container.state.phase is Phase.CREATED and _removed_unstarted(engine, container.state)
-            if code is not None and not claim:  # first: once there is no container, nothing would find it
-                _remove_code(engine, container.state, code)
-            if not unstarted:
-                engine.remove(container.state.id)
-        return kept
-
     started = [container.state.started for container in ended if container.state.started]
-    kept, swept = run_both(remove, lambda: engine.sweep_shared_memory(min(started)) if started else ())
+    states = [container.state for container in ended]
+    removing = partial(_remove_containers, engine, states, code, record)
+    kept, swept = run_both(removing, lambda: engine.sweep_shared_memory(min(started)) if started else ())
     left = engine.shared_memory(min(started)) if started else ()
     if left and runs_there(engine):
         left = ()  # they may be another run's
@@ -237,6 +225,39 @@ def _removed_unstarted(engine: Engine, state: ContainerState) -> bool:
         engine.stop(state.id, GRACE)
         return False
     return True
+
+
+def _remove_containers(
+    engine: Engine, states: Sequence[ContainerState], code: SentCode | None, record: Record | None
+) -> list[Kept]:
+    """Remove ended containers and the unchanged code; return those that are kept. record: as for `stop`."""
+    kept = []
+    for state in states:
+        claim = state.labels.get(labels.PURPOSE) == "claim"
+        if record is not None and not claim and (left := kept_container(engine, state, record)):
+            kept.append(left)  # with its code: the engine reads files only while the folders that it mounts exist
+            continue
+        unstarted = state.phase is Phase.CREATED and _removed_unstarted(engine, state)
+        if code is not None and not claim:  # first: once there is no container, nothing would find it
+            _remove_code(engine, state, code)
+        if not unstarted:
+            engine.remove(state.id)
+    return kept
+
+
+def remove_ended(attached: Attached) -> bool:
+    """Remove the containers of a run that has ended and whose files were collected, except those with files of their
+    own. Its output folders stay, and shared memory is left alone: another run may have started. Return whether any was
+    removed. Raises NodesFailed.
+    """
+    record, engines = attached.record, [*attached.listed]
+    if attached.unreachable or any(not state.phase.ended for state in attached.states.values()):
+        return False
+    one = partial(_remove_containers, code=record.sent_code, record=record)
+    kept = run_all([partial(one, engine, attached.listed[engine]) for engine in engines])
+    names = [engine.node for engine, left in zip(engines, kept, strict=True) if left]
+    record.event("down", removed=[engine.node for engine in engines], failed=[], kept=names)
+    return sum(map(len, attached.listed.values())) > sum(map(len, kept))
 
 
 def runs_there(engine: Engine) -> bool:
@@ -276,6 +297,7 @@ def take_down(
     record, errors = attached.record, [*attached.unreachable.values(), *_not_asked(attached, options)]
     code = None if purge and unfetched else record.sent_code
     engines = [*attached.listed]
+    record.event(STOPPING)
     ended = run_all_settled([partial(_end, engine, attached.listed[engine], GRACE, warn) for engine in engines])
     unread: set[Engine] = set()
     if attached.owner is not Owner.OTHER:  # do not read another user's files
