@@ -357,8 +357,8 @@ def _containers(job: Job, fleet: Fleet) -> Iterator[Check]:
         targets = {mount.target for mount in job.mounts}
         mounts = tuple(mount for mount in planned.mounts if mount.target in targets)  # the job's data has no copy yet
         probe, marks = f"launcher-probe-{token_hex(6)}", {labels.PURPOSE: "probe"}
-        kept = {"mounts": mounts, "caches": (), "restarts": 0}  # nothing is made for it but the output folder
-        spec = replace(planned, name=probe, image=name, argv=("true",), labels=marks, **kept)
+        spec = replace(planned, name=probe, image=name, argv=("true",), labels=marks, mounts=mounts, restarts=0)
+        spec = replace(spec, caches=())  # nothing is made for it but the output folder
         output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)
         try:
             with explained(engine, name):
