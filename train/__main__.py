@@ -14,7 +14,11 @@ from train.config import Config, declared, parse
 from train.errors import Stopped, TrainError, alike_on_a_machine, tell
 
 EXIT_USAGE, EXIT_STOPPED = 2, 143
-OF_THE_USER = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # a full or write-protected folder
+# a folder that is full or write-protected, a disk that fails, a network file system that is lost
+OF_THE_USER = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EIO, errno.EREMOTEIO, errno.ENXIO, errno.ENODEV, errno.ESTALE),
+)
 CHECK = "--check"  # as `launcher plan` and `up` call it, where torch may not be installed
 
 # first argument -> module whose main(argv) handles it; any other first argument means training

@@ -10,8 +10,9 @@ import os
 import platform
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -139,6 +140,8 @@ class Writer(Silent):
         except ImportError:
             self.say("train: tensorboard is not installed: no curves are written; see metrics.jsonl")
             return
+        if not isinstance(threading.excepthook, LeftToTheCaller):
+            threading.excepthook = LeftToTheCaller(threading.excepthook)
         folder = str(self._output / "tensorboard")
         self._board = SummaryWriter(folder, purge_step=purge_step, flush_secs=FLUSH_SECONDS)
         self._session = Session(facts, self._board)
@@ -239,6 +242,17 @@ class Writer(Silent):
     def _scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items() if self._board is not None else ():
             self._board.add_scalar(tag, value, step)
+
+
+class LeftToTheCaller:
+    """A hook for errors of threads. What TensorBoard's raises, a full disk for example, the next call raises again."""
+
+    def __init__(self, otherwise: Callable[[threading.ExceptHookArgs], object]) -> None:
+        self._otherwise = otherwise
+
+    def __call__(self, error: threading.ExceptHookArgs, /) -> None:
+        if not type(error.thread).__module__.startswith("tensorboard."):
+            self._otherwise(error)
 
 
 def make_log(config: Config, world: World, scaled: bool) -> Silent:

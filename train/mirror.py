@@ -74,6 +74,13 @@ class Place:
         except (ImportError, ValueError) as error:
             fix = "; in a job: `image: {packages: [NAME]}`" if isinstance(error, ImportError) else ""
             raise TrainError(f"{self.url}: {error}{fix}") from error
+        if loop := getattr(self.files, "loop", None):  # else: a traceback for each request that nobody waits for
+            loop.set_exception_handler(self._say_on_the_side)
+
+    def _say_on_the_side(self, _: object, context: Mapping[str, Any]) -> None:
+        """Print an error that no call raises: of a request beside one that failed, or of closing a connection."""
+        error = context.get("exception")
+        print(f"train: warning: {self.url}: {_text(error) if error else context['message']}", flush=True)
 
     def latest(self) -> Entry | None:
         """Return what latest.json names. Raises the errors of the store, ValueError if it is not ours."""
@@ -83,8 +90,12 @@ class Place:
             return None
         try:
             entry = Entry(found["name"], found["files"], found["about"], found["previous"])
-            names = NAME.fullmatch(entry.name) and all(map(FILE.fullmatch, entry.files))
-            known = found["format"] == FORMAT and names and entry.bytes >= 0 and Loaded(entry.about, Path()).age
+            folders = [entry.name, *([] if entry.previous == "" else [entry.previous])]
+            names = all(map(NAME.fullmatch, folders)) and all(map(FILE.fullmatch, entry.files))
+            counts = [*entry.files.values(), *Loaded(entry.about, Path()).age]
+            texts = entry.about.get("run", ""), entry.about.get("best", "")
+            known = found["format"] == FORMAT and names and all(map(_is_count, counts))
+            known = known and all(isinstance(text, str) for text in texts)
         except (KeyError, TypeError, AttributeError):
             known = False
         if not known:
@@ -343,6 +354,10 @@ def retried(what: Callable[[], T]) -> T:
 
 def _is_final(error: Exception) -> bool:
     return isinstance(error, FINAL) or "Credentials" in type(error).__name__
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _kinds(files: Any) -> tuple[str, ...]:

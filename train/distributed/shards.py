@@ -160,6 +160,29 @@ class Shards:
     def _write(self, parts: State, copies: Mapping[int, Tensor], rest: State, best: bool, epoch: int | None) -> None:
         self._copy.wait()
         fresh = self._folder / f"{LAST}.tmp"
+        try:
+            found = self._publish(fresh, parts, copies, rest, best, epoch)
+        except OSError:  # raised on all ranks, which write no more
+            if self._world.first:
+                shutil.rmtree(fresh, ignore_errors=True)  # a full disk needs its space
+            raise
+        if mirror := self._mirror:
+            said = self._together(lambda: (new_name(rest), mirror.busy))  # the name is rank 0's
+            common = (self._folder / LAST / RUN, self._folder / LAST / ".metadata") if self._world.first else ()
+            own = [self._folder / LAST / name for name in found]
+            best_file = self._folder / BEST if self._world.first else None
+            mirror.offer([*common, *own], rest, said[0][0], any(busy for _, busy in said), best_file)
+
+    def _publish(
+        self,
+        fresh: Path,
+        parts: State,
+        copies: Mapping[int, Tensor],
+        rest: State,
+        best: bool,
+        epoch: int | None,
+    ) -> Mapping[str, str]:
+        """Write the checkpoint to `fresh` and give it its name; return this rank's files and their SHA-256."""
         self._together(lambda: shutil.rmtree(fresh, ignore_errors=True) if self._world.first else None)
         try:
             save(parts, checkpoint_id=fresh, planner=Copied(copies), process_group=self._group)
@@ -171,12 +194,7 @@ class Shards:
         found = self._together(lambda: {path.name: _sum(path) for path in mine})
         sums = {name: value for part in found for name, value in part.items()}
         self._together(lambda: self._finish(fresh, parts, rest, sums, best, epoch) if self._world.first else None)
-        if mirror := self._mirror:
-            said = self._together(lambda: (new_name(rest), mirror.busy))  # the name is rank 0's
-            common = (self._folder / LAST / RUN, self._folder / LAST / ".metadata") if self._world.first else ()
-            own = [self._folder / LAST / name for name in found[self._world.rank]]
-            best_file = self._folder / BEST if self._world.first else None
-            mirror.offer([*common, *own], rest, said[0][0], any(busy for _, busy in said), best_file)
+        return found[self._world.rank]
 
     def _together(self, what: Callable[[], T]) -> list[T]:
         """Call `what` and return the results of all ranks. Raises OSError on all ranks if one raises it."""
@@ -202,7 +220,11 @@ class Shards:
         if keep and epoch is not None:
             kept = self._folder / f"epoch-{epoch:04d}.sharded"
             shutil.rmtree(kept, ignore_errors=True)  # from an earlier attempt at this epoch
-            shutil.copytree(fresh, kept, copy_function=os.link)
+            try:
+                shutil.copytree(fresh, kept, copy_function=os.link)
+            except OSError:
+                shutil.rmtree(kept, ignore_errors=True)
+                raise
             for old in sorted(self._folder.glob("epoch-*.sharded"))[:-keep]:
                 shutil.rmtree(old)
         last, previous = self._folder / LAST, self._folder / PREVIOUS

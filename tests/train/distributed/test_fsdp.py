@@ -1,8 +1,10 @@
 """--parallel fsdp and hsdp: the same training as DDP, with checkpoints that any number of processes can read."""
 
 import json
+import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -161,6 +163,23 @@ def test_a_models_blocks_are_gathered_one_at_a_time(arch: str, kind: str, count:
         found = [type(block).__name__ for block in blocks(make_model(arch, 10))]
     assert found.count(kind) == count
     assert len(found) < count + 8
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_checkpoint(data: Path, tmp_path: Path) -> None:
+    """There is room for the shard of one rank."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "launcher-test", folder], check=True)
+    try:
+        ranks = start(tmp_path, 2, "--data", data, *COMMON, "--parallel", "fsdp", "--checkpoints", folder)
+        assert finish(ranks) == [2, 2], ranks[0].text
+        assert [path.name for path in folder.iterdir()] == []
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+    (error,) = [line for rank in ranks for line in rank.lines if "error: " in line]
+    assert "No space left on device (rank " in error
 
 
 @pytest.mark.ci

@@ -1,6 +1,7 @@
 """User errors: one clear line, exit code 2, nothing written."""
 
 import ctypes
+import errno
 import io
 import json
 import os
@@ -228,6 +229,35 @@ def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_checkpoint(
         subprocess.run(["umount", "--lazy", tmp_path / "o"], check=True)  # metrics.jsonl is open until exit
     (error,) = capfd.readouterr().err.splitlines()
     assert re.fullmatch(r"train: error: .*/o/checkpoints/last.pt.tmp could not be written: No space left on .*", error)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_disk_that_tensorboards_thread_finds_full_is_one_line(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "0" / "tensorboard"
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "launcher-test", folder], check=True)
+    try:
+        (rank,) = start(tmp_path, 1, "--data", data, *QUICK, "--log-every", "1")
+        assert finish([rank]) == [2]
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+    assert rank.lines[-1] == f"train: error: a file in {tmp_path}/0 could not be written: No space left on device"
+    assert "Traceback" not in rank.text
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_disk_that_fails_while_a_checkpoint_is_written_is_one_line(
+    number: int, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS and a broken disk say it: what was written before is lost."""
+
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    assert main(["--data", str(data), "--output", str(tmp_path / "o"), *QUICK]) == 2
+    (error,) = capfd.readouterr().err.splitlines()
+    assert error.endswith(f"/o/checkpoints/last.pt.tmp could not be written: {os.strerror(number)}")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")

@@ -1,5 +1,8 @@
 """--mirror and --resume URL, with a server that speaks S3."""
 
+import asyncio
+import gc
+import json
 import os
 import signal
 import threading
@@ -307,10 +310,47 @@ def test_checkpoints_of_another_run_are_not_replaced(store: Store, tmp_path: Pat
 
 
 def test_a_latest_json_that_is_not_ours_is_refused(store: Store) -> None:
-    for text in ("[]", "{", '{"format": 1, "name": "../x", "files": {}, "about": {}, "previous": ""}'):
+    good = {
+        "format": 1,
+        "name": "epoch-0001-step-0-01234567",
+        "files": {"last.pt": 1},
+        "about": state(1),
+        "previous": "",
+    }
+    about = {"run": "", "generation": 0}
+    bad = [
+        {"name": "../x"},
+        *({"files": files} for files in ({"last.pt": -5}, {"last.pt": "1"}, {"last.pt": 1.5}, {"a/b": 1}, ["last.pt"])),
+        *({"about": about | {"progress": each}} for each in ({"epoch": "1"}, {"step": -1}, {"validated": True}, [])),
+        *({"about": each} for each in (state(1) | {"generation": "2"}, state(1) | {"best": ["x"]}, [])),
+        *({"previous": each} for each in (None, "..", "run")),
+        {"format": 2},
+    ]
+    store.client().put_object(Bucket=BUCKET, Key="run/latest.json", Body=json.dumps(good).encode())
+    assert find(Place(URL), "last.pt").files == {"last.pt": 1}
+    for text in ("[]", "{", *(json.dumps(good | each) for each in bad)):
         store.client().put_object(Bucket=BUCKET, Key="run/latest.json", Body=text.encode())
         with pytest.raises(TrainError, match="--resume"):
             find(Place(URL), "last.pt")
+
+
+def test_an_error_of_a_request_that_nobody_waits_for_is_one_line(
+    store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """aiohttp's, without a handler: "Task exception was never retrieved" and a traceback."""
+    place = Place(URL)
+
+    async def fail() -> None:
+        raise OSError("Connection lost")
+
+    async def forget() -> None:
+        task = asyncio.ensure_future(fail())
+        await asyncio.wait([task])
+
+    asyncio.run_coroutine_threadsafe(forget(), place.files.loop).result()
+    gc.collect()
+    said = capfd.readouterr()
+    assert (said.out, said.err) == (f"train: warning: {URL}: OSError: Connection lost\n", "")
 
 
 def test_a_folder_by_its_url(tmp_path: Path) -> None:
