@@ -110,15 +110,15 @@ def _attend(run: Run, *, detach: bool, raw: bool) -> int | None:
 
 def _where(run: Run) -> tuple[str, bool]:
     """Return where it runs, and whether a cluster has not started it yet."""
-    plan = run.plan
+    plan, name = run.plan, f"{run.id} ({run.group.shown})" if run.group else run.id
     if plan is None:
-        return f"{run.id} is running", False
+        return f"{name} is running", False
     if not plan.rendezvous.address:  # the cluster chooses
         state = next(iter(run.containers().values()))
-        where = f"{run.id} was submitted to {plan.master.host}, {state.error or state.phase.value}"
+        where = f"{name} was submitted to {plan.master.host}, {state.error or state.phase.value}"
         return where, state.phase is Phase.CREATED
     address = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
     names = [node.node for node in plan.nodes]
     size = len(names) - plan.spares
     spares = f" (spare: {', '.join(names[size:])})" if plan.spares else ""
-    return f"{run.id} runs on {', '.join(names[:size])}{spares}, rendezvous at {address}", False
+    return f"{name} runs on {', '.join(names[:size])}{spares}, rendezvous at {address}", False

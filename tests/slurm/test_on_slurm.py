@@ -368,6 +368,24 @@ def test_a_sweep_is_a_job_array_and_every_command_finds_its_runs(slurm: SlurmBed
     assert not (slurm.shared / ".launcher" / name / ".node").exists()
 
 
+def test_a_resumed_sweep_submits_only_variants_without_a_result(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+    """By the job's name. Each program counts its starts."""
+    del slurm
+    log, mended = tmp_path / "log", tmp_path / "mended"
+    script = f'echo "$0" >>{log}; [ "$0" = good ] || [ -e {mended} ]'
+    keys = {"run": {"command": ["sh", "-c", script]}, "sweep": [["good"], ["bad"], ["worse"]]}
+    file = cli.job(runtime="process", nodes=1, gpus="none", **keys)
+    failed = cli("up", file, "--on", "hpc", code=1).stderr
+    assert "1 done, 2 failed" in failed
+    mended.touch()
+    done = cli("up", file, "--on", "hpc", "--resume", "job").stderr
+    assert "3 done" in done
+    assert sorted(log.read_text().split()) == ["bad", "bad", "good", "worse", "worse"]
+    assert "3 done" in cli("runs").stdout
+    assert "3 done" in cli("up", file, "--on", "hpc", "--resume", "job").stderr  # and runs nothing
+    assert len(cli.runs()) == 5
+
+
 def tags(address: str) -> str:
     with urllib.request.urlopen(f"{address}data/plugin/scalars/tags", timeout=20) as answer:
         return str(answer.read().decode())

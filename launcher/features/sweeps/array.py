@@ -13,9 +13,10 @@ from launcher.api.up import Destination, StartOptions, inputs_of, run_to_resume,
 from launcher.errors import LauncherError, StoppedByUser
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, variant_name
-from launcher.model.plan import Membership, new_run_id
+from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log
 from launcher.node.connect import Fleet
+from launcher.records.groups import latest_of, named_group
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from launcher.run.start import undo
@@ -34,10 +35,45 @@ def variants(job: Job) -> list[tuple[Job, Membership]]:
 def up_array(job: Job, destination: Destination, *, resume: str | None, log: Log, ssh_config: Path | None) -> list[Run]:
     """Submit the variants of a sweep: the last start submits all of them. Raises as launcher.up.
 
-    The runs share a connection, as a new one might ask for a password again.
+    The runs share a connection, as a new one might ask for a password again. resume: a run, from which all of them
+    start; or a sweep: variants that have no result and are not on the cluster any more are submitted again. Return
+    these, and those that still are.
     """
-    jobs, started = variants(job), threading.Event()
-    ids = [new_run_id(each.name) for each, _ in jobs]
+    group = None if resume is None else named_group(resume)
+    if group is None:
+        earlier = run_to_resume(resume)
+        return _submit([(*each, earlier) for each in variants(job)], destination, log, ssh_config, fresh=False)
+    left, followed = _left(job, group, log, ssh_config)
+    return [*followed, *(_submit(left, destination, log, ssh_config, fresh=True) if left else [])]
+
+
+_Chosen = tuple[Job, Membership, RunId | None]  # and the run from whose checkpoint it starts
+
+
+def _left(job: Job, group: str, log: Log, ssh_config: Path | None) -> tuple[list[_Chosen], list[Run]]:
+    """Return the variants of an earlier sweep that are to be submitted, and the runs that have not ended."""
+    left, followed, known = list[_Chosen](), list[Run](), latest_of(group)
+    for each, args in zip(expand_sweep(job), job.sweep, strict=True):
+        member = Membership(group, variant_name(args))
+        record = known.get(member.variant)
+        if record is None:
+            left.append((each, member, None))
+            continue
+        run = Run(record, ssh_config, log)
+        if run.outcome is None and run.status().state != RunState.REMOVED:
+            followed.append(run)
+        elif run.outcome is None or run.outcome.state is not RunState.DONE:
+            left.append((each, member, run.id if record.started else record.resumes))
+            run.close()
+    return left, followed
+
+
+def _submit(
+    chosen: Sequence[_Chosen], destination: Destination, log: Log, ssh_config: Path | None, *, fresh: bool
+) -> list[Run]:
+    """fresh: one whose earlier run has no checkpoint starts without."""
+    started = threading.Event()
+    ids = [new_run_id(each.name) for each, *_ in chosen]
     said = set[str]()
 
     def once(text: str) -> None:
@@ -46,14 +82,14 @@ def up_array(job: Job, destination: Destination, *, resume: str | None, log: Log
             said.add(text)
             log(text)
 
-    options = StartOptions(run_to_resume(resume), log=once, ssh_config=ssh_config)
+    options = StartOptions(None, fresh, log=once, ssh_config=ssh_config)
     with until_started(started), ExitStack() as on_error:
-        inputs = inputs_of(jobs[0][0], destination, once)  # variants differ only in `args`
+        inputs = inputs_of(chosen[0][0], destination, once)  # variants differ only in `args`
         fleet = on_error.enter_context(destination.connect(ssh_config))
         runs = list[Run]()
         try:
-            for (each, group), run in zip(jobs, ids, strict=True):
-                own = replace(options, run=run, together=ids if len(ids) > 1 else ())
+            for (each, group, earlier), run in zip(chosen, ids, strict=True):
+                own = replace(options, resume=earlier, run=run, together=ids if len(ids) > 1 else ())
                 runs.append(start_on(fleet, each, destination, inputs, group, own))
         except BaseException as error:
             _undo(runs, fleet, error)

@@ -19,6 +19,7 @@ from launcher.features.sweeps.array import up_array, variants
 from launcher.features.sweeps.screen import SweepScreen, run_sweep
 from launcher.features.sweeps.summary import recorded
 from launcher.job.models import Job
+from launcher.model.sizes import counted
 from launcher.records.groups import named_group
 
 
@@ -61,17 +62,17 @@ def _run_array(job: Job, asked: Asked, cluster: Destination) -> int:
     with ExitStack() as held:
         made = up_array(job, cluster, resume=asked.resume, log=Reporter().log, ssh_config=asked.ssh_config)
         runs = [*map(held.enter_context, made)]
-        return _follow_array(runs, job, detach=asked.detach, raw=asked.raw)
+        group = next((run.group.group for run in runs if run.group), None) or named_group(asked.resume)
+        assert group is not None  # without a run, a sweep is resumed of which all variants have a result
+        return _follow_array(runs, job, group, detach=asked.detach, raw=asked.raw)
 
 
-def _follow_array(runs: list[Run], job: Job, *, detach: bool, raw: bool) -> int:
+def _follow_array(runs: list[Run], job: Job, name: str, *, detach: bool, raw: bool) -> int:
     """Follow the runs in turn and return the worst exit code.
 
     Detaching from one run detaches from all; stopping one stops the rest.
     """
-    group = runs[0].group
-    name = group.group if group else runs[0].id
-    Reporter().log(f"{name}: {len(runs)} variants were submitted as one job array")
+    Reporter().log(f"{name}: {counted(len(runs), 'variant')} on the cluster, of {len(job.sweep)}")
     code = 0
     for run in [] if detach else runs:
         with Screen(run.mask, raw=raw) as screen:
