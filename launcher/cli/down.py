@@ -53,8 +53,8 @@ def down(
     finish. RUN may also be the ID of a sweep, or a unique prefix.
 
     Without --unfetched, a container with files outside of its output folder, and
-    with --purge an output folder, that were not fetched, is kept and named:
-    launcher fetch RUN --checkpoints. Its GPUs and port are free.
+    with --purge an output folder, that were not fetched, is kept and named, with
+    exit code 0: launcher fetch RUN --checkpoints. Its GPUs and port are free.
 
     Example: launcher down imagenet
     """

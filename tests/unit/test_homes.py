@@ -66,6 +66,7 @@ def test_the_engine_mounts_what_the_link_leads_to() -> None:
     run = plan.run
     assert plan.master.container.output_dir == f"/home/ada/.launcher/{run}"  # as in labels and records
     expected = {"/output": f"/scratch/ada/runs/{run}", "/workspace/code": f"/scratch/ada/runs/{run}/workdir/gpu-0"}
+    expected["/.launcher/cache"] = "/scratch/ada/runs/cache/111111111111-0"  # by image and machine
     assert sources(linked) == expected
     plain = {target: source.replace("/scratch/ada/runs", "/home/ada/.launcher") for target, source in expected.items()}
     assert sources(node(0, output_root="/home/ada/.launcher")) == sources(node(0)) == plain
