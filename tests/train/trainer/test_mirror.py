@@ -117,6 +117,28 @@ def test_a_run_goes_on_from_the_store(store: Store, tmp_path: Path) -> None:
     assert f"resumed {again.output / 'checkpoints' / 'last.pt'} at epoch 3" in restarted.text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["", "--parallel fsdp"])
+def test_a_checkpoint_may_take_longer_to_download_than_the_timeout(method: str, store: Store, tmp_path: Path) -> None:
+    """The other ranks wait for those that download, and would otherwise report a lost process."""
+    limit, held = 30, threading.Event()
+    data = digit_tree(tmp_path / "data", 32, 10)
+    shared = [*TINY, *method.split(), "--data", data, "--timeout", limit]
+    run(tmp_path / "whole", 2, *shared, "--mirror", URL, "--checkpoints", tmp_path / "a")
+    file = min(find(Place(URL), "run.pt" if method else "last.pt").files)  # of one rank
+
+    def hold(method: str, path: str) -> Answer | None:
+        if method == "GET" and path.endswith(f"/{file}") and not held.is_set():
+            held.wait(limit + 5)
+            held.set()
+        return None
+
+    store.fault = hold
+    again = run(tmp_path / "again", 2, *shared, "--resume", URL, "--checkpoints", tmp_path / "b")
+    assert held.is_set()
+    assert f"of {URL}/" in again[0].text
+
+
 def test_each_rank_uploads_its_shards(store: Store, tmp_path: Path) -> None:
     sharded = [*TINY, "--data", digit_tree(tmp_path / "data", 32, 10), "--parallel", "fsdp"]
     whole = run(tmp_path / "whole", 2, *sharded, "--mirror", URL, "--checkpoints", tmp_path / "a")
