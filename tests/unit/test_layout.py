@@ -92,6 +92,12 @@ def test_no_command_imports_torch() -> None:
     assert not imported_by(code) & {"torch", "torchvision", "tensorboard", "train", "numpy"}
 
 
+def test_the_trainers_options_are_read_without_torch() -> None:
+    """`plan` and `up` check them where torch may not be installed."""
+    code = "import train.config\nfrom train.__main__ import main\nassert main(['--check', '--data', 'x']) == 0"
+    assert not imported_by(code) & {"torch", "torchvision", "numpy"}
+
+
 def test_plain_processes_need_neither_docker_nor_paramiko(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("name: none\nruntime: process\nnodes: [local, local]\nrun: {command: ['true']}\n")
