@@ -241,13 +241,19 @@ def output(view: View) -> Iterator[Broken]:
         if end and call.follows and not call.sweep and (wrong := _out_of_order(end.out)):
             yield Broken(4, f"{call} shows {wrong}", end.at)
     for run, lives in view.lives.items():
+        removed = any(fault.how == "remove" for fault in view.struck(run))  # then only `fetch` collects
         for node in {life.began.node for life in lives}:
             own = [life for life in lives if life.began.node == node]
             texts = [(f.at, f.logs[node]) for f in view.found if f.run == run and f.folder and node in f.logs]
             for at, text in texts:
                 if wrong := _out_of_order(text):
                     yield Broken(4, f"the collected output of {node} of {run} has {wrong}", at)
-            if len(own) != 1 or own[0].ended is None or not any(f.run == run and f.folder for f in view.found):
+            if (
+                removed
+                or len(own) != 1
+                or own[0].ended is None
+                or not any(f.run == run and f.folder for f in view.found)
+            ):
                 continue
             most = max((len(_numbers(text)) for _, text in texts), default=0)
             if most < own[0].ended.lines:
@@ -319,7 +325,8 @@ def alone(view: View) -> Iterator[Broken]:
         beside = [each for each in view.asked if each.at < end.at and view.exit(each) > call.at]
         if call.command == "down" and end.code == 6 and not any(view.starting(each, call.at) for each in beside):
             yield Broken(8, f"{call} is not confirmed: {said}", end.at)
-        reason = "in use" in end.err or call.has("--resume") or any(each.command == "down" for each in beside)
+        reason = re.search("in use|locked by run", end.err) or call.has("--resume")
+        reason = reason or any(each.command == "down" for each in beside)
         if end.code == 3 and view.refused(call) and not reason:
             yield Broken(8, f"{call} is refused, though nothing is in use: {said}", end.at)
     yield from _again(view)

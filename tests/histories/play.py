@@ -104,7 +104,7 @@ def _up(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
     argv = ["up", f"{job}.yaml", *(["-d"] if not sweep and dice.random() < 0.5 else [])]
     folder = dice.choice(FOLDERS)
     earlier = [step.job for step in ups if not step.sweep and step.folder == folder]
-    if earlier and not sweep and dice.random() < 0.1:
+    if earlier and not sweep and dice.random() < 0.3:
         argv += ["--resume", dice.choice(earlier)]
     up = Step(folder, tuple(argv), job, 1 if sweep else nodes, sweep, program, dice.randrange(2))
     up = _hit(dice, replace(up, waits="-d" in argv or dice.random() < 0.3), 0.4)
@@ -128,7 +128,7 @@ def _command(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
         "down": dice.choice([[], [], ["--purge"]]),
         "clean": ["--yes"],
     }.get(command, [])
-    if command == "down" and dice.random() < 0.2:
+    if command == "down" and dice.random() < 0.3:
         target, options = [], [*options, "--all"]
     if folder != about.folder and command != "runs":
         options = [*options, "--nodes", "local"]
@@ -147,7 +147,7 @@ def _hit(dice: random.Random, step: Step, chance: float) -> Step:
 
 def _fault(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
     about = dice.choice(list(ups)[-2:])
-    node = "local" if about.nodes == 1 else f"local-{dice.randrange(about.nodes)}"
+    node = f"local-{dice.randrange(2)}" if about.nodes == 2 or about.sweep else "local"
     how = dice.choice(["kill", "kill supervisor", "suspend", "remove", "full"])
     step = Step("two" if how == "full" else about.folder, job=about.job, fault=how, node=node)
     if dice.random() < 0.4:
