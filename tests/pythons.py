@@ -110,7 +110,7 @@ def with_project(kept: Path, folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def tested(python: Path) -> tuple[int, str]:
+def result_of(python: Path) -> tuple[int, str]:
     """Run the tests; return the exit code, and a line with the version and pytest's summary."""
     variables = {name: value for name, value in os.environ.items() if name != "LAUNCHER_BED_REQUIRED"}
     variables |= {"VIRTUAL_ENV": str(python.parent.parent), **FEWER}
@@ -131,7 +131,7 @@ def main(versions: Sequence[str]) -> int:
     found = []
     for version in versions:
         try:
-            found.append(tested(kept_environment(version, cache)))
+            found.append(result_of(kept_environment(version, cache)))
         except (BedUnavailable, CommandFailed, subprocess.TimeoutExpired) as error:
             found.append((1, f"Python {version}: NOT RUN: {error}"))
     sys.stdout.write("".join(f"{line}\n" for _, line in found))

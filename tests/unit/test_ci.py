@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pythons import PROMISED, environment, interpreter, lowest, main, tested, with_project
+from tests.pythons import PROMISED, environment, interpreter, lowest, main, result_of, with_project
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,7 +128,7 @@ def test_a_python_that_cannot_be_had_is_a_failure(
 def test_the_lowest_versions_that_pyproject_allows_will_do(tmp_path: Path) -> None:
     python = interpreter(PROMISED[0], tmp_path / "python")
     environment(python, tmp_path / "made", lowest())
-    code, line = tested(with_project(tmp_path / "made", tmp_path / "lowest"))
+    code, line = result_of(with_project(tmp_path / "made", tmp_path / "lowest"))
     assert code == 0, line
 
 
