@@ -62,7 +62,7 @@ def fitting(value: object, form: Any) -> Any:
     Raises ValueError if the value itself is of another type.
     """
     kind = type(form) if isinstance(form, (list, dict)) else form
-    if not isinstance(value, kind) or (isinstance(value, bool) and form not in (bool, object)):
+    if not isinstance(value, kind) or (isinstance(value, bool) and form not in (bool, bool | None, object)):
         raise _refused(value, str(getattr(kind, "__name__", kind)))
     if isinstance(form, list) and isinstance(value, list):
         return [part for _, part in _fitting((0, each, form[0]) for each in value)]

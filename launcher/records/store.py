@@ -45,8 +45,9 @@ _RESULT = {
     "exit_code": int | None,
     "failure": {"node": str, "rank": int | None, "exit_code": int | None, "what": str, "cure": str, "words": str},
     "nodes": [
-        {"node": str, "rank": int, "exit_code": int | None, "oom_killed": bool, "restarts": int, "restarted": [str]}
-        | {"started": int | float | None, "finished": int | float | None, "victim": bool, "lost": str | None}
+        {"node": str, "rank": int, "exit_code": int | None, "oom_killed": bool | None, "restarts": int | None}
+        | {"restarted": [str], "started": int | float | None, "finished": int | float | None}
+        | {"victim": bool, "lost": str | None}
     ],
     "last": dict,
     "stopped_by": str | None,

@@ -8,6 +8,7 @@ import io
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from launcher.job.loader import parse_job
 from launcher.planning.offline import offline
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
-from launcher.run.outcome import Outcome
+from launcher.run.outcome import NodeResult, Outcome
 
 ID = "x-20260101-000000-aaaa"
 OTHER = "y-20260101-000000-bbbb"
@@ -207,6 +208,18 @@ def test_what_the_launcher_writes_is_read_whole(project: Path) -> None:
     assert outcome.failure
     assert record.container(1) == json.loads(record.paths.plan.read_text())["nodes"][1]["container"]
     assert record.container(7) == {}
+
+
+def test_a_result_whose_node_was_lost_is_read_whole(project: Path) -> None:
+    """Nothing is known of it but that: result.json has null for the rest."""
+    record, lost = Record(RunPaths(project / "runs" / ID)), NodeResult("local-1", 1, lost="lost its container")
+    known = Outcome.from_dict(ID, RESULT)
+    record.finish(replace(known, nodes=(known.nodes[0], lost)).to_dict())
+    assert not [*record.ignored()]
+    assert Outcome.from_dict(ID, record.result() or {}).nodes[1] == lost
+    code, printed = call("status", ID)
+    assert code == 0, printed
+    assert "None" not in printed
 
 
 def test_the_id_of_a_group_selects_its_runs(project: Path) -> None:
