@@ -35,6 +35,7 @@ _LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
 GROUPED = "group"  # event: with the fields of Membership
 FETCHED = "fetched"  # event: `fetch` copied files to another folder
 STOPPING = "stopping"  # event
+JUST_NOW = 10.0  # seconds: what was seen of its nodes may be older than its end
 STOPPING_AT_MOST = 120.0  # seconds that a stop takes: run.stop.GRACE, and files to collect and containers to remove
 PURGED = "purged"  # event: the output folder on a host was deleted
 BROUGHT = "brought"  # event: `fetch` copied what a program had written elsewhere in a node's container
@@ -283,11 +284,15 @@ class Record:
 
     @property
     def being_stopped(self) -> bool:
-        """Whether a `down` or a second Ctrl-C in this folder is just stopping it, as far as is known."""
-        began = (line.get("time") for line in self.events(STOPPING))
-        last = max((time_ for time_ in began if isinstance(time_, (int, float))), default=0.0)
-        ended = any(line.get("time", 0) >= last for line in self.events("down"))
-        return 0 <= time.time() - last < STOPPING_AT_MOST and not ended
+        """Whether a `down` or a second Ctrl-C in this folder is just stopping it, or has just done so."""
+        now, began = time.time(), self._last(STOPPING)
+        ended = self._last("down")
+        return 0 <= now - began < STOPPING_AT_MOST and (ended < began or now - ended < JUST_NOW)
+
+    def _last(self, kind: str) -> float:
+        """Return when the last event of this kind was recorded; 0: never."""
+        times = [line.get("time") for line in self.events(kind)]
+        return max((float(each) for each in times if isinstance(each, (int, float))), default=0.0)
 
     @property
     def resumes(self) -> RunId | None:

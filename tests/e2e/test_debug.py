@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -39,7 +40,7 @@ def until_waiting(cli: Cli, *ranks: int) -> None:
 
 
 def test_ranks_wait_for_a_terminal_one_after_another(watched: Cli) -> None:
-    start(watched, nodes=2, hang_timeout="4s")
+    start(watched, nodes=2, hang_timeout="5m")
     until_waiting(watched, 0, 1)
     seen = re.sub(r"\s+", " ", watched("status").stdout)
     assert "rank 0 on local-0 waits in double.py:6, breakpoint(): launcher debug" in seen
@@ -74,6 +75,15 @@ def test_ranks_wait_for_a_terminal_one_after_another(watched: Cli) -> None:
 def until_waiting_alone(cli: Cli) -> None:
     while "rank 0 on local waits in" not in (seen := cli("status").stdout):
         assert "running" in seen, seen
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_does_not_hang(watched: Cli) -> None:
+    start(watched, hang_timeout="5s")
+    until_waiting_alone(watched)
+    time.sleep(15)
+    assert "rank 0 on local waits in" in watched("status").stdout
+    watched("down")
 
 
 def test_q_ends_the_rank_and_is_named(watched: Cli) -> None:
@@ -121,7 +131,7 @@ def test_torch_distributed_breakpoint_waits_too(watched: Cli) -> None:
     )
     job = watched.job("dist", runtime="process", nodes=["local"], processes=2, run={"script": "dist.py"}, gpus="none")
     watched("up", "-d", job)
-    watched.until_logged("rank 1 on local waits in dist.py:4, torch.distributed.breakpoint(): launcher debug")
+    watched.until_logged("rank 1 on local waits in dist.py:4, torch.distributed.breakpoint(): launcher debug", 300)
     person = Person(watched, "debug", "--rank", "1")
     person.sees(r"\(Pdb rank 1\) ")
     person.type("up\r")
@@ -145,7 +155,7 @@ def test_torch_distributed_breakpoint_waits_too(watched: Cli) -> None:
 def test_a_rank_in_a_container_waits_and_who_follows_the_run_is_told(bed_cli: Cli) -> None:
     cli = Cli(bed_cli.cwd, {**bed_cli.env, "CI": ""})
     (cli.cwd / "double.py").write_text(PROGRAM.replace("    breakpoint", "    if x == 22: breakpoint"))
-    job = cli.job("stop", **bed_job(run={"command": ["python3", "double.py"]}, hang_timeout="5s"))
+    job = cli.job("stop", **bed_job(run={"command": ["python3", "double.py"]}, hang_timeout="5m"))
     up = cli.start("up", job)
     assert up.stderr is not None
     said = "rank 1 on node2 waits in double.py:6, breakpoint(): launcher debug --rank 1"

@@ -40,6 +40,14 @@ def test_nobody_comes_so_it_goes_on_and_does_not_wait_again(one: Box) -> None:
     assert [line.split()[0] for line in one.attempts] == ["start", "waits", "goes", "exit"]
 
 
+def test_a_rank_that_waits_shows_that_it_does_not_hang(one: Box) -> None:
+    limit(one, "3.0")
+    module = one.kit / "modules" / "launcher_breakpoint.py"
+    module.write_text(module.read_text().replace("BEAT = 1.0", "BEAT = 0.02"))
+    one.run(sys.executable, str(program(one, "breakpoint()\n")), env={**WAIT, "LAUNCHER_HANG_TIMEOUT": "600"})
+    assert (one.output / "state" / "gpu-a.alive").stat().st_size > 0
+
+
 def test_it_names_after_how_long_a_collective_of_the_others_fails(one: Box) -> None:
     limit(one, "0.2")
     fake = """if True:
