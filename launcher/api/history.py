@@ -154,7 +154,6 @@ def named(
     to_stop: bool = False,
     anywhere: bool = False,
     nodes: Sequence[str] | None = None,
-    log: Note = print,
     ssh_config: str | PathLike[str] | None = None,
 ) -> Named:
     """Return the latest run of each variant of the sweep that the text means: its ID, a unique prefix, or a job's name
@@ -171,8 +170,11 @@ def named(
         return Named(found, group)
     if text is None or nodes is None or (RUNS / text).is_dir():
         return Named([text])
-    rows, _ = runs_on(nodes, log, ssh_config=ssh_config)
-    group = groups.begun_by(text, [(row.run, row.group) for row in rows], exactly=to_stop)
+    rows, _ = runs_on(nodes, silent, ssh_config=ssh_config)  # who looks for the run there says what is wrong
+    if any(store.job_of(row.run) == text for row in rows):
+        group = None if to_stop else sweep_of(text, rows)
+    else:
+        group = groups.begun_by(text, [(row.run, row.group) for row in rows], exactly=to_stop)
     every = {
         (row.run if to_stop else row.group.variant): row.run for row in rows if row.group and row.group.group == group
     }

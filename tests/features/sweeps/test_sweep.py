@@ -80,6 +80,16 @@ def test_a_sweep_is_selected_by_its_id_also_on_nodes_that_have_only_some_of_its_
     cli("up", job, "--set", 'sweep=[["2"], ["3"]]')
     first, second = (run.name for run in cli.runs())
     group = json.loads((cli.runs()[0] / "events.jsonl").read_text().splitlines()[0])["group"]
+    (cli.cwd / "other").mkdir()
+    other = Cli(cli.cwd / "other", cli.env)  # without their records
+    for name in (group, "sweep"):
+        assert [one["run"] for one in json.loads(other("status", name, "--nodes", "local", "--json").stdout)] == [
+            *(first, second)
+        ]
+    assert second in other("down", "sweep", "--nodes", "local").stderr  # a job's name is its latest run
+    cli("up", job, "--set", 'sweep=[["2"], ["3"]]')
+    first, second = (run.name for run in cli.runs()[2:])
+    group = json.loads((cli.runs()[2] / "events.jsonl").read_text().splitlines()[0])["group"]
     cli("down", first)
     shown = cli("status", group, "--nodes", "local").stdout
     assert second in shown
