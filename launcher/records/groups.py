@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.errors import LauncherError, RunUnknown
 from launcher.job.loader import parse_job
+from launcher.job.models import Job
 from launcher.job.overrides import variant_name
 from launcher.job.scalars import Args, ArgValue
 from launcher.model.plan import Membership, RunId
@@ -125,12 +126,12 @@ def labels(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
 
 def differences(chosen: Sequence[tuple[Record, str | None]]) -> list[dict[str, ArgValue]]:
     """Return for each run the settings of its job file that are not the same in all of them."""
-    settings = [_settings(record) for record, _ in chosen] if len(chosen) > 1 else [{}] * len(chosen)
-    known = dict.fromkeys(key for one in settings for key in one)
-    keys = [key for key in known if len({one.get(key) for one in settings}) > 1]
+    found = [settings(record) for record, _ in chosen] if len(chosen) > 1 else [{}] * len(chosen)
+    known = dict.fromkeys(key for one in found for key in one)
+    keys = [key for key in known if len({one.get(key) for one in found}) > 1]
     if "nodes" in keys:
         keys = [key for key in keys if key != "hosts"]
-    return [{key: _short(one.get(key, "default")) for key in keys} for one in settings]
+    return [{key: _short(one.get(key, "default")) for key in keys} for one in found]
 
 
 def _date(run: str) -> str:
@@ -139,12 +140,16 @@ def _date(run: str) -> str:
     return f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:4]}:{time[4:]}"
 
 
-def _settings(record: Record) -> dict[str, ArgValue]:
+def settings(record: Record) -> dict[str, ArgValue]:
     """Return the settings of a run from its job.yaml; {} if that is missing or invalid in this version."""
     try:
-        job = parse_job(record.job_text(), str(record.paths.job))
+        return settings_of(parse_job(record.job_text(), str(record.paths.job)))
     except (LauncherError, OSError, UnicodeDecodeError):
         return {}
+
+
+def settings_of(job: Job) -> dict[str, ArgValue]:
+    """Return what distinguishes runs: arguments, variables, image and machines."""
     args: Args = job.run.args
     named = args if isinstance(args, Mapping) else {"args": args}
     image = job.image and (job.image.ref or job.image.base)

@@ -91,7 +91,7 @@ def compare(
         terminal.note(f"wrote {plot}")
     if html is not None:
         text = page(rows, title, others) if of_trainer else page_of_tags(tagged, tags, by, title)
-        write_atomic(html, text.encode())
+        write_atomic(html, text.encode(errors="replace"))  # a program's metrics may have lone surrogates
         terminal.note(f"wrote {html}")
 
 
@@ -120,7 +120,8 @@ def tag_row(record: Record, name: str) -> TagRow:
 def _explain(rows: Sequence[TagRow], by: str | None, *, lowest: bool, name: str) -> None:
     """Say what is best, why runs have failed, and where curves may be that are not here."""
     if by is not None:
-        command = shlex.join(["launcher", "fetch", *name.split(), "--best", by, *(["--min"] if lowest else [])])
+        one = name.split() if len(name.split()) < 2 else [rows[0].run]  # fetch takes one name
+        command = shlex.join(["launcher", "fetch", *one, "--best", by, *(["--min"] if lowest else [])])
         terminal.say(f"\n{verdict(rows, lowest=lowest, command=command)}")
     failed = [row for row in rows if row.why]
     for row in failed:
@@ -128,4 +129,5 @@ def _explain(rows: Sequence[TagRow], by: str | None, *, lowest: bool, name: str)
     if not any(row.curves for row in rows):
         what = "no curves of these runs are here (TensorBoard's files or metrics.jsonl)"
         where = "if the program writes metrics.csv or trainer_state.json"
-        terminal.note(f"{what}; {where}: {shlex.join(['launcher', 'fetch', *name.split(), '--checkpoints'])}")
+        each = [shlex.join(["launcher", "fetch", *one, "--checkpoints"]) for one in ([word] for word in name.split())]
+        terminal.note(f"{what}; {where}: {' && '.join(each) or 'launcher fetch --checkpoints'}")

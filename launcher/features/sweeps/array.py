@@ -11,12 +11,13 @@ from pathlib import Path
 from launcher.api.run import Run
 from launcher.api.up import Destination, StartOptions, inputs_of, run_to_resume, start_on, until_started
 from launcher.errors import LauncherError, StoppedByUser
+from launcher.features.sweeps.continued import continued
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, variant_name
 from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log
 from launcher.node.connect import Fleet
-from launcher.records.groups import latest_of, named_group
+from launcher.records.groups import named_group
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from launcher.run.start import undo
@@ -52,7 +53,7 @@ _Chosen = tuple[Job, Membership, RunId | None]  # and the run from whose checkpo
 
 def _left(job: Job, group: str, log: Log, ssh_config: Path | None) -> tuple[list[_Chosen], list[Run]]:
     """Return the variants of an earlier sweep that are to be submitted, and the runs that have not ended."""
-    left, followed, known = list[_Chosen](), list[Run](), latest_of(group)
+    left, followed, known = list[_Chosen](), list[Run](), continued(job, group, log)
     for each, args in zip(expand_sweep(job), job.sweep, strict=True):
         member = Membership(group, variant_name(args))
         record = known.get(member.variant)

@@ -19,6 +19,7 @@ from launcher.api.jobs import chosen_config
 from launcher.api.run import Run, find
 from launcher.api.up import StartOptions, inputs_of, own_machines, start_run
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
+from launcher.features.sweeps.continued import continued
 from launcher.features.sweeps.machines import Machines
 from launcher.features.sweeps.pool import Placement
 from launcher.job.models import Job
@@ -28,7 +29,6 @@ from launcher.model.container import Phase
 from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.parallel import in_background, run_all, run_all_settled, uninterrupted
-from launcher.records.groups import latest_of
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS
 from launcher.records.store import Record
@@ -129,9 +129,7 @@ class Sweep:
         if not job.sweep:
             raise UsageError(f"job {job.name}", "has no sweep", "for example: sweep: [{lr: 0.1}, {lr: 0.4}]")
         self.group = resume or new_run_id(job.name)
-        earlier = latest_of(resume) if resume else {}
-        if resume and not earlier:
-            raise UsageError("--resume", f"{resume} is not a sweep recorded here", "to list the runs: launcher runs")
+        earlier = continued(job, resume, log) if resume else {}
         self._most = most or len(job.sweep)
         self.log = log
         self._said: set[str] = set()

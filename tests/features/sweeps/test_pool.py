@@ -245,6 +245,20 @@ def test_a_group_that_is_no_sweep_is_refused(home_cli: Cli, tmp_path: Path) -> N
     assert "is not a sweep recorded here" in refused.stderr
 
 
+def test_a_sweep_that_is_resumed_by_another_job_is_told(home_cli: Cli) -> None:
+    job = Job(home_cli, ["local"], variants=2)
+    job.go.touch()
+    first = ("up", job.file, "--set", "sweep=[{x: 1}]", "--set", "env.RATE=0.1")
+    home_cli(*first)
+    group = group_of(home_cli)
+    refused = home_cli("up", job.file, "--resume", group, "--set", "name=other", code=2).stderr
+    assert f"{group} is a sweep of pool, and this job is other" in refused
+    assert len(home_cli.runs()) == 1
+    assert "has changed" not in home_cli(*first, "--resume", group).stderr
+    messages = home_cli("up", job.file, "--resume", group, "--set", "env.RATE=0.2").stderr
+    assert f"the job has changed since {group} was started: RATE=0.2 (0.1 before)" in messages
+
+
 @pytest.mark.ci
 def test_a_variant_that_was_started_is_not_started_again(home_cli: Cli) -> None:
     """Its launcher was killed before it could record the start; the sweep is found by the job's name."""
