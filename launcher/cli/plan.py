@@ -19,7 +19,7 @@ from launcher.cli import options, terminal
 from launcher.errors import UsageError
 from launcher.export.target import Target
 from launcher.job.dump import json_schema
-from launcher.job.overrides import variant_name
+from launcher.job.overrides import expand_sweep, variant_name
 from launcher.model.plan import NodePlan, Plan
 from launcher.model.sizes import counted
 from launcher.node.docker.values import docker_run
@@ -52,7 +52,7 @@ def plan(
         return
     if docker and not loaded.traits.has_limits:
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "run: launcher plan JOB")
-    made = launcher.plan(loaded, offline=offline_, log=terminal.Reporter().log, ssh_config=ssh_config)
+    made = launcher.plan(expand_sweep(loaded)[0], offline=offline_, log=terminal.Reporter().log, ssh_config=ssh_config)
     variants = [variant_name(variant) for variant in loaded.sweep]
     if json:
         terminal.say(made.to_json() if not variants else _with_variants(made, variants))
@@ -67,7 +67,7 @@ def _listed(variants: Sequence[str], lead: str = "") -> str:
     """Return the lines about the variants of a sweep."""
     if not variants:
         return ""
-    head = f"{counted(len(variants), 'variant')}; this is the first one's plan, and the others differ in:"
+    head = f"{counted(len(variants), 'variant')}; the plan is that of the first:"
     return "\n" + "".join(f"{lead}{line}\n" for line in (head, *(f"  {name}" for name in variants)))
 
 

@@ -105,7 +105,8 @@ def test_a_plan_lists_the_variants(project: Path) -> None:
     sweep = "sweep: {grid: {lr: [0.1, 0.2], x: [a]}}"
     (project / "job.yaml").write_text(f"{JOB.replace('true', 'echo')}code: code\n{sweep}\n")
     _, text = call("plan", "job.yaml", "--offline")
-    assert "2 variants" in text
+    assert "2 variants; the plan is that of the first:" in text
+    assert "echo --lr 0.1 --x a" in " ".join(text.split())
     assert "  lr=0.1 x=a\n  lr=0.2 x=a\n" in text
     printed = call("plan", "job.yaml", "--offline", "--json")[1]
     assert json.loads(printed[printed.index("{\n") :])["variants"] == ["lr=0.1 x=a", "lr=0.2 x=a"]
