@@ -37,7 +37,7 @@ def options(
     records = [Record(RunPaths(folder)) for folder in runs()]
     names = labels([(record, group.variant if (group := record.group) else None) for record in records])
     rows = [tag_row(record, name) for record, name in zip(records, names, strict=True)]
-    first = by_tag(rows, best, [record.paths for record in records], lowest=lowest)[0]
+    first = by_tag(rows, best, [record.paths for record in records], lowest=lowest, option="--best")[0]
     if first.best is None:
         raise UsageError(f"--best {best}", "the curves of this tag have no number", "to see them: launcher tensorboard")
     return Chosen(first.run, lambda folder: _said(first, folder, lowest=lowest))

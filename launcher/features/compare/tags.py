@@ -47,13 +47,18 @@ def _json(value: float) -> float | str:
     return value if isfinite(value) else str(value)
 
 
-def by_tag(rows: Sequence[TagRow], tag: str, roots: Sequence[RunPaths], *, lowest: bool) -> list[TagRow]:
-    """Return the rows with the best value of the tag, the best first. Raises UsageError if no run has it."""
+def by_tag(
+    rows: Sequence[TagRow], tag: str, roots: Sequence[RunPaths], *, lowest: bool, option: str = "--by"
+) -> list[TagRow]:
+    """Return the rows with the best value of the tag, the best first. Raises UsageError if no run has it.
+
+    option: with which the user has given the tag.
+    """
     known = tags_of([row.curves for row in rows], 10**6)
     if tag not in known:
         near = get_close_matches(tag, known, _NAMED, 0.4) or known[:_NAMED]
         fix = f"tags of these runs: {', '.join(near)}" if near else "they have no curves: launcher status"
-        raise UsageError(f"--by {tag}", "no run has this tag", fix)
+        raise UsageError(f"{option} {tag}", "no run has this tag", fix)
     found = []
     for row, paths in zip(rows, roots, strict=True):
         best = best_of(tag, row.curves[tag], paths.root, lowest=lowest) if tag in row.curves else None

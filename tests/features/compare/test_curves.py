@@ -173,6 +173,8 @@ def test_the_best_run_is_first_and_its_checkpoint_named(night: Path) -> None:
     )
     lowest = call("compare", "night", "--by", "acc/val", "--min")[1]
     assert "best: lr=0.1, acc/val 0.6 at step 1\n" in lowest
+    code, printed = call("fetch", "night", "--best", "acc")
+    assert (code, "--best acc: no run has this tag" in printed) == (2, True)
     code, printed = call("compare", "night", "--by", "acc")
     assert code == 2
     assert "no run has this tag" in printed
