@@ -58,7 +58,7 @@ def test_only_documented_variables_are_added(box: Box) -> None:
     added = {line.partition("=")[0] for line in out} - set(box.env) - {"PWD", "OLDPWD", "SHLVL", "_"}
     assert added == {
         *("USER", "LOGNAME", "XDG_CACHE_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
-        "PYTHONBREAKPOINT",
+        *("PYTHONBREAKPOINT", "PYTHONPATH"),  # launcher debug
         *("MPLCONFIGDIR", "LAUNCHER_JOB", "LAUNCHER_ENTRY"),  # identify the job's processes and the pid of entry.sh
     }
 
