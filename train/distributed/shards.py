@@ -163,6 +163,7 @@ class Shards:
         try:
             found = self._publish(fresh, parts, copies, rest, best, epoch)
         except OSError:  # raised on all ranks, which write no more
+            self._together(lambda: None)  # each has looked at the disk, to say why
             if self._world.first:
                 shutil.rmtree(fresh, ignore_errors=True)  # a full disk needs its space
             raise
