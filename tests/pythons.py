@@ -48,7 +48,7 @@ def lowest() -> list[str]:
     """The lowest version of each of these, with this checkout's versions of the test tools."""
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     tools = [line for line in pinned if line.partition("==")[0] in TOOLS]
-    return [*tools, *(re.sub(r">=([\d.]+).*", r"==\1", found) for found in dependencies())]
+    return [*TOOLS, *tools, *(re.sub(r">=([\d.]+).*", r"==\1", found) for found in dependencies())]
 
 
 def interpreter(version: str, kept: Path) -> Path:
