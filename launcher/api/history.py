@@ -21,14 +21,15 @@ from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import Span
 from launcher.node.parallel import run_all_settled
-from launcher.records import groups, store
+from launcher.records import groups, store, sweeps
 from launcher.records.measured import top1
-from launcher.records.paths import RUNS, NodePaths
+from launcher.records.paths import RUNS, NodePaths, RunPaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run import attempts
 from launcher.run.locate import Note, RunListing, list_runs
 from launcher.run.state import RunState, state_of
 
+NOT_STARTED = "not started"  # state of a variant of a sweep that has no run yet
 REFUSED = "refused"  # state of a run whose `up` failed before every container was started
 RUNS_TIMEOUT = 5.0  # seconds to connect to a node, which is only asked whether a run is still active
 
@@ -92,6 +93,8 @@ class SweepRow:
     """A sweep in a list, by the latest run of each of its variants that have one.
 
     states: number of variants by state. exit_code: the worst, once all have ended. top1: percent, of the best variant.
+    resume: the command that starts those which have no run yet, if no launcher of this machine does; "": none is needed
+    or known.
     """
 
     sweep: str
@@ -101,34 +104,58 @@ class SweepRow:
     top1: float | None = None
     best: str = ""
     started_by: str = ""
+    resume: str = ""
+
+    @property
+    def left(self) -> str:
+        """Its states, and the command that is needed, if any."""
+        states = ", ".join(f"{count} {state}" for state, count in self.states.items())
+        how = f"; no launcher on this machine starts the others: {self.resume}" if self.resume else ""
+        return f"{self.sweep}: {states}{how}"
 
 
-def folded(rows: Sequence[RunRow]) -> list[RunRow | SweepRow]:
-    """Return a row for each sweep in place of its runs, where the last of these is."""
+def folded(rows: Sequence[RunRow], *, recorded: bool) -> list[RunRow | SweepRow]:
+    """Return a row for each sweep in place of its runs, where the last of these is.
+
+    recorded: the rows are those of all runs that are recorded here, which tells what has no run yet.
+    """
     last = {row.group.group: row.run for row in rows if row.group}
     found: list[RunRow | SweepRow] = []
     for row in rows:
         if row.group is None:
             found.append(row)
         elif last[row.group.group] == row.run:
-            found.append(_sweep_row(row.group.group, rows))
+            found.append(sweep_row(row.group.group, rows, recorded=recorded))
     return found
 
 
-def _sweep_row(sweep: str, rows: Sequence[RunRow]) -> SweepRow:
+def unstarted(sweep: str, rows: Sequence[RunRow]) -> list[RunRow]:
+    """Return a row for each variant of a recorded sweep that has no run. rows: those of its runs."""
+    names = sweeps.not_started(sweep, {row.group.variant for row in rows if row.group})
+    return [RunRow("", NOT_STARTED, None, (), group=Membership(sweep, name)) for name in names]
+
+
+def sweep_row(sweep: str, rows: Sequence[RunRow], *, recorded: bool = True) -> SweepRow:
+    """Return the row of a sweep that has one of these runs. recorded: as for `folded`."""
     latest = {row.group.variant: row for row in rows if row.group and row.group.group == sweep}
     runs = [*latest.values()]
+    left = unstarted(sweep, runs) if recorded else []
     codes = [row.exit_code for row in runs if row.exit_code is not None]
     best = max((row for row in runs if row.top1 is not None), key=lambda row: row.top1 or 0.0, default=None)
     return SweepRow(
         sweep,
-        Counter(row.state for row in runs),
-        max(codes) if len(codes) == len(runs) else None,
+        Counter(row.state for row in (*runs, *left)),
+        max(codes) if len(codes) == len(runs) and not left else None,
         tuple(dict.fromkeys(node for row in runs for node in row.nodes)),
         best.top1 if best else None,
         best.group.shown if best and best.group else "",
         runs[-1].started_by,
+        _what_resumes(sweep, runs[-1].run) if left else "",
     )
+
+
+def _what_resumes(sweep: str, run: RunId) -> str:
+    return "" if sweeps.is_run_here(sweep) else sweeps.resume_command(Record(RunPaths(RUNS / run)), sweep)
 
 
 def sweep_of(text: str, rows: Sequence[RunRow]) -> str | None:

@@ -29,6 +29,7 @@ from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
 from launcher.planning import ports
 from launcher.planning.containers import in_group
+from launcher.records import sweeps
 from launcher.records.masking import hide
 from launcher.records.options import notes
 from launcher.records.paths import RUNS, RunPaths
@@ -297,6 +298,8 @@ def _write(
 ) -> None:
     """Write runs/<run id>/ with everything that is known before the start."""
     record.write(plan, dump_job(job), code.archive, group)
+    if group is not None:
+        sweeps.keep(group, record.mask, record.paths.root.parent)
     record.write_left_out(code.folder, code.left_out)
     if job.file is not None and _is_unchanged(job, job.file):
         record.event("job", file=str(job.file))

@@ -9,7 +9,16 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from launcher.api.history import RunRow, SweepRow, folded, recorded_runs, runs_on, sweep_of
+from launcher.api.history import (
+    RunRow,
+    SweepRow,
+    folded,
+    recorded_runs,
+    runs_on,
+    sweep_of,
+    sweep_row,
+    unstarted,
+)
 from launcher.cli import options, terminal
 from launcher.cli.status import STYLES
 from launcher.cli.terminal import Reporter
@@ -40,11 +49,18 @@ def runs(
     else:
         rows, failed = runs_on(hosts, log, ssh_config=ssh_config)
     every = _of(sweep, rows) if sweep is not None else rows
-    shown = folded(rows) if sweep is None and not all_ else every
+    shown = folded(rows, recorded=hosts is None) if sweep is None and not all_ else every
+    group = sweep_of(sweep, rows) if sweep is not None and hosts is None else None
+    if group is not None:
+        shown = [*every, *unstarted(group, every)]
     if json:
         terminal.say_json([_to_dict(row) for row in shown])
     elif shown or not failed:
         _print(shown, "top-1" if hosts is None else "by")
+        if group is not None and len(shown) > len(every):
+            terminal.note(sweep_row(group, every).left)
+        elif left := [row.left for row in shown if isinstance(row, SweepRow) and row.resume]:
+            terminal.note(left[-1])  # of the latest: the others may have been left as they are for months
     if failed:
         raise NodesFailed(failed)
 
@@ -63,7 +79,8 @@ def _to_dict(row: RunRow | SweepRow) -> dict[str, object]:
     """A row of a sweep has `sweep` and `states`, that of a run `run` and `state`, and its sweep as `group`."""
     found: dict[str, object] = plain(row)
     if isinstance(row, RunRow):
-        found |= {"group": None, "variant": None} if row.group is None else plain(row.group)
+        group = row.group
+        found |= {"group": group and group.group, "variant": group and group.variant}
     return found
 
 

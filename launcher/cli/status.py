@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from launcher.api.history import NOT_STARTED, RunRow, sweep_row, unstarted
 from launcher.api.machines import machines
 from launcher.cli import gpus, options, terminal
 from launcher.cli.terminal import Reporter
@@ -49,7 +50,7 @@ def status(
     """
     console = terminal.console(soft_wrap=False)
     machines, reasons = _machines(nodes, ssh_config) if run is None and on is None else ([], [])
-    every = list[RunStatus]()
+    every, rows = list[RunStatus](), list[RunRow]()
     named = options.named(run, nodes, on, ssh_config)
     for one in named.runs:
         try:
@@ -60,10 +61,15 @@ def status(
                 raise
             continue
         every.append(seen)
+        rows.append(RunRow(seen.run, seen.state, None, (), group=found.group))
         if not json and not watch:
             console.print(render(seen, console.width))
     if not every and named.group is not None:
         raise options.nothing_of_sweep(named.group, nodes, on)
+    if named.group is not None and nodes is None and on is None and (left := unstarted(named.group, rows)):
+        names = [row.group.variant for row in left if row.group]
+        every += [RunStatus("", NOT_STARTED, None, (), None, variant=name) for name in names]
+        terminal.note(sweep_row(named.group, rows).left)
     if json:
         reports = [seen.to_dict() for seen in every]
         shown = {"gpus": gpus.rows(machines)} if machines else {}

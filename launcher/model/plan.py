@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.model.container import ContainerSpec
@@ -32,11 +32,20 @@ def is_run_id(text: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """All that a sweep runs. variants: their names, in order. file: the job file; "": unknown."""
+
+    variants: tuple[str, ...]
+    file: str = ""
+
+
+@dataclass(frozen=True)
 class Membership:
     """Membership of a run in the group that `up` starts for a job with a sweep."""
 
     group: str  # an id in the format of run ids
     variant: str  # the arguments that distinguish the run
+    sweep: Sweep | None = field(default=None, compare=False, repr=False)  # known to who starts the run
 
     @property
     def shown(self) -> str:

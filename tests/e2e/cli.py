@@ -92,7 +92,7 @@ class Cli:
             return created(run.name), plan.stat().st_mtime_ns if plan.exists() else 0
 
         folder = self.cwd / "runs"
-        return sorted(folder.iterdir(), key=began) if folder.exists() else []
+        return sorted(folder.glob("[!.]*"), key=began) if folder.exists() else []
 
     def result(self) -> dict[str, Any]:
         """result.json of the latest run."""

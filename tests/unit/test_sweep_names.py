@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,13 +13,16 @@ from hypothesis import strategies as st
 
 import launcher
 from launcher.api.history import named
-from launcher.errors import RunUnknown
+from launcher.errors import RunUnknown, UsageError
+from launcher.features.sweeps.alone import alone
 from launcher.model import labels
-from launcher.model.plan import Membership, is_run_id
+from launcher.model.plan import Membership, Sweep, is_run_id
 from launcher.planning.containers import in_group
 from launcher.planning.offline import offline
+from launcher.records import sweeps
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
+from launcher.records.sweeps import lock_of
 from tests.unit.test_record_fuzz import call, parse_job
 
 JOB = "name: night\nruntime: process\nnodes: [local]\ngpus: none\nrun: {command: ['true']}\n"
@@ -143,3 +148,38 @@ def test_a_record_that_is_rebuilt_from_labels_has_its_sweep(tmp_path: Path) -> N
     nodes = Record.of(offline(parse_job(JOB, "job.yaml"), "code"), [], tmp_path).nodes()
     record = Record.rebuild(LATEST[0], "process", nodes, tmp_path, group=Membership(NEW, "lr=1"))
     assert Record(RunPaths(tmp_path / record.run)).group == Membership(NEW, "lr=1")
+
+
+def test_what_a_killed_launcher_has_not_started_is_said(project: Path) -> None:
+    """And which command starts it; not while a launcher does."""
+    sweep = Sweep(("lr=0.1", "lr=0.2", "lr=0.3", "lr=0.4", "lr=0.5"), "my jobs/night.yaml")
+    record = Record(RunPaths(project / "runs" / LATEST[-1]))
+    sweeps.keep(Membership(NEW, "lr=0.1", sweep), record.mask, project / "runs")
+    resume = f"launcher up 'my jobs/night.yaml' --resume {NEW}"
+
+    def row() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(call("runs", "--json")[1])[-1]
+        return found
+
+    assert row()["states"] == {"done": 3, "not started": 2}
+    assert (row()["exit_code"], row()["resume"]) == (None, resume)
+    for args in ((), ("night",), (NEW,)):
+        text = " ".join(call("runs", *args)[1].split())
+        assert f"{NEW}: 3 done, 2 not started; no launcher on this machine starts the others: {resume}" in text
+    assert [each["variant"] for each in json.loads(call("runs", NEW, "--json")[1])[-2:]] == ["lr=0.4", "lr=0.5"]
+    with alone(NEW):
+        assert (row()["states"], row()["resume"]) == ({"done": 3, "not started": 2}, "")
+        assert "no launcher" not in call("runs")[1]
+        assert f"{NEW}: 3 done, 2 not started\n" in call("runs", NEW)[1]
+        with pytest.raises(UsageError), alone(NEW):
+            pass
+    with lock_of(NEW).open("wb") as file:  # who only looks stops nobody
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert row()["resume"] == resume
+
+
+def test_records_without_a_readable_list_of_variants_are_shown_as_before(project: Path) -> None:
+    (project / "runs" / ".sweeps").mkdir()
+    for text in ("", "[]", '{"variants": 1}', '{"variants": [1], "file": []}'):
+        (project / "runs" / ".sweeps" / f"{NEW}.json").write_text(text)
+        assert json.loads(call("runs", "--json")[1])[-1]["states"] == {"done": 3}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.local_files import WRITE, descriptor_of
-from launcher.model.home import cache_folder
 from launcher.model.plan import RunId
+from launcher.records.sweeps import lock_of
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def alone(group: RunId) -> Iterator[None]:
 
     Where no lock can be had (a full disk, a file system without locks), nothing is held.
     """
-    file = cache_folder(os.environ) / "sweeps" / f"{group}.lock"
+    file = lock_of(group)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock = _take(file)
@@ -43,11 +43,15 @@ def _take(file: Path) -> int:
     while True:
         lock = descriptor_of(file, WRITE)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            there = os.fstat(lock).st_nlink
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                there = os.fstat(lock).st_nlink
+            except BlockingIOError:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails unless all the others only look
+                there = 0
         except OSError:
             os.close(lock)
             raise
         if there:
             return lock
-        os.close(lock)  # who held it has removed it since it was opened
+        os.close(lock)  # who held it has removed it since it was opened, or `runs` looked whether it is held

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.api.run import Run
 from launcher.api.up import Destination, StartOptions, inputs_of, run_to_resume, start_on, until_started
 from launcher.errors import LauncherError, StoppedByUser
-from launcher.features.sweeps.continued import continued
+from launcher.features.sweeps.continued import continued, known_sweep
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, variant_name
 from launcher.model.plan import Membership, RunId, new_run_id
@@ -26,9 +26,9 @@ from launcher.run.state import RunState
 
 def variants(job: Job) -> list[tuple[Job, Membership]]:
     """Return the jobs of a sweep, each with its membership in one new group."""
-    group = new_run_id(job.name)
+    group, known = new_run_id(job.name), known_sweep(job)
     return [
-        (each, Membership(group, variant_name(variant)))
+        (each, Membership(group, variant_name(variant), known))
         for each, variant in zip(expand_sweep(job), job.sweep, strict=True)
     ]
 
@@ -53,9 +53,9 @@ _Chosen = tuple[Job, Membership, RunId | None]  # and the run from whose checkpo
 
 def _left(job: Job, group: str, log: Log, ssh_config: Path | None) -> tuple[list[_Chosen], list[Run]]:
     """Return the variants of an earlier sweep that are to be submitted, and the runs that have not ended."""
-    left, followed, known = list[_Chosen](), list[Run](), continued(job, group, log)
+    left, followed, known, every = list[_Chosen](), list[Run](), continued(job, group, log), known_sweep(job)
     for each, args in zip(expand_sweep(job), job.sweep, strict=True):
-        member = Membership(group, variant_name(args))
+        member = Membership(group, variant_name(args), every)
         record = known.get(member.variant)
         if record is None:
             left.append((each, member, None))

@@ -19,11 +19,11 @@ from launcher.api.jobs import chosen_config
 from launcher.api.run import Run, find
 from launcher.api.up import StartOptions, inputs_of, own_machines, start_run
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
-from launcher.features.sweeps.continued import continued
+from launcher.features.sweeps.continued import continued, known_sweep
 from launcher.features.sweeps.machines import Machines
 from launcher.features.sweeps.pool import Placement
 from launcher.job.models import Job
-from launcher.job.overrides import expand_sweep, on_nodes, variant_name
+from launcher.job.overrides import expand_sweep, on_nodes
 from launcher.job.scalars import duration
 from launcher.model.container import Phase
 from launcher.model.plan import Membership, RunId, new_run_id
@@ -139,8 +139,9 @@ class Sweep:
         self._given_up: list[RunId] = []
         self._changed = threading.Condition()
         self._leaving = False
-        jobs, names = expand_sweep(job), [variant_name(args) for args in job.sweep]
-        self._work = [_Work(each, Variant(name)) for each, name in zip(jobs, names, strict=True)]
+        self._known = known_sweep(job)
+        jobs = zip(expand_sweep(job), self._known.variants, strict=True)
+        self._work = [_Work(each, Variant(name)) for each, name in jobs]
         self._inputs = inputs_of(job, own_machines(job), self._log)
         self._machines = Machines(job, self._options, self._back)
         known = [(work, earlier[work.shown.name]) for work in self._work if work.shown.name in earlier]
@@ -270,7 +271,8 @@ class Sweep:
             self._options, resume=work.earlier, fresh_without=True, tries_again=True, started=threading.Event()
         )
         with self._machines.turn(placement):
-            return start_run(job, own_machines(job), self._inputs, Membership(self.group, work.shown.name), options)
+            member = Membership(self.group, work.shown.name, self._known)
+            return start_run(job, own_machines(job), self._inputs, member, options)
 
     def _attend(self, work: _Work, placement: Placement, begin: Callable[[], Run]) -> None:
         """Run a variant from its start to its end, in its own thread."""

@@ -179,6 +179,10 @@ def test_a_resumed_sweep_repeats_nothing(home_cli: Cli, how: signal.Signals) -> 
         assert "still running: x=2 on local-0, x=4 on local-1" in messages
         assert "not started: x=5" in messages
         assert f"launcher up JOB --resume {group}" in messages
+    shown = home_cli("runs")
+    assert "1 not started" in shown.stdout
+    assert f"no launcher on this machine starts the others: launcher up {job.file} --resume {group}" in shown.stderr
+    assert json.loads(home_cli("status", group, "--json").stdout)[-1]["variant"] == "x=5"
     again = home_cli.start("up", job.file, "--resume", group)
     job.go.touch()
     _, messages = again.communicate(timeout=60)

@@ -1,0 +1,73 @@
+"""What is recorded of a sweep beside its runs: all its variants; and whether a launcher of this machine starts them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.local_files import open_regular, write_atomic
+from launcher.model import checked
+from launcher.model.home import cache_folder
+from launcher.model.host import cluster_name
+from launcher.model.plan import Membership, RunId, Sweep, is_run_id, plain
+from launcher.records.masking import Masker
+from launcher.records.paths import RUNS
+from launcher.records.store import Record, read_json
+
+_FORM = {"variants": [str], "file": str}
+
+
+def keep(group: Membership, mask: Masker, runs: Path) -> None:
+    """Record the variants of a run's sweep, masked as the run's own is. Raises OSError."""
+    if group.sweep is None:
+        return
+    file, fields = _file(group.group, runs), mask.deep(plain(group.sweep))
+    if read_json(file) != fields:
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomic(file, json.dumps(fields, indent=2).encode())
+
+
+def known(group: str, runs: Path = RUNS) -> Sweep | None:
+    """Return what was recorded when a run of the sweep was started last; None: by an older launcher, or elsewhere."""
+    found = checked.fitting(read_json(_file(group, runs)) or {}, _FORM) if is_run_id(group) else {}
+    return Sweep(tuple(found["variants"]), found.get("file", "")) if "variants" in found else None
+
+
+def not_started(group: str, variants: Collection[str], runs: Path = RUNS) -> list[str]:
+    """Return the recorded variants of a sweep other than these, in its order."""
+    sweep = known(group, runs)
+    return [] if sweep is None else [name for name in sweep.variants if name not in variants]
+
+
+def resume_command(record: Record, group: str) -> str:
+    """Return the command that runs what is left of a sweep. record: of one of its runs."""
+    sweep = known(group, record.paths.root.parent)
+    on = next((name for node in record.nodes() if (name := cluster_name(node.host)) is not None), None)
+    file = (sweep.file if sweep else "") or "JOB"
+    return shlex.join(["launcher", "up", file, *(["--on", on] if on else []), "--resume", group])
+
+
+def lock_of(group: RunId) -> Path:
+    """Return the file that a launcher has locked while it starts the variants of this sweep. Raises UsageError."""
+    return cache_folder(os.environ) / "sweeps" / f"{group}.lock"
+
+
+def is_run_here(group: str) -> bool:
+    """Return whether a launcher of this machine starts the variants of the sweep. False if that cannot be known."""
+    try:
+        with open_regular(lock_of(group)) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, UsageError):
+        return False
+    return False
+
+
+def _file(group: str, runs: Path) -> Path:
+    return runs / ".sweeps" / f"{group}.json"
