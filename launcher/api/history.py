@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -220,6 +220,12 @@ def maybe_running(job: str | None = None, *, ssh_config: str | PathLike[str] | N
         seen = {record.run: {"state": RunState.UNREACHABLE.value} for record in records}
     states = {run: RunState(found["state"]) for run, found in seen.items()}
     return [run for run, state in states.items() if not (state.ended or state is RunState.REMOVED)]
+
+
+def sweeps_that_go_on(runs: Iterable[RunId]) -> list[str]:
+    """Return the sweeps of these runs that a launcher of this machine goes on with."""
+    members = [Record(RunPaths(RUNS / run)).group for run in runs]
+    return [group for group in sorted({member.group for member in members if member}) if groups.goes_on(group)]
 
 
 def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None) -> dict[RunId, Mapping[str, Any]]:

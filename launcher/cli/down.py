@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import launcher
-from launcher.api.history import Named, maybe_running
+from launcher.api.history import Named, maybe_running, sweeps_that_go_on
 from launcher.api.run import runs_to_stop
 from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
@@ -133,11 +133,14 @@ def _interrupted(left: Sequence[str]) -> NotConfirmed:
 def _name_others(
     results: Sequence[Mapping[str, object]], wanted: str | None, report: Reporter, ssh_config: Path | None
 ) -> None:
-    """After a run that the launcher chose, name the others that were meant, perhaps."""
+    """After a run that the launcher chose, name the others that were meant, perhaps; and a sweep that goes on."""
     stopped = {str(result["run"]) for result in results}
     for other in maybe_running(wanted, ssh_config=ssh_config):  # none if `wanted` is an ID
         if other not in stopped:
             report.warn(f"{other} may still be running; to stop it, run: launcher down {other}")
+    for group in sweeps_that_go_on(stopped):
+        what = f"a launcher on this machine goes on with the sweep {group} and starts its next variants"
+        report.warn(f"{what}; to end that, press Ctrl-C twice there, or end it and run: launcher down {group}")
 
 
 def _end(run: launcher.Run, **how: bool) -> tuple[Sequence[Removed], Sequence[LauncherError]]:

@@ -15,6 +15,7 @@ from launcher.model.plan import Membership, RunId
 from launcher.model.sizes import counted
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, created, find, job_of, records
+from launcher.records.sweeps import is_run_here, not_started
 
 _NAMED = 5  # in a message
 _MOST = 3  # settings in a label
@@ -70,6 +71,14 @@ def runs_of(group: str, runs: Path = RUNS) -> list[RunId]:
     """Return all runs of a group, the latest last: a variant may have several."""
     every = [(record.run, record.group) for record in records(runs)]
     return [run for run, member in every if member and member.group == group]
+
+
+def goes_on(group: str, runs: Path = RUNS) -> bool:
+    """Return whether a launcher of this machine runs a sweep of which some variants have no run yet, or run."""
+    if not is_run_here(group):
+        return False
+    latest = latest_of(group, runs)
+    return bool(not_started(group, latest, runs)) or any(record.unfinished for record in latest.values())
 
 
 def newest_of(group: str, runs: Path = RUNS) -> Record:

@@ -178,6 +178,22 @@ def test_what_a_killed_launcher_has_not_started_is_said(project: Path) -> None:
         assert row()["resume"] == resume
 
 
+def test_who_stops_a_variant_is_told_that_its_sweep_goes_on(project: Path) -> None:
+    record = Record(RunPaths(project / "runs" / LATEST[-1]))
+    sweeps.keep(Membership(NEW, "", Sweep(("lr=0.1", "lr=0.2", "lr=0.3"))), record.mask, project / "runs")
+    says = f"a launcher on this machine goes on with the sweep {NEW}"
+    with alone(NEW):
+        assert says not in call("down", "night")[1]  # all have ended
+        sweeps.keep(Membership(NEW, "", Sweep(("lr=0.3", "lr=0.4"))), record.mask, project / "runs")
+        for name in ("night", LATEST[0], NEW):
+            code, text = call("down", name)
+            assert code == 0
+            assert says in text
+            assert f"launcher down {NEW}" in text
+        assert says not in call("down", "other")[1]
+    assert says not in call("down", "night")[1]  # no launcher does
+
+
 def test_records_without_a_readable_list_of_variants_are_shown_as_before(project: Path) -> None:
     (project / "runs" / ".sweeps").mkdir()
     for text in ("", "[]", '{"variants": 1}', '{"variants": [1], "file": []}'):
