@@ -222,6 +222,16 @@ def maybe_running(job: str | None = None, *, ssh_config: str | PathLike[str] | N
     return [run for run, state in states.items() if not (state.ended or state is RunState.REMOVED)]
 
 
+def states_by_nodes(records: Sequence[Record]) -> dict[RunId, str]:
+    """Return the states of those runs whose end is not recorded here, as their nodes tell them; {}: that failed."""
+    asked = [record for record in records if record.result() is None]
+    try:
+        seen = _seen_by_nodes(asked, silent, chosen_config(None)) if asked else {}
+    except LauncherError:
+        return {}
+    return {run: str(found["state"]) for run, found in seen.items()}
+
+
 def sweeps_that_go_on(runs: Iterable[RunId]) -> list[str]:
     """Return the sweeps of these runs that a launcher of this machine goes on with."""
     members = [Record(RunPaths(RUNS / run)).group for run in runs]

@@ -6,13 +6,14 @@ import json as json_
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from launcher.api.history import states_by_nodes
 from launcher.cli import completion, options, terminal
 from launcher.errors import RunUnknown, UsageError
 from launcher.features.compare.comparison import Unmeasured, markdown, page
@@ -55,8 +56,9 @@ def compare(
         raise UsageError(str(plot), "unsupported image format", "use a file name that ends with .png or .svg")
     chosen = select(runs or [])
     names = labels(chosen)
-    measured, others = _read(chosen, names)
-    tagged = [tag_row(record, name) for (record, _), name in zip(chosen, names, strict=True)]
+    states = states_by_nodes([record for record, _ in chosen])
+    measured, others = _read(chosen, names, states)
+    tagged = [tag_row(record, name, states.get(record.run)) for (record, _), name in zip(chosen, names, strict=True)]
     if by is not None:
         tagged = by_tag(tagged, by, [record.paths for record, _ in chosen], lowest=lowest)
     base = None
@@ -83,6 +85,8 @@ def compare(
     else:
         terminal.say(table(tagged, tag or [], by, width))
         _explain(tagged, by, lowest=lowest, name=" ".join(runs or []))
+    if not json:
+        _name_away(tagged, runs or [])
     title = "Comparison: " + ", ".join(runs or [job_of(chosen[-1][0].run)])
     if plot is not None:
         form = plot.suffix.lower()[1:]
@@ -95,26 +99,39 @@ def compare(
         terminal.note(f"wrote {html}")
 
 
-def _read(chosen: Sequence[tuple[Record, str | None]], names: Sequence[str]) -> tuple[list[Measured], list[Unmeasured]]:
+def _read(
+    chosen: Sequence[tuple[Record, str | None]], names: Sequence[str], states: Mapping[str, str]
+) -> tuple[list[Measured], list[Unmeasured]]:
     """Return the trainer's measurements of each run, and the runs without any."""
     measured, others = list[Measured](), list[Unmeasured]()
     for (record, _), name in zip(chosen, names, strict=True):
         try:
             measured.append(read(record.paths, name))
         except RunUnknown:
-            others.append(Unmeasured(record.run, name, _state(record)))
+            others.append(Unmeasured(record.run, name, _state(record, states.get(record.run))))
     return measured, others
 
 
-def _state(record: Record) -> str:
-    return str((record.result() or {}).get("state", "no result yet"))
+def _state(record: Record, seen: str | None) -> str:
+    return str((record.result() or {}).get("state", seen or "no result yet"))
 
 
-def tag_row(record: Record, name: str) -> TagRow:
-    """Return the curves of a run, from its record. name: its label."""
-    failure = (record.result() or {}).get("failure") or {}
+def tag_row(record: Record, name: str, seen: str | None = None) -> TagRow:
+    """Return the curves of a run, from its record. name: its label. seen: its state by its nodes, if it was asked."""
+    result = record.result()
+    failure = (result or {}).get("failure") or {}
     why = f"{failure.get('node', '')}: {failure.get('what', '')}" if failure else ""
-    return TagRow(record.run, name, _state(record), curves(record.paths), why=why)
+    return TagRow(record.run, name, _state(record, seen), curves(record.paths), why=why, away=result is None)
+
+
+def _name_away(rows: Sequence[TagRow], names: Sequence[str]) -> None:
+    """Name the runs whose end is not recorded here: there may be more of their curves on their nodes."""
+    if away := [f"{row.label} ({row.state})" for row in rows if row.away]:
+        fetch = " && ".join(shlex.join(["launcher", "fetch", *one]) for one in ([[name] for name in names] or [[]]))
+        terminal.note(
+            f"the end of these is not recorded here, and their figures are as fetched last: {', '.join(away)}"
+        )
+        terminal.note(f"to fetch them: {fetch}")
 
 
 def _explain(rows: Sequence[TagRow], by: str | None, *, lowest: bool, name: str) -> None:

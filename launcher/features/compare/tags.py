@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any
@@ -23,7 +23,10 @@ _LOWER_IS_BETTER = ("loss", "error", "perplexity", "wer", "mse", "mae")
 
 @dataclass(frozen=True)
 class TagRow:
-    """A run and its curves, by tag. best: with --by. why: what a run without curves has to say."""
+    """A run and its curves, by tag. best: with --by. why: what a run without curves has to say.
+
+    away: its end is not recorded here, so its curves are those that were fetched last.
+    """
 
     run: str
     label: str
@@ -31,6 +34,7 @@ class TagRow:
     curves: Mapping[str, Curve]
     best: Best | None = None
     why: str = ""
+    away: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the scalars for JSON."""
@@ -58,11 +62,13 @@ def by_tag(
     if tag not in known:
         near = get_close_matches(tag, known, _NAMED, 0.4) or known[:_NAMED]
         fix = f"tags of these runs: {', '.join(near)}" if near else "they have no curves: launcher status"
+        if away := [row.run for row in rows if row.away]:
+            fix += f"; those of {len(away)} of them may not be here yet: launcher fetch {away[0]}"
         raise UsageError(f"{option} {tag}", "no run has this tag", fix)
     found = []
     for row, paths in zip(rows, roots, strict=True):
         best = best_of(tag, row.curves[tag], paths.root, lowest=lowest) if tag in row.curves else None
-        found.append(TagRow(row.run, row.label, row.state, row.curves, best, row.why))
+        found.append(replace(row, best=best))
 
     def order(row: TagRow) -> tuple[bool, float]:
         return row.best is None, 0.0 if row.best is None else row.best.point.value * (1 if lowest else -1)
@@ -143,9 +149,12 @@ def verdict(rows: Sequence[TagRow], *, lowest: bool, command: str) -> str:
     if first.best is None:
         return ""
     checkpoint = first.best.checkpoint
+    text = sentence(first, lowest=lowest)
+    if ignored := [row.label for row in rows if row.best is None and row.away]:
+        text += f"\nnot compared, as this curve of them is not here: {', '.join(ignored)}"
     if checkpoint is None:
-        return f"{sentence(first, lowest=lowest)}\nto bring its checkpoint: {command}"
-    return f"{sentence(first, lowest=lowest)}\nits checkpoint: {as_shown(checkpoint)}, which {first.best.why}"
+        return f"{text}\nto bring its checkpoint: {command}"
+    return f"{text}\nits checkpoint: {as_shown(checkpoint)}, which {first.best.why}"
 
 
 def sentence(row: TagRow, *, lowest: bool) -> str:

@@ -201,3 +201,19 @@ def test_runs_without_curves_are_told_where_theirs_may_be(night: Path) -> None:
     assert code == 0
     assert "done, no curves" in printed
     assert "launcher fetch night --checkpoints" in printed
+
+
+def test_runs_whose_end_is_not_recorded_are_asked_for_and_not_ignored_silently(night: Path) -> None:
+    """Their launcher was killed: one has no curves here, one has some; the containers of both are gone."""
+    for index in (0, 2):
+        (night / "runs" / f"night-20261128-20000{index}-000{index}" / "result.json").unlink()
+    printed = call("compare", "night", "--by", "acc/val")[1]
+    assert "not compared, as this curve of them is not here: lr=9\n" in printed
+    assert "as fetched last: lr=0.1 (removed), lr=9 (removed)\nto fetch them: launcher fetch night\n" in printed
+    assert [row["state"] for row in json.loads(call("compare", "night", "--json")[1])] == ["removed", "done", "removed"]
+    for file in (night / "runs").rglob("*tfevents*"):
+        file.unlink()
+    assert (
+        "2 of them may not be here yet: launcher fetch night-20261128-200000-0000"
+        in call("compare", "--by", "acc/val")[1]
+    )
