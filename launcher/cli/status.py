@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -62,7 +62,7 @@ def status(
             continue
         every.append(seen)
         rows.append(RunRow(seen.run, seen.state, None, (), group=found.group))
-        if not json and not watch:
+        if not json and not watch and named.group is None:
             console.print(render(seen, console.width))
     if not every and named.group is not None:
         raise options.nothing_of_sweep(named.group, nodes, on)
@@ -70,6 +70,8 @@ def status(
         names = [row.group.variant for row in left if row.group]
         every += [RunStatus("", NOT_STARTED, None, (), None, variant=name) for name in names]
         terminal.note(sweep_row(named.group, rows).left)
+    if named.group is not None and not json and not watch:
+        console.print(render_sweep(every, console.width))
     if json:
         reports = [seen.to_dict() for seen in every]
         shown = {"gpus": gpus.rows(machines)} if machines else {}
@@ -112,24 +114,7 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     """
     failure = (seen.result or {}).get("failure")
     shown, left_out = _some(seen.nodes, failure.get("node") if isinstance(failure, dict) else None)
-    rows = [_cells(node, ended=seen.ended) for node in shown]
-    needed = {
-        name: max(cell_len(name), *(cell_len(row[name]) for row in rows))
-        for name in (rows[0] if rows else ())
-        if name in ALWAYS or any(row[name] for row in rows)
-    }
-    room = width
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, wanted in needed.items():
-        columns = min(wanted, LONGEST_NAME if name == "node" else width)
-        if name not in ALWAYS and room < (min(columns, NARROW) if name == "last line" else columns):
-            continue
-        table.add_column(name, no_wrap=True, overflow="ellipsis", width=max(1, min(columns, room)))
-        room -= columns + 2
-    for row in rows:
-        cells = {name: Text(text) for name, text in row.items()}
-        cells["state"].stylize(STYLES.get(row["state"], ""))
-        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    table = _table([_cells(node, ended=seen.ended) for node in shown], width)
     head = Text(f"{seen.run}  ", style="bold")
     if seen.variant:
         head += Text(f"{seen.variant}  ", style="bold cyan")
@@ -158,6 +143,49 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     return Group(head, *waits, *progress, table, *rest, *why)
 
 
+def render_sweep(variants: Sequence[RunStatus], width: int) -> RenderableType:
+    """Return a line per variant, and below what some of them wait for or have met; `status RUN` shows its nodes."""
+    lines = [Text(f"{each.variant}: {text}", style="yellow") for each in variants for text in _said_of(each)]
+    by = dict.fromkeys(each.started_by for each in variants if each.started_by)
+    who = [Text(f"started by {', '.join(by)}", style="dim")] if by else []
+    return Group(_table([_variant_cells(each) for each in variants], width), *lines, *who)
+
+
+def _said_of(seen: RunStatus) -> Iterator[str]:
+    if seen.stopped_by:
+        yield f"stopped by {seen.stopped_by}"
+    for node in seen.nodes:
+        yield from (f"{text}: launcher debug {seen.run}" for text in node.debug)
+        yield from (f"{node.node}: restart {number} after {why}" for number, why in enumerate(node.restarted, 1))
+    yield from dict.fromkeys(node.waits for node in seen.nodes if node.waits)
+    if seen.progress is not None and seen.progress.slow:
+        yield seen.progress.slow
+    if apart := (seen.result or {}).get("apart"):
+        yield str(apart)
+
+
+def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
+    """Return a table without empty columns, and without the last columns if the terminal is too narrow."""
+    needed = {
+        name: max(cell_len(name), *(cell_len(row[name]) for row in rows))
+        for name in (rows[0] if rows else ())
+        if name in ALWAYS or any(row[name] for row in rows)
+    }
+    room = width
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, wanted in needed.items():
+        columns = min(wanted, LONGEST_NAME if name in ("node", "nodes", "variant") else width)
+        if name not in ALWAYS and room < (min(columns, NARROW) if name == "last line" else columns):
+            continue
+        table.add_column(name, no_wrap=True, overflow="ellipsis", width=max(1, min(columns, room)))
+        room -= columns + 2
+    for row in rows:
+        cells = {name: Text(text) for name, text in row.items()}
+        cells["state"].stylize(STYLES.get(row["state"], ""))
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    return table
+
+
 def _some(nodes: Sequence[NodeStatus], failed: str | None) -> tuple[Sequence[NodeStatus], str]:
     """Return up to MOST nodes, those in rare states first, and a summary of the rest. failed: one to be shown."""
     if len(nodes) <= MOST:
@@ -176,7 +204,7 @@ def _some(nodes: Sequence[NodeStatus], failed: str | None) -> tuple[Sequence[Nod
     return [nodes[index] for index in sorted(chosen)], f"and {summary}; to show all: launcher status --json"
 
 
-ALWAYS = ("state", "node", "ranks", "restarts")
+ALWAYS = ("state", "node", "ranks", "restarts", "variant", "run")
 STYLES = {"running": "green", "done": "green", "failed": "red", "unreachable": "red", "stopped": "yellow"}
 
 
@@ -193,6 +221,23 @@ def _cells(node: NodeStatus, *, ended: bool) -> dict[str, str]:
         "GPUs": _gpus(node),
         "memory": _memory(node.use),
         "last line": "".join(char if char.isprintable() else " " for char in node.last),
+    }
+
+
+def _variant_cells(seen: RunStatus) -> dict[str, str]:
+    """Return the cells of a run of a sweep, the least important column last."""
+    failed = [node for node in seen.nodes if node.exit_code]
+    line = next((node.last for node in (*failed, *seen.nodes) if node.last), "")
+    last = seen.progress.last if seen.progress is not None else {}
+    return {
+        "variant": seen.variant,
+        "state": seen.state,
+        "run": seen.run,
+        "nodes": ", ".join(node.node for node in seen.nodes),
+        "exit": next((str(node.exit_code) + " OOM" * node.oom_killed for node in failed), ""),
+        "step": "/".join(str(last[key]) for key in ("step", "steps") if isinstance(last.get(key), int)),
+        "time": duration(max(ages)) if (ages := [node.age for node in seen.nodes if node.age is not None]) else "",
+        "last line": "".join(char if char.isprintable() else " " for char in line),
     }
 
 

@@ -226,7 +226,7 @@ def test_the_id_of_a_group_selects_its_runs(project: Path) -> None:
     group = EVENTS[1]["group"]
     code, printed = call("status", group)
     assert code == 0
-    assert f"{OTHER}  lr=0.1  failed" in printed
+    assert f"lr=0.1   failed  {OTHER}" in printed
     assert ID not in printed, "a run of the same variant is later"
     assert [seen["run"] for seen in json.loads(call("status", group, "--json")[1])] == [OTHER]
     code, printed = call("down", group)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from launcher.cli.status import render
+from launcher.cli.status import render, render_sweep
 from launcher.records.measured import TrainingProgress
 from launcher.run.status import GpuUtilization, NodeStatus, RunStatus, Utilization
 
@@ -139,3 +139,21 @@ def test_a_gpu_without_memory_of_its_own_shows_the_machines() -> None:
     use = Utilization((GpuUtilization("GPU-1", 96, None, None),), 61 << 30, 122 << 30)
     rows = shown(replace(CPU, nodes=(node(0, gpus=("GPU-1",), use=use),)), 120)
     assert "1: 96 %, 61/122 GiB shared" in rows[-1]
+
+
+def test_a_sweep_is_one_table_that_fits() -> None:
+    """Also with variants on several nodes, and some that have no run yet."""
+    sweep = [replace(CPU, run=f"night-20261128-20000{i}-000{i}", variant=f"lr=0.{i}") for i in range(4)]
+    sweep[2] = replace(sweep[2], state="failed", nodes=(node(0, exit_code=0), node(1, exit_code=1, last="boom")))
+    sweep[3] = replace(sweep[3], nodes=(node(0, restarted=("exited with code 1",)),), stopped_by="me@here")
+    file = io.StringIO()
+    waiting = RunStatus("", "not started", None, (), None, variant="lr=0.4")
+    Console(file=file, width=80, highlight=False).print(render_sweep([*sweep, waiting], 80))
+    head, *rows = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert head.split()[:6] == ["variant", "state", "run", "nodes", "exit", "step"]
+    assert [row.split()[0] for row in rows[:5]] == [f"lr=0.{i}" for i in range(5)]
+    assert rows[0].split()[1:] == ["running", sweep[0].run, "gpu-0,", "gpu-1", "2000/15018"]
+    assert rows[2].split()[1:6] == ["failed", sweep[2].run, "gpu-0,", "gpu-1", "1"]
+    assert rows[4] == "lr=0.4   not started"
+    assert rows[5:] == ["lr=0.3: stopped by me@here", "lr=0.3: gpu-0: restart 1 after exited with code 1"]
+    assert all(len(row) <= 80 for row in (head, *rows))

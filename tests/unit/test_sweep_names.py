@@ -167,6 +167,12 @@ def test_what_a_killed_launcher_has_not_started_is_said(project: Path) -> None:
         text = " ".join(call("runs", *args)[1].split())
         assert f"{NEW}: 3 done, 2 not started; no launcher on this machine starts the others: {resume}" in text
     assert [each["variant"] for each in json.loads(call("runs", NEW, "--json")[1])[-2:]] == ["lr=0.4", "lr=0.5"]
+    assert call("status", NEW)[0] == 0
+    lines = [line.split() for line in call("status", NEW)[1].splitlines()]
+    table = lines[lines.index(["variant", "state", "run", "nodes"]) + 1 :]
+    assert table[0] == ["lr=0.1", "done", LATEST[-1], "local"]
+    assert [line[:3] for line in table[-2:]] == [["lr=0.4", "not", "started"], ["lr=0.5", "not", "started"]]
+    assert len(table) == 5
     with alone(NEW):
         assert (row()["states"], row()["resume"]) == ({"done": 3, "not started": 2}, "")
         assert "no launcher" not in call("runs")[1]
