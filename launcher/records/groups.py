@@ -15,7 +15,7 @@ from launcher.model.plan import Membership, RunId
 from launcher.model.sizes import counted
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, created, find, job_of, records
-from launcher.records.sweeps import is_run_here, not_started
+from launcher.records.sweeps import in_order, is_run_here, not_started
 
 _NAMED = 5  # in a message
 _MOST = 3  # settings in a label
@@ -62,9 +62,13 @@ def begun_by(text: str, known: Sequence[tuple[RunId, Membership | None]], *, exa
 
 
 def latest_of(group: str, runs: Path = RUNS) -> dict[str, Record]:
-    """Return the latest run of each variant of a group, by variant; {} if this machine has no record of the group."""
+    """Return the latest run of each variant of a group, by variant; {} if this machine has no record of the group.
+
+    In the order of the sweep, if that is recorded, else as the variants were started first.
+    """
     known = [(record, record.group) for record in records(runs)]
-    return {member.variant: record for record, member in known if member and member.group == group}
+    found = {member.variant: record for record, member in known if member and member.group == group}
+    return {name: found[name] for name in in_order(group, found, runs)}
 
 
 def runs_of(group: str, runs: Path = RUNS) -> list[RunId]:
@@ -91,7 +95,7 @@ def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str |
     """Return the selected runs, each once, with their variants.
 
     A run ID or a unique prefix of one selects that run, a job's name its latest run. What names a group selects the
-    latest run of each of its variants, the earliest first. An empty list selects the group of the latest run, else all
+    latest run of each of its variants, as `latest_of`. An empty list selects the group of the latest run, else all
     runs of its job. Runs that never started are only selected by their ID. Raises RunUnknown.
     """
     every = [(record, record.group) for record in records(runs)]
@@ -105,9 +109,16 @@ def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str |
     for text in wanted:
         group = _named(text, every, runs)
         only = None if group else find(text, runs).run
-        for record, member in every:
-            if record.run == only or (group and member and member.group == group and last.get(member) == record.run):
-                chosen.setdefault(record.run, (record, member.variant if member else None))
+        found = [
+            (record, member.variant if member else None)
+            for record, member in every
+            if record.run == only or (group and member and member.group == group and last.get(member) == record.run)
+        ]
+        if group:
+            at = {name: index for index, name in enumerate(in_order(group, [str(name) for _, name in found], runs))}
+            found.sort(key=lambda each: at[str(each[1])])
+        for each in found:
+            chosen.setdefault(each[0].run, each)
     return list(chosen.values())
 
 

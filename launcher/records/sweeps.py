@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -42,6 +42,12 @@ def not_started(group: str, variants: Collection[str], runs: Path = RUNS) -> lis
     """Return the recorded variants of a sweep other than these, in its order."""
     sweep = known(group, runs)
     return [] if sweep is None else [name for name in sweep.variants if name not in variants]
+
+
+def in_order(group: str, names: Iterable[str], runs: Path = RUNS) -> list[str]:
+    """Return these variants in the order of their sweep; those of which it is not recorded as they are, last."""
+    at = {name: index for index, name in enumerate(sweep.variants)} if (sweep := known(group, runs)) else {}
+    return sorted(names, key=lambda name: at.get(name, len(at)))
 
 
 def resume_command(record: Record, group: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RunUnknown
-from launcher.records.groups import labels, select
+from launcher.records.groups import labels, latest_of, select
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 
@@ -67,5 +67,9 @@ def test_groups(tmp_path: Path) -> None:
     assert names(first) == [(IDS[0], "b=1")]
     assert names(IDS[2]) == [(IDS[2], "b=2")]
     assert names("alone", "sweep", IDS[1]) == [("alone-20261121-130000-cccc", None), (IDS[1], "b=1"), (IDS[2], "b=2")]
+    (tmp_path / ".sweeps").mkdir()
+    (tmp_path / ".sweeps" / f"{second}.json").write_text('{"variants": ["b=3", "b=2", "b=1"]}')
+    assert names("sweep") == [(IDS[2], "b=2"), (IDS[1], "b=1")]  # in the sweep's order, if that is recorded
+    assert [*latest_of(second, tmp_path)] == ["b=2", "b=1"]
     with pytest.raises(RunUnknown, match="no such run"):
         names("unknown")

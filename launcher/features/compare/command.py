@@ -18,7 +18,7 @@ from launcher.cli import completion, options, terminal
 from launcher.errors import RunUnknown, UsageError
 from launcher.features.compare.comparison import Unmeasured, markdown, page
 from launcher.features.compare.comparison import compare as compare_
-from launcher.features.compare.curves import curves
+from launcher.features.compare.curves import curves, in_order
 from launcher.features.compare.measured import Measured, read
 from launcher.features.compare.plot import draw, draw_tags
 from launcher.features.compare.tags import TagRow, by_tag, page_of_tags, shown_tags, table, verdict
@@ -70,7 +70,7 @@ def compare(
     settings = {record.run: own for (record, _), own in zip(chosen, differences(chosen), strict=True)}
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     of_trainer = bool(measured) and by is None and not tag
-    tags = shown_tags(tagged, tag or [], by)
+    tags = tag or in_order(shown_tags(tagged, [], by))
     if json:
         scalars = {row.run: row.to_dict() for row in tagged}
         found = [row.to_dict() for row in rows] + [asdict(other) for other in others]

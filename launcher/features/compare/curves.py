@@ -27,6 +27,7 @@ _PLACES = ("time", "step", "steps", "epoch", "epochs", "kind", "global_step")  #
 _OF_A_START = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*|version_\d+|tensorboard|lightning_logs|runs|workdir")
 _OF_A_PART = re.compile(r"\d+[-_]of[-_]\d+|rank[-_]?\d+")
 _NUMBER = re.compile(r"\d+")
+_INTERESTING = re.compile("val|eval|test|acc|loss", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,12 @@ def tags_of(known: Sequence[Mapping[str, Curve]], most: int) -> list[str]:
     every = dict.fromkeys(tag for one in known for tag in one)
     key: Callable[[str], tuple[int, bool, str]] = lambda tag: (  # noqa: E731
         -sum(tag in one for one in known),
-        re.search("val|eval|test|acc|loss", tag, re.IGNORECASE) is None,
+        _INTERESTING.search(tag) is None,
         tag,
     )
     return sorted(every, key=key)[:most]
+
+
+def in_order(tags: Sequence[str]) -> list[str]:
+    """Return tags as a table shows them: in an order that does not change while the runs write more."""
+    return sorted(tags, key=lambda tag: (_INTERESTING.search(tag) is None, tag))

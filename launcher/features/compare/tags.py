@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.features.compare.comparison import fill_page
-from launcher.features.compare.curves import Best, Curve, best_of, tags_of
+from launcher.features.compare.curves import Best, Curve, best_of, in_order, tags_of
 from launcher.records.paths import RunPaths, as_shown
 
 MOST = 4  # tags in a table that nobody has chosen
@@ -77,7 +77,10 @@ def by_tag(
 
 
 def shown_tags(rows: Sequence[TagRow], tags: Sequence[str], by: str | None) -> list[str]:
-    """Return the tags to show beside that of --by: those that the user has named, else the ones that most runs have."""
+    """Return the tags to show beside that of --by: those that the user has named, else the ones that most runs have.
+
+    These come in the order of their importance; `in_order` is that of a table.
+    """
     known = tags_of([row.curves for row in rows], 10**6)
     return [*tags] or [tag for tag in known if tag != by][: MOST - (by is not None)]
 
@@ -86,7 +89,7 @@ def table(rows: Sequence[TagRow], tags: Sequence[str], by: str | None, width: in
     """Return a Markdown table, whose last tags are left out on a narrow terminal unless the user has named them."""
     shown = shown_tags(rows, tags, by)
     while True:
-        lines = lines_of(rows, shown, by)
+        lines = lines_of(rows, shown if tags else in_order(shown), by)
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         if tags or not shown or width is None or sum(widths) + 3 * len(widths) + 1 <= width:
             break

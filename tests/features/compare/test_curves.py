@@ -217,3 +217,10 @@ def test_runs_whose_end_is_not_recorded_are_asked_for_and_not_ignored_silently(n
         "2 of them may not be here yet: launcher fetch night-20261128-200000-0000"
         in call("compare", "--by", "acc/val")[1]
     )
+
+
+def test_columns_keep_their_order_while_runs_write(night: Path) -> None:
+    """A tag that one run more has does not move before the others."""
+    board(night / "runs" / "night-20261128-200002-0002" / "tensorboard" / "events.out.tfevents.1", "y", {1: 2.0})
+    head = call("compare", "night")[1].splitlines()[0]
+    assert [cell.strip() for cell in head.strip("|").split("|")][2:] == ["acc/val", "lr", "x", "y"]
