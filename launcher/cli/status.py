@@ -138,7 +138,9 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     if seen.world is not None:
         progress.insert(0, Text(seen.world.text))
     rest = [Text(left_out, style="dim")] if left_out else []
-    waits = [Text(f"{text}: launcher debug", style="yellow") for node in shown for text in node.debug]
+    debug = [text for node in shown for text in node.debug]
+    debug = [text if "`launcher debug`" in text else f"{text}: launcher debug" for text in debug]  # it has one
+    waits = [Text(text, style="yellow") for text in debug]
     waits += [Text(text, style="yellow") for text in dict.fromkeys(node.waits for node in shown if node.waits)]
     return Group(head, *waits, *progress, table, *rest, *why)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
 
 LEFT, NOT_THERE = 75, 3
+INTERRUPT = b"\x03\n"
 
 
 def main(path: str, rank: str) -> int:
@@ -26,6 +28,19 @@ def main(path: str, rank: str) -> int:
     except OSError:  # it has ended, or another terminal was faster
         return NOT_THERE
     text, decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
+    interrupted: list[bool] = []
+
+    def interrupt(*_: object) -> None:
+        """Interrupt what the rank runs."""
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted.append(True)
+        what = f"\ninterrupting rank {rank}: it stops when its current call lets it. Ctrl-C again: leave it\n"
+        os.write(1, what.encode())  # sys.stdout may be in a write()
+        with contextlib.suppress(OSError):
+            link.sendall(INTERRUPT)
+
+    signal.signal(signal.SIGINT, interrupt)
     while True:
         shown, begun, prompt = text.partition("\0")
         sys.stdout.write(shown)
@@ -33,7 +48,10 @@ def main(path: str, rank: str) -> int:
         text = begun + prompt
         if "\0" in prompt:
             prompt, _, text = prompt.partition("\0")
+            interrupted.clear()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             line = answer(prompt, rank)
+            signal.signal(signal.SIGINT, interrupt)
             if line is None:
                 return LEFT
             with contextlib.suppress(OSError):  # the end is read next
@@ -64,5 +82,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(*sys.argv[1:]))
     except KeyboardInterrupt:  # not at a prompt
-        print(f"\nleft: rank {sys.argv[2]} goes on, and waits again at its next stop")
+        print(f"\nleft: rank {sys.argv[2]} still runs the command, and waits again when it stops")
         sys.exit(LEFT)

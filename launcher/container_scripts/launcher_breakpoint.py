@@ -2,9 +2,10 @@
 
 PYTHONBREAKPOINT names wait(), or skip() for a run that nobody watches. wait() listens at a socket in the kit's folder
 home/.debug: RANK.PID.THREAD, beside RANK.PID.THREAD.python with the path of this Python, for debug_client.py. What it
-sends is text; a prompt is between two NUL bytes, and is answered by a line. It notes `waits RANK PID EPOCH PLACE` and
-`goes RANK PID EPOCH` in state/NODE.attempts, for launchers, and meanwhile extends state/NODE.alive, so that it does not
-count as hanging; on other nodes than that of rank 0, an attached launcher does that.
+sends is text; a prompt is between two NUL bytes, and is answered by a line. The line INTERRUPT, at any time, is Ctrl-C.
+For launchers, it notes `waits RANK PID EPOCH PLACE`, `taken ...` (it has a terminal), `busy ...` (a command runs) and
+`goes RANK PID EPOCH` in state/NODE.attempts, and meanwhile extends state/NODE.alive, so that it does not count as
+hanging; on other nodes than that of rank 0, an attached launcher does that.
 
 Runs in the program's own Python, 3.7 or newer (older ones have no breakpoint()).
 """
@@ -14,19 +15,23 @@ Runs in the program's own Python, 3.7 or newer (older ones have no breakpoint())
 from __future__ import annotations
 
 import atexit
+import bdb
 import contextlib
 import os
 import pdb
+import queue
+import signal
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Callable  # noqa: UP035 - Python 3.7
 
 LIMIT = 600.0  # seconds for a connection: a forgotten breakpoint() must not hold the GPUs
 BEAT = 1.0  # seconds
+INTERRUPT = b"\x03"
 LONGEST_PLACE = 200
 
 _own = threading.local()  # `debugger`: of this thread
@@ -72,10 +77,36 @@ def _stopped_elsewhere(frame: FrameType) -> bool:
 class Debugger(pdb.Pdb):
     """pdb at the other end of a connection."""
 
+    allow_kbdint: bool  # of pdb: whether it is at its prompt or runs a statement that was typed
+
     def __init__(self, line: FarTerminal) -> None:
-        super().__init__(stdin=line, stdout=line, nosigint=True)  # type: ignore[arg-type]  # what pdb uses of a file
+        super().__init__(stdin=line, stdout=line, nosigint=True, skip=[__name__])  # type: ignore[arg-type]  # what pdb uses of a file
         self.line = line
+        line.on_return = self._show_place
+        line.command.on_interrupt = self._interrupted
         self.prompt = f"(Pdb rank {line.rank}) "
+
+    def _show_place(self) -> None:
+        self.print_stack_entry(self.stack[self.curindex])
+
+    def _interrupted(self, _: int, frame: FrameType | None) -> None:
+        """Ctrl-C: end a statement that was typed; stop the program where it is, without an exception in it."""
+        if self.allow_kbdint:
+            raise KeyboardInterrupt
+        frames = []
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+        if any(each.f_code is bdb.Bdb.trace_dispatch.__code__ for each in frames):  # it is about to stop
+            return
+        sys.settrace(None)
+        for each in frames:
+            each.f_trace = self.trace_dispatch
+        self.botframe = frames[-1]
+        self.message("interrupted; n or c goes on with this line")
+        self.interaction(frames[0], None)
+        if self.line.connected:
+            sys.settrace(self.trace_dispatch)
 
     def set_continue(self) -> None:
         if self.line.pid in _unanswered:
@@ -114,10 +145,13 @@ class FarTerminal:
         self._state = Path(os.environ["LAUNCHER_OUTPUT"], "state")
         self._folder = Path(__file__).resolve().parents[1] / "home" / ".debug"
         self._link: socket.socket | None = None
-        self._rest = b""  # of what was received
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # received; None: the connection has ended
         self._text = ""  # not sent: the last line, which may become a prompt
         self._what = ""
         self._waits: threading.Event | None = None  # set when the beat ends
+        self._noted = ""  # the last event
+        self.command = PdbCommand()
+        self.on_return: Callable[[], None] | None = None  # shows another terminal where the rank is
         atexit.register(self.end)
 
     @property
@@ -134,6 +168,9 @@ class FarTerminal:
             _say(f"rank {self.rank} on {self._node} goes on at {what}: it cannot wait for `launcher debug`: {error}")
         else:
             if self._link is not None:
+                self._note("taken", what)
+                self._lines = queue.SimpleQueue()
+                threading.Thread(target=self._receive, args=(self._link, self._lines), daemon=True).start()
                 keys = "c: go on, q: end the rank, Ctrl-D: leave it waiting, h: help"
                 self._send(f"rank {self.rank} on {self._node} stopped in {what}\n{keys}\n")
                 return True
@@ -176,11 +213,15 @@ class FarTerminal:
         if self._waits is None:
             self._waits = threading.Event()
             threading.Thread(target=self._beat, args=(self._waits,), daemon=True).start()
-            self._note("waits", self._what)
+        self._note("waits", self._what)
 
     def _beat(self, done: threading.Event) -> None:
         """Extend this node's file, if its entry script has made it, as long as the rank waits or is debugged."""
         while not done.wait(BEAT):
+            with self.command.lock:
+                since = self.command.since
+                if since is not None and time.monotonic() - since >= BEAT and self._noted != "busy":
+                    self._note("busy", self._what)
             with contextlib.suppress(OSError):  # no hang_timeout here
                 file = os.open(self._state / f"{self._node}.alive", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
                 try:
@@ -189,6 +230,7 @@ class FarTerminal:
                     os.close(file)
 
     def _note(self, event: str, what: str = "") -> None:
+        self._noted = event
         line = f"{event} {self.rank} {self.pid} {int(time.time())} {what}".rstrip()
         with contextlib.suppress(OSError), (self._state / f"{self._node}.attempts").open("a", encoding="ascii") as file:
             file.write(f"{line}\n")  # a full disk must not stop the job
@@ -203,6 +245,7 @@ class FarTerminal:
         """Close the connection. text: is sent before."""
         if self.pid != os.getpid():  # at the exit of a forked process
             return
+        self.command.end()
         self._done()  # first: `launcher debug` then looks for the next rank
         self._send(f"{self._text}{text}\n" if text else self._text)
         self._drop()
@@ -210,8 +253,10 @@ class FarTerminal:
 
     def _drop(self) -> None:
         if self._link is not None:
+            with contextlib.suppress(OSError):
+                self._link.shutdown(socket.SHUT_RDWR)  # _receive() ends
             self._link.close()
-        self._link, self._rest = None, b""
+        self._link = None
 
     def _send(self, text: str) -> None:
         if self._link is not None:
@@ -219,6 +264,24 @@ class FarTerminal:
                 self._link.sendall(text.encode("utf-8", "replace"))
             except OSError:
                 self._drop()  # the next prompt waits for another one
+
+    def _receive(self, link: socket.socket, lines: queue.SimpleQueue[bytes | None]) -> None:
+        rest = b""
+        while True:
+            try:
+                received = link.recv(65536)
+            except OSError:
+                received = b""
+            if not received:
+                lines.put(None)
+                return
+            *whole, rest = (rest + received).split(b"\n")
+            for line in whole:
+                if line != INTERRUPT:
+                    lines.put(line)
+                elif not self.command.interrupt():
+                    with contextlib.suppress(OSError):
+                        link.sendall(f"rank {self.rank} stopped in a thread, which cannot be interrupted\n".encode())
 
     # --- what pdb calls
 
@@ -232,22 +295,51 @@ class FarTerminal:
 
     def readline(self) -> str:
         """Return the answer to a prompt; if nobody comes after a lost connection, that to go on."""
+        self.command.end()
+        if self._noted == "busy":
+            self._note("taken", self._what)
         prompt, self._text = self._text, ""
         while True:
             self._send(f"\0{prompt}\0")
-            while self._link is not None and b"\n" not in self._rest:
-                try:
-                    received = self._link.recv(65536)
-                except OSError:
-                    received = b""
-                self._rest += received
-                if not received:
-                    self._drop()
-            if self._link is not None:
-                line, _, self._rest = self._rest.partition(b"\n")
+            line = None if self._link is None else self._lines.get()
+            if line is not None:
+                self.command.begin()
                 return line.decode("utf-8", "replace") + "\n"
+            self._drop()
             if not self.connect(self._what):
                 return "continue\n"
+            if self.on_return is not None:
+                self.on_return()
+
+
+class PdbCommand:
+    """What pdb runs between two prompts. SIGINT interrupts it in the main thread: only there Python handles signals."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.since: float | None = None  # by time.monotonic(); None: none runs
+        self.on_interrupt: Callable[[int, FrameType | None], None] | None = None
+        self._previous: Any = None  # the program's handler of SIGINT, while that is ours
+
+    def begin(self) -> None:
+        here = threading.current_thread() is threading.main_thread()
+        if here and self.on_interrupt is not None and signal.getsignal(signal.SIGINT) is not None:
+            self._previous = signal.signal(signal.SIGINT, self.on_interrupt)
+        self.since = time.monotonic()
+
+    def end(self) -> None:
+        with self.lock:
+            self.since = None  # no SIGINT comes later
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+            self._previous = None
+
+    def interrupt(self) -> bool:
+        """Called by another thread. Return whether it can be interrupted."""
+        with self.lock:
+            if self.since is not None and self._previous is not None:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return self.since is None or self._previous is not None
 
 
 def _place(frame: FrameType) -> str:

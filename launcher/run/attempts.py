@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from launcher.local_files import open_regular
@@ -24,7 +25,8 @@ _ATTEMPT = re.compile(
     r"^(start|left|exit \d{1,15}|(?:halted|killed) \d{1,15}|failed \d{1,9} -?\d{1,9}) (\d{1,15})$", re.MULTILINE
 )
 _WAITS = re.compile(
-    r"^(?P<what>waits|goes) (?P<rank>\d{1,9}) (?P<pid>\d{1,15}) (?P<since>\d{1,15})(?: (?P<place>[ -~]{1,400}))?$",
+    r"^(?P<what>waits|taken|busy|goes) (?P<rank>\d{1,9}) (?P<pid>\d{1,15}) (?P<since>\d{1,15})"
+    r"(?: (?P<place>[ -~]{1,400}))?$",
     re.MULTILINE,
 )
 _STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # the format of locate.caller()
@@ -68,11 +70,22 @@ class AtBreakpoint:
 
     rank: int
     pid: int
-    since: int  # seconds since the epoch by the node's clock
+    since: int  # when it began to do so: seconds since the epoch by the node's clock
     place: str
+    doing: str = "waits"  # "waits", "taken": it has a terminal, "busy": it runs a command of that
+
+    @property
+    def waits(self) -> bool:
+        return self.doing == "waits"
 
     def on(self, node: str) -> str:
-        return f"rank {self.rank} on {node} waits in {self.place}"
+        who = f"rank {self.rank} on {node}"
+        since = f"since {datetime.fromtimestamp(self.since, timezone.utc):%H:%M:%S} UTC"
+        if self.doing == "busy":
+            return f"{who} runs a command of `launcher debug` {since}; stopped in {self.place}"
+        if self.doing == "taken":
+            return f"{who} has the terminal of a `launcher debug` {since}; stopped in {self.place}"
+        return f"{who} waits in {self.place}"
 
 
 @dataclass(frozen=True)
@@ -158,8 +171,9 @@ def waiting(text: bytes) -> tuple[AtBreakpoint, ...]:
     for match in _WAITS.finditer(_of_last_attempt(text).decode("utf-8", "replace")):
         key = match["rank"], match["pid"]
         found.pop(key, None)
-        if match["what"] == "waits":
-            found[key] = AtBreakpoint(int(match["rank"]), int(match["pid"]), int(match["since"]), match["place"] or "")
+        rank, pid, since, place, doing = (match[name] or "" for name in ("rank", "pid", "since", "place", "what"))
+        if doing != "goes":
+            found[key] = AtBreakpoint(int(rank), int(pid), int(since), place, doing)
     return tuple(found.values())
 
 

@@ -35,9 +35,13 @@ def debug(attached: Attached, rank: int | None, log: Log) -> int:
     with _no_hang(attached):
         while True:
             found = [(node, one) for node, one in _waiting(attached) if rank in (None, one.rank)]
-            there = [(node, one) for node, one in found if (node.name, one) not in gone]
-            if not there and (seen or found):
-                return 0 if seen else _NOT_THERE
+            there = [(node, one) for node, one in found if one.waits and (node.name, one) not in gone]
+            if not there and seen:
+                return 0
+            if not there and found:
+                for node, one in found:
+                    log(one.on(node.name) if not one.waits else f"rank {one.rank} no longer waits")
+                return _NOT_THERE
             if not there:
                 raise _nobody(attached, rank)
             node, one = there[0]
@@ -48,7 +52,6 @@ def debug(attached: Attached, rank: int | None, log: Log) -> int:
             if code == LEFT:
                 return 0
             if code == _NOT_THERE:
-                log(f"rank {one.rank} has ended, or another `launcher debug` has its terminal")
                 gone.add((node.name, one))
             elif code:
                 return code

@@ -323,7 +323,8 @@ def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observ
         restarted = range(node.starts, len(starts))
         found += [messages.NodeRestarted(name, index, starts[index - 1].why()) for index in restarted]
     asked = () if node.shown else attempts.waiting(text)
-    new = [one for one in asked if one not in attempts.waiting(node.attempts)]
+    known_ones = {(one.rank, one.pid) for one in attempts.waiting(node.attempts)}
+    new = [one for one in asked if (one.rank, one.pid) not in known_ones]
     found += [messages.RankWaits(f"{one.on(name)}: launcher debug --rank {one.rank}") for one in new]
     why = "" if node.over else attempts.give_up_reason(text)
     by = None if node.stopped else attempts.stopped_by(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -19,6 +20,18 @@ def double(x):
     print("double is", y, flush=True)
 
 double(21 + int(os.environ["RANK"]))
+"""
+
+
+LOCKS = """import ctypes, threading
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+def unlock():
+    open("{fifo}").close()
+    libc.pthread_mutex_unlock(mutex)
+threading.Thread(target=unlock).start()
+breakpoint()
+libc.pthread_mutex_lock(mutex)  # which no signal ends
 """
 
 
@@ -72,9 +85,76 @@ def test_ranks_wait_for_a_terminal_one_after_another(watched: Cli) -> None:
     assert "no rank waits in breakpoint()" in watched("debug", code=2).stderr
 
 
-def until_waiting_alone(cli: Cli) -> None:
-    while "rank 0 on local waits in" not in (seen := cli("status").stdout):
+def until_waiting_alone(cli: Cli, does: str = "waits in") -> None:
+    while f"rank 0 on local {does}" not in (seen := re.sub(r"\s+", " ", cli("status").stdout)):
         assert "running" in seen, seen
+
+
+def test_ctrl_c_ends_a_statement(watched: Cli) -> None:
+    start(watched)
+    until_waiting_alone(watched)
+    person = Person(watched, "debug")
+    person.sees(r"\(Pdb rank 0\) ")
+    person.type("print('it ' 'runs'); import time; time.sleep(1000)\r")
+    person.sees("it runs")
+    person.type("\x03")
+    person.sees("interrupting rank 0")
+    person.sees("KeyboardInterrupt")
+    person.sees(r"\(Pdb rank 0\) ")
+    person.type("c\r")
+    person.sees("rank 0 goes on")
+    assert person.end() == 0
+    assert "double is 42" in watched("logs").stdout
+
+
+def test_ctrl_c_stops_a_program_where_it_is(watched: Cli) -> None:
+    (watched.cwd / "sleeps.py").write_text(
+        "import time\nbreakpoint()\nfor second in [500, 0]:\n    time.sleep(second)\nprint('end')\n"
+    )
+    start(watched, program="sleeps.py")
+    until_waiting_alone(watched)
+    person = Person(watched, "debug")
+    for command in ("n", "b 5", "c"):
+        person.sees(r"\(Pdb rank 0\) ")
+        person.type(f"{command}\r")
+    until_waiting_alone(watched, "runs a command")
+    person.type("\x03")
+    person.sees(r"sleeps.py\(4\)")
+    person.sees(r"\(Pdb rank 0\) ")
+    person.type("p 'second', second\r")
+    person.sees("'second', 500")
+    person.type("q\r")
+    person.sees("rank 0 ends")
+    person.end()
+
+
+def test_a_call_that_cannot_be_interrupted_is_left_and_named(watched: Cli) -> None:
+    os.mkfifo(watched.cwd / "fifo")
+    (watched.cwd / "locks.py").write_text(LOCKS.format(fifo=watched.cwd / "fifo"))
+    start(watched, program="locks.py")
+    until_waiting_alone(watched)
+    person = Person(watched, "debug")
+    person.sees(r"\(Pdb rank 0\) ")
+    person.type("n\r")
+    until_waiting_alone(watched, "runs a command of `launcher debug` since")
+    person.type("\x03")
+    person.sees("interrupting rank 0")
+    person.type("\x03")
+    person.sees("left: rank 0 still runs the command")
+    assert person.end() == 0
+    until_waiting_alone(watched, "runs a command of `launcher debug` since")
+    seen = re.sub(r"\s+", " ", watched("debug", code=3).stderr)
+    assert "rank 0 on local runs a command of `launcher debug` since" in seen
+    (watched.cwd / "fifo").write_text("")  # the call ends
+    until_waiting_alone(watched)
+    again = Person(watched, "debug")
+    again.sees(r"locks.py\(9\)")
+    again.sees(r"\(Pdb rank 0\) ")
+    until_waiting_alone(watched, "has the terminal of a `launcher debug` since")
+    seen = re.sub(r"\s+", " ", watched("debug", code=3).stderr)
+    assert "rank 0 on local has the terminal of a `launcher debug` since" in seen
+    again.type("c\r")
+    assert again.end() == 0
 
 
 @pytest.mark.slow
