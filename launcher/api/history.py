@@ -167,6 +167,12 @@ def sweep_of(text: str, rows: Sequence[RunRow]) -> str | None:
     return groups.begun_by(text, [(row.run, row.group) for row in rows])
 
 
+def others_of(job: str, sweep: str, rows: Sequence[RunRow]) -> list[str]:
+    """Return the other sweeps in a list of runs, and the runs of none, that have this job's name."""
+    named = [row.group.group if row.group else row.run for row in rows if store.job_of(row.run) == job]
+    return [each for each in dict.fromkeys(named) if each != sweep]
+
+
 @dataclass(frozen=True)
 class Named:
     """What a user's text means. group: the ID of a sweep; None: a single run, which `runs` then has as it was given."""

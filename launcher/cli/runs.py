@@ -13,6 +13,7 @@ from launcher.api.history import (
     RunRow,
     SweepRow,
     folded,
+    others_of,
     recorded_runs,
     runs_on,
     sweep_of,
@@ -24,6 +25,8 @@ from launcher.cli.status import STYLES
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, RunUnknown
 from launcher.model.plan import plain
+
+NAMED = 3  # other sweeps of a job, in a message: the latest
 
 
 def runs(
@@ -51,6 +54,9 @@ def runs(
     every = _of(sweep, rows) if sweep is not None else rows
     shown = folded(rows, recorded=hosts is None) if sweep is None and not all_ else every
     group = sweep_of(sweep, rows) if sweep is not None and hosts is None else None
+    if group is not None and group != sweep and not json:
+        others = others_of(str(sweep), group, rows)[-NAMED:]
+        log(f"{sweep} is the sweep {group}" + (f"; others of this job: {', '.join(others)}" if others else ""))
     if group is not None:
         shown = [*every, *unstarted(group, every)]
     if json:

@@ -99,7 +99,10 @@ def test_runs_folds_sweeps_and_names_unfold_them(project: Path) -> None:
         assert [row["run"] for row in every] == [run for run in RUNS if "20261128" in run]
         assert {row["variant"] for row in every} == {"lr=0.1", "lr=0.2", "lr=0.3"}
     assert len(json.loads(call("runs", "--all", "--json")[1])) == len(RUNS)
-    lines = call("runs", "night")[1].splitlines()
+    assert f"night is the sweep {NEW}; others of this job: {OLD}\n" in call("runs", "night")[1]
+    assert f"is the sweep {NEW}\n" in call("runs", "night-20261128-20000")[1]
+    assert "is the sweep" not in call("runs", NEW)[1]
+    lines = call("runs", NEW)[1].splitlines()
     assert lines[0].split() == ["run", "variant", "state", "exit", "nodes", "top-1"]
     assert lines[1].split()[1:3] == ["lr=0.1", "failed"]
     assert call("runs", "unknown")[0] == 2

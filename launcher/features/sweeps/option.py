@@ -40,7 +40,8 @@ def options(
     if cluster is not None and cluster.starts_together:
         return _run_array(job, asked, cluster)
     if asked.detach:
-        what = "its variants run one after another, and with -d no process would start the next one"
+        how = "start when a machine of the pool is free" if job.each else "run one after another"
+        what = f"its variants {how}, and with -d no process would start the next one"
         raise UsageError(f"{asked.file}: sweep", what, "omit -d; to run without a terminal: nohup launcher up JOB &")
     resumed = None if asked.resume is None else named_group(asked.resume)
     if cluster is None and (job.each or resumed):

@@ -245,6 +245,7 @@ def test_a_group_that_is_no_sweep_is_refused(home_cli: Cli, tmp_path: Path) -> N
     job = Job(home_cli, ["local"], variants=2)
     refused = home_cli("up", "-d", job.file, code=2)
     assert "nohup launcher up" in refused.stderr
+    assert "start when a machine of the pool is free" in refused.stderr
     refused = home_cli("up", job.file, "--resume", "pool-20260101-000000-0000", code=2)
     assert "is not a sweep recorded here" in refused.stderr
 
