@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from launcher.container_scripts.debug_client import LEFT
-from launcher.errors import LauncherError, NodeUnfit, UsageError
+from launcher.errors import ContainerGone, LauncherError, NodeUnfit, UsageError
 from launcher.model.container import KIT, Phase
 from launcher.model.progress import Log
 from launcher.node.engine import Engine
@@ -31,6 +31,7 @@ def debug(attached: Attached, rank: int | None, log: Log) -> int:
     Raises UsageError if none waits, NodesFailed.
     """
     attached.require_any()
+    _require_rank(attached, rank)
     seen, gone = False, set[tuple[str, AtBreakpoint]]()
     with _no_hang(attached):
         while True:
@@ -100,11 +101,22 @@ def _of_node(engine: Engine, node: NodeOfRun) -> tuple[AtBreakpoint, ...]:
             return ()
         path = NodePaths(node.output, node.name).attempts
         return attempts.waiting(engine.files.read(path, limit=attempts.LIMIT, below=node.output))
-    except (FileNotFoundError, NodeUnfit):
+    except (ContainerGone, FileNotFoundError, NodeUnfit):
         return ()
 
 
+def _require_rank(attached: Attached, rank: int | None) -> None:
+    """Raise UsageError for a rank that the run does not have; in a job with min_nodes, their number changes."""
+    last = max((node.ranks.stop - 1 for node in attached.record.nodes()), default=0)
+    if rank is not None and rank > last and not attached.record.min_nodes:
+        raise UsageError("--rank", f"{rank}: the ranks of {attached.record.run} are 0 to {last}", "name one of them")
+
+
 def _nobody(attached: Attached, rank: int | None) -> UsageError:
+    if not attached.unreachable and all(state.phase.ended for state in attached.states.values()):
+        state = (attached.record.result() or {}).get("state")
+        what = f"{attached.record.run} has ended{f' ({state})' if state else ''}: no rank waits in breakpoint()"
+        return UsageError("debug", what, "to run the job again: launcher up")
     where = f"{attached.record.run}: {'no rank waits' if rank is None else f'rank {rank} does not wait'}"
     fix = "call breakpoint() in the program; `launcher status` names the ranks that wait"
     return UsageError("debug", f"{where} in breakpoint()", fix)

@@ -82,7 +82,10 @@ def test_ranks_wait_for_a_terminal_one_after_another(watched: Cli) -> None:
     assert watched.result()["state"] == "done"
     for rank in (0, 1):
         assert f"double is seen {rank}" in watched("logs", "--node", f"local-{rank}").stdout
-    assert "no rank waits in breakpoint()" in watched("debug", code=2).stderr
+    assert "has ended (done): no rank waits in breakpoint()" in watched("debug", code=2).stderr
+    watched("down")
+    assert "has ended (done): no rank waits in breakpoint()" in watched("debug", code=2).stderr
+    assert "are 0 to 1" in watched("debug", "--rank", "7", code=2).stderr
 
 
 def until_waiting_alone(cli: Cli, does: str = "waits in") -> None:
