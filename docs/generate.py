@@ -218,6 +218,8 @@ def _type(found: Mapping[str, Any]) -> str:
         low, high = found.get("minimum"), found.get("maximum")
         limits = f" from {low}" * (low is not None) + f" to {high}" * (high is not None)
         return f"{kind}{limits}"
+    if kind == "boolean":
+        return "true or false"
     return "integer or text" if kind == ["integer", "string"] else "text"
 
 

@@ -14,7 +14,7 @@ from launcher.cli import options, terminal
 from launcher.errors import NodesFailed, NotConfirmed
 from launcher.model.facts import ImageInfo
 from launcher.model.sizes import counted, size_text
-from launcher.run.leftovers import Leftovers, OldCache, OldContainer, OldOutput
+from launcher.run.leftovers import OF_IMAGE, Leftovers, OldCache, OldContainer, OldOutput
 
 
 def clean(
@@ -52,7 +52,7 @@ def clean(
         if json:
             terminal.say_json([_as_json(each) for each in found])
         else:
-            lines = [line for each in found for line in _lines(each)] or ["nothing to remove"]
+            lines = [line for each in found for line in _lines(each, models=models)] or ["nothing to remove"]
             terminal.say("\n".join(lines))
             _explain(every, found, kept=not unfetched)
             if not shared_memory and any(each.shared for each in found):
@@ -70,6 +70,8 @@ def clean(
                 what = "interrupted; some of the listed items may have been removed"
                 raise NotConfirmed("clean", what, "to see what is left, repeat the command") from None
             terminal.note("removed")
+        elif yes and any(found):
+            terminal.note("nothing was removed: all of these are kept")
         if listed.failed:
             raise NodesFailed(listed.failed, of=listed.asked)
 
@@ -154,13 +156,13 @@ def _name(image: ImageInfo) -> str:
     return ", ".join(image.tags) or image.id[7:19]
 
 
-def _lines(found: Leftovers) -> list[str]:
+def _lines(found: Leftovers, *, models: bool) -> list[str]:
     node = found.engine.node
     return [
         *(f"{node}: {_container(container)}" for container in found.containers),
         *(f"{node}: image {_name(image)}  {size_text(image.size)}" for image in found.images),
         *(f"{node}: {_output(output)}" for output in found.outputs),
-        *(f"{node}: {_cache(each)}" for each in found.caches),
+        *(f"{node}: {_cache(each, models=models)}" for each in found.caches),
         *(f"{node}: /dev/shm/{each.name}  {size_text(each.size)}" for each in found.shared),
     ]
 
@@ -171,12 +173,14 @@ def _container(container: OldContainer) -> str:
     return str(container.kept)
 
 
-def _cache(cache: OldCache) -> str:
+def _cache(cache: OldCache, *, models: bool) -> str:
     days = int(cache.age // 86400)
     age = f"{counted(days, 'day')} old" if days else "of today"
     line = f"{cache.path}  {counted(cache.files, 'file')}, {size_text(cache.size)}, {age}"
     if cache.kept == "models":
-        return f"{line}; to remove them: --models"
+        return line if models else f"{line}; to remove them: --models"
+    if cache.kept == OF_IMAGE:
+        return f"{line}; kept: {cache.kept}; to remove it while no run uses it: rm -r"
     return f"{line}; kept: {cache.kept}" if cache.kept else line
 
 

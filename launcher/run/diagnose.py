@@ -269,13 +269,18 @@ def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
     waiting = {rank for rank, stack in stacks.items() if _WAITING.search(stack)}
     lagging = sorted(stacks.keys() - waiting) if waiting else []
     what = "hung: no output and no step within the job's hang_timeout"
-    if lagging:
+    debugged = [f"rank {one.rank} on {e.node.name} was in {one.place}" for e in evidence for one in e.at_breakpoint]
+    if debugged:
+        what += f"; {', '.join(debugged)}, and nobody followed the run"
+    elif lagging:
         what += f"; {OTHERS_WAIT} " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lagging)
     elif ranks := _lingering(evidence, stacks.keys()):
         what += f"; {ranks} did not exit, although all other ranks had exited with code 0"
     stacks_text = "\n".join(f"rank {rank} on {nodes[rank]}: {stack}" for rank, stack in stacks.items())
     fix = "see the stacks of the ranks above; raise `hang_timeout` if such a pause is normal"
-    if stacks and all(map(_importing, stacks.values())):
+    if debugged:
+        fix = "follow the run (launcher logs) while a rank is debugged, or raise `hang_timeout`"
+    elif stacks and all(map(_importing, stacks.values())):
         what = f"{what}; its ranks were still importing"
         fix = "raise `hang_timeout` if the first import from this disk takes that long"
     return Failure(first.node.name, None, HANG_CODE, what, fix, stacks_text)

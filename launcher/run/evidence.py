@@ -13,7 +13,17 @@ from launcher.model.container import ContainerState
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 from launcher.run import gradients
-from launcher.run.attempts import LIMIT, Attempt, Ended, give_up_reason, parse, parse_ended, parse_worlds
+from launcher.run.attempts import (
+    LIMIT,
+    AtBreakpoint,
+    Attempt,
+    Ended,
+    give_up_reason,
+    parse,
+    parse_ended,
+    parse_worlds,
+    waiting,
+)
 
 TAIL = 256 << 10
 
@@ -39,6 +49,7 @@ class Evidence:
     ended: Ended | None = None  # in a job with min_nodes
     nccl: str = ""  # NCCL's own logs of its last attempt, to which its warnings go too
     give_up_reason: str = ""  # why it is not restarted although `restarts` is not used up
+    at_breakpoint: tuple[AtBreakpoint, ...] = ()  # ranks that had not gone on from there
     ahead: float = 0.0  # seconds by which its clock is ahead of this machine's
 
     @property
@@ -88,6 +99,7 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
         nccl=gradients.collected(root, [node])[node.name],
         ended=parse_ended(tried),
         give_up_reason=give_up_reason(tried),
+        at_breakpoint=waiting(tried),
     )
 
 

@@ -70,6 +70,9 @@ class OldContainer:
         return self.state.labels.get(labels.RUN, "")
 
 
+OF_IMAGE = "its image is there"  # of a cache: why it is kept
+
+
 @dataclass(frozen=True)
 class OldCache:
     """A folder that outlives containers (model.caches). age: seconds since something was written there.
@@ -202,7 +205,7 @@ def _caches(engine: Engine, machine: NodeFacts, root: str, files: Sequence[FileE
                 if name == caches.MODELS
                 else "of another machine"
                 if parts["machine"] != caches.short(machine.machine)
-                else "its image is there"
+                else OF_IMAGE
                 if existing is None or parts["image"] in images
                 else ""
             )

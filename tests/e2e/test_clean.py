@@ -44,6 +44,7 @@ def test_clean_keeps_other_projects_and_what_was_not_fetched(home_cli: Cli, tmp_
     assert "of runs that were not started here is kept; to list them: --all-projects" in listed.stderr
     assert "NOT FETCHED: 1 file, 3 kB, such as checkpoints/last.pt\n" in listed.stdout
     assert f"to download them: launcher fetch {saved.name} --checkpoints; to remove them: --unfetched" in listed.stderr
+    assert "nothing was removed: all of these are kept" in cli("clean", "--yes").stderr
     assert "0 MiB" not in listed.stdout
     assert [each.exists() for each in (theirs, saved, plain)] == [True, True, False]
 

@@ -10,7 +10,7 @@ import pytest
 from launcher.container_scripts.words import TRACEBACK, last_traceback
 from launcher.model.container import ContainerState, Phase
 from launcher.records.store import NodeOfRun
-from launcher.run.attempts import Attempt, Ended
+from launcher.run.attempts import AtBreakpoint, Attempt, Ended
 from launcher.run.diagnose import first_failure, is_victim, last_stack
 from launcher.run.evidence import Evidence, gather
 from launcher.run.state import RunState, state_of
@@ -283,6 +283,15 @@ def test_ranks_that_were_still_importing_did_not_hang() -> None:
     assert found.what.endswith("its ranks were still importing")
     assert "hang_timeout" in found.cure
     assert "importing" not in first_failure([evidence(0, stack, 125), evidence(1, STACK, 143)]).what  # type: ignore[union-attr]
+
+
+def test_a_hang_is_put_down_to_the_rank_that_was_in_breakpoint() -> None:
+    waits = AtBreakpoint(1, 77, 5, "train.py:13, breakpoint()")
+    stuck = dataclasses.replace(evidence(1, STACK, 143), at_breakpoint=(waits,))
+    found = first_failure([evidence(0, STACK, 125), stuck])
+    assert found is not None
+    assert found.what.endswith("; rank 1 on n1 was in train.py:13, breakpoint(), and nobody followed the run")
+    assert "launcher logs" in found.cure
 
 
 # printed by python3.11 -X faulthandler
