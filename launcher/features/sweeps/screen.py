@@ -25,6 +25,7 @@ from launcher.features.sweeps.sweep import Sweep, SweepState, Variant
 from launcher.job.models import Job
 from launcher.job.scalars import duration
 from launcher.model.plan import is_run_id
+from launcher.model.sizes import counted
 from launcher.node.parallel import uninterrupted
 
 _AROUND = 4  # lines of the screen besides the rows of the table
@@ -45,7 +46,8 @@ def run_sweep(job: Job, *, resume: str | None, most: int | None, ssh_config: Pat
 def _run(sweep: Sweep, job: Job) -> int:
     screen = SweepScreen()
     sweep.log = screen.log
-    screen.log(f"{sweep.group}: {len(job.sweep)} variants on {len(job.nodes)} machines")
+    machines = counted(len({node.host for node in job.nodes}), "machine")  # a pool may name one several times
+    screen.log(f"{sweep.group}: {counted(len(job.sweep), 'variant')} on {machines}")
     try:
         with screen.live():
             code = sweep.run(screen.show)
@@ -161,5 +163,5 @@ def _nodes(variant: Variant) -> str:
 
 
 def _counts(variants: Sequence[Variant]) -> str:
-    counted = Counter(variant.state for variant in variants)
-    return ", ".join(f"{counted[state]} {state.value}" for state in SweepState if counted[state])
+    found = Counter(variant.state for variant in variants)
+    return ", ".join(f"{found[state]} {state.value}" for state in SweepState if found[state])

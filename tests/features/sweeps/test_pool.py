@@ -86,6 +86,7 @@ def test_as_many_variants_run_at_once_as_there_are_machines(home_cli: Cli) -> No
     assert job.most_at_once() == 3
     assert "x=3: failed, local-" in messages
     assert "5 done, 1 failed" in messages
+    assert ": 6 variants on 1 machine\n" in messages
     assert set(re.findall("running on (.*?):", messages)) == {"local-0", "local-1", "local-2"}
     done = states(home_cli, group_of(home_cli))
     assert done == {f"x={x}": "failed" if x == 3 else "done" for x in range(1, 7)}
