@@ -32,7 +32,7 @@ def is_run_id(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class KnownSweep:
     """All that a sweep runs. variants: their names, in order. file: the job file; "": unknown."""
 
     variants: tuple[str, ...]
@@ -45,7 +45,7 @@ class Membership:
 
     group: str  # an id in the format of run ids
     variant: str  # the arguments that distinguish the run
-    sweep: Sweep | None = field(default=None, compare=False, repr=False)  # known to who starts the run
+    sweep: KnownSweep | None = field(default=None, compare=False, repr=False)  # known to who starts the run
 
     @property
     def shown(self) -> str:

@@ -14,7 +14,7 @@ from launcher.local_files import open_regular, write_atomic
 from launcher.model import checked
 from launcher.model.home import cache_folder
 from launcher.model.host import cluster_name
-from launcher.model.plan import Membership, RunId, Sweep, is_run_id, plain
+from launcher.model.plan import KnownSweep, Membership, RunId, is_run_id, plain
 from launcher.records.masking import Masker
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, read_json
@@ -32,10 +32,10 @@ def keep(group: Membership, mask: Masker, runs: Path) -> None:
         write_atomic(file, json.dumps(fields, indent=2).encode())
 
 
-def known(group: str, runs: Path = RUNS) -> Sweep | None:
+def known(group: str, runs: Path = RUNS) -> KnownSweep | None:
     """Return what was recorded when a run of the sweep was started last; None: by an older launcher, or elsewhere."""
     found = checked.fitting(read_json(_file(group, runs)) or {}, _FORM) if is_run_id(group) else {}
-    return Sweep(tuple(found["variants"]), found.get("file", "")) if "variants" in found else None
+    return KnownSweep(tuple(found["variants"]), found.get("file", "")) if "variants" in found else None
 
 
 def not_started(group: str, variants: Collection[str], runs: Path = RUNS) -> list[str]:

@@ -16,7 +16,7 @@ from launcher.api.history import named
 from launcher.errors import RunUnknown, UsageError
 from launcher.features.sweeps.alone import alone
 from launcher.model import labels
-from launcher.model.plan import Membership, Sweep, is_run_id
+from launcher.model.plan import KnownSweep, Membership, is_run_id
 from launcher.planning.containers import in_group
 from launcher.planning.offline import offline
 from launcher.records import sweeps
@@ -155,7 +155,7 @@ def test_a_record_that_is_rebuilt_from_labels_has_its_sweep(tmp_path: Path) -> N
 
 def test_what_a_killed_launcher_has_not_started_is_said(project: Path) -> None:
     """And which command starts it; not while a launcher does."""
-    sweep = Sweep(("lr=0.1", "lr=0.2", "lr=0.3", "lr=0.4", "lr=0.5"), "my jobs/night.yaml")
+    sweep = KnownSweep(("lr=0.1", "lr=0.2", "lr=0.3", "lr=0.4", "lr=0.5"), "my jobs/night.yaml")
     record = Record(RunPaths(project / "runs" / LATEST[-1]))
     sweeps.keep(Membership(NEW, "lr=0.1", sweep), record.mask, project / "runs")
     resume = f"launcher up 'my jobs/night.yaml' --resume {NEW}"
@@ -189,11 +189,11 @@ def test_what_a_killed_launcher_has_not_started_is_said(project: Path) -> None:
 
 def test_who_stops_a_variant_is_told_that_its_sweep_goes_on(project: Path) -> None:
     record = Record(RunPaths(project / "runs" / LATEST[-1]))
-    sweeps.keep(Membership(NEW, "", Sweep(("lr=0.1", "lr=0.2", "lr=0.3"))), record.mask, project / "runs")
+    sweeps.keep(Membership(NEW, "", KnownSweep(("lr=0.1", "lr=0.2", "lr=0.3"))), record.mask, project / "runs")
     says = f"a launcher on this machine goes on with the sweep {NEW}"
     with alone(NEW):
         assert says not in call("down", "night")[1]  # all have ended
-        sweeps.keep(Membership(NEW, "", Sweep(("lr=0.3", "lr=0.4"))), record.mask, project / "runs")
+        sweeps.keep(Membership(NEW, "", KnownSweep(("lr=0.3", "lr=0.4"))), record.mask, project / "runs")
         for name in ("night", LATEST[0], NEW):
             code, text = call("down", name)
             assert code == 0

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from launcher.errors import UsageError
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, variant_name
-from launcher.model.plan import Sweep
+from launcher.model.plan import KnownSweep
 from launcher.model.progress import Log
 from launcher.records.groups import latest_of, settings, settings_of
 from launcher.records.store import Record, job_of
 
 
-def known_sweep(job: Job) -> Sweep:
+def known_sweep(job: Job) -> KnownSweep:
     """Return what is recorded beside the runs of a job's sweep."""
-    return Sweep(tuple(map(variant_name, job.sweep)), "" if job.file is None else str(job.file))
+    return KnownSweep(tuple(map(variant_name, job.sweep)), "" if job.file is None else str(job.file))
 
 
 def continued(job: Job, group: str, log: Log) -> dict[str, Record]:
