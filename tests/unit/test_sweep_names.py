@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 import launcher
 from launcher.api.history import named
-from launcher.errors import RunUnknown, UsageError
-from launcher.features.sweeps.alone import alone
+from launcher.errors import RunUnknown
+from launcher.local_files import locked
 from launcher.model import labels
 from launcher.model.plan import KnownSweep, Membership, is_run_id
 from launcher.planning.containers import in_group
@@ -176,22 +175,18 @@ def test_what_a_killed_launcher_has_not_started_is_said(project: Path) -> None:
     assert table[0] == ["lr=0.1", "done", LATEST[-1], "local"]
     assert [line[:3] for line in table[-2:]] == [["lr=0.4", "not", "started"], ["lr=0.5", "not", "started"]]
     assert len(table) == 5
-    with alone(NEW):
+    with locked(lock_of(NEW)):  # as a launcher does that runs the sweep
         assert (row()["states"], row()["resume"]) == ({"done": 3, "not started": 2}, "")
         assert "no launcher" not in call("runs")[1]
         assert f"{NEW}: 3 done, 2 not started\n" in call("runs", NEW)[1]
-        with pytest.raises(UsageError), alone(NEW):
-            pass
-    with lock_of(NEW).open("wb") as file:  # who only looks stops nobody
-        fcntl.flock(file, fcntl.LOCK_SH)
-        assert row()["resume"] == resume
+    assert row()["resume"] == resume  # its file is left by one that was killed
 
 
 def test_who_stops_a_variant_is_told_that_its_sweep_goes_on(project: Path) -> None:
     record = Record(RunPaths(project / "runs" / LATEST[-1]))
     sweeps.keep(Membership(NEW, "", KnownSweep(("lr=0.1", "lr=0.2", "lr=0.3"))), record.mask, project / "runs")
     says = f"a launcher on this machine goes on with the sweep {NEW}"
-    with alone(NEW):
+    with locked(lock_of(NEW)):  # as a launcher does that runs the sweep
         assert says not in call("down", "night")[1]  # all have ended
         sweeps.keep(Membership(NEW, "", KnownSweep(("lr=0.3", "lr=0.4"))), record.mask, project / "runs")
         for name in ("night", LATEST[0], NEW):
