@@ -23,6 +23,11 @@ AT_MOST = 3  # more are no accident
 GROUP = re.compile(r"@[^\]]*$")  # pytest-xdist appends the test's group to its name
 
 _died: list[str] = []  # workers
+_also_run: list[str] = []
+
+
+def pytest_configure() -> None:
+    _also_run.extend(os.environ.pop("ALSO_RUN", "").splitlines())  # no test's own variable
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,7 +54,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    for line in os.environ.get("ALSO_RUN", "").splitlines():
+    for line in _also_run:
         terminalreporter.write_line(line)
     if config.option.say_unstable:
         stats = _stats(config)
