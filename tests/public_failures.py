@@ -816,13 +816,12 @@ JUDGED = [
         "LiyuanLucasLiu/LM-LSTM-CRF#27",
         PROGRAM,
         (
-            "/opt/conda/conda-bld/pytorch_1518244421288/work/torch/lib/THCUNN/ClassNLLCriterion.cu:10"
-            "1: block: [0,0,0], thread: [2,0,0] Assertion t >= 0 && t < n_classes failed.\n"
-            "THCudaCheck FAIL "
-            "file=/opt/conda/conda-bld/pytorch_1518244421288/work/torch/lib/THC/generated/../THCReduc"
-            "eAll.cuh line=339 error=59 : device-side assert triggered\n"
+            "/pytorch/torch/lib/THCUNN/ClassNLLCriterion.cu:101: block: [0,0,0], thread: [2,0,0] Assertion "
+            "t >= 0 && t < n_classes failed.\n"
+            "THCudaCheck FAIL file=/pytorch/torch/lib/THC/generated/../THCReduceAll.cuh line=339 error=59 : "
+            "device-side assert triggered\n"
             "RuntimeError: cuda runtime error (59) : device-side assert triggered at "
-            "/opt/conda/conda-bld/pytorch_1518244421288/work/torch/lib/THC/generated/../THCReduceAll.cuh:339"
+            "/pytorch/torch/lib/THC/generated/../THCReduceAll.cuh:339"
         ),
         "label|class",
     ),
