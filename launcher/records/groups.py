@@ -151,7 +151,7 @@ def differences(chosen: Sequence[tuple[Record, str | None]]) -> list[dict[str, A
     keys = [key for key in known if len({one.get(key) for one in found}) > 1]
     if "nodes" in keys:
         keys = [key for key in keys if key != "hosts"]
-    return [{key: _short(one.get(key, "default")) for key in keys} for one in found]
+    return [{key: short(one.get(key, "default")) for key in keys} for one in found]
 
 
 def _date(run: str) -> str:
@@ -184,7 +184,8 @@ def settings_of(job: Job) -> dict[str, ArgValue]:
     return {key.replace("-", "_"): value for key, value in {**named, **others}.items()}
 
 
-def _short(value: ArgValue) -> ArgValue:
+def short(value: ArgValue) -> ArgValue:
+    """Return a setting as a label or a message has it."""
     text = ",".join(value) if isinstance(value, tuple) else value
     if not isinstance(text, str):
         return text

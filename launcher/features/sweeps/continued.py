@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from launcher.errors import UsageError
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, variant_name
+from launcher.job.scalars import ArgValue
 from launcher.model.plan import KnownSweep
 from launcher.model.progress import Log
-from launcher.records.groups import latest_of, settings, settings_of
+from launcher.records.groups import latest_of, settings, settings_of, short
 from launcher.records.store import Record, job_of
 
 
@@ -46,12 +47,12 @@ def _changed(record: Record, job: Job) -> list[str]:
         return []
     keys = dict.fromkeys((*now, *before))
     return [
-        f"{key}={now.get(key, 'default')} ({before.get(key, 'default')} before)"
+        f"{key}={short(now.get(key, 'default'))} ({short(before.get(key, 'default'))} before)"
         for key in keys
         if now.get(key) != before.get(key)
     ]
 
 
-def _compared(found: Mapping[str, object]) -> dict[str, object]:
+def _compared(found: Mapping[str, ArgValue]) -> dict[str, ArgValue]:
     """Without the machines, which a sweep may get and lose."""
     return {key: value for key, value in found.items() if key not in ("nodes", "hosts", "gpus", "processes")}
