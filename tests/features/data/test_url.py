@@ -93,9 +93,9 @@ def downloaded(url: str, store: Store, *nodes: Endpoint) -> tuple[DataSource, Do
     return source, done, messages
 
 
-def order(url: str, store: Store, root: Path, **secrets: str) -> dict[str, Any]:
+def order(url: str, store: Store, root: Path, most_files: int = 1000, **secrets: str) -> dict[str, Any]:
     about = {"source": url, "name": "", "image": ""}
-    made = {"role": "fetch", "url": url, "root": str(root), "about": about, "most_files": 1000}
+    made = {"role": "fetch", "url": url, "root": str(root), "about": about, "most_files": most_files}
     return {**made, "env": store.variables, "secrets": secrets, "hidden": [*secrets.values()]}
 
 
@@ -459,14 +459,15 @@ def test_a_store_that_hangs_is_given_up_and_the_next_call_goes_on(
     assert Here(url.format(web=store.url), store, tmp_path).run() == body
 
 
-def pages(store: Store, *, names: Callable[[int], list[str]], size: int = 5) -> Iterator[int]:
-    """Let the store list these names, a page at a time, without an end. Yields the number of pages so far."""
-    number = count(1)
+def pages(store: Store, *, names: Callable[[int], list[str]], size: int = 5) -> list[int]:
+    """Let the store list these names, a page at a time, without an end. Returns the pages so far, which grows."""
+    asked: list[int] = []
 
     def fault(_method: str, path: str) -> Answer | None:
         if path.count("/") > 1 and not path.endswith("/bucket/"):
             return None
-        page = next(number)
+        page = len(asked) + 1
+        asked.append(page)
         keys = "".join(
             f"<Contents><Key>{name}</Key><Size>{size}</Size><ETag>&quot;{'0' * 32}&quot;</ETag></Contents>"
             for name in names(page)
@@ -478,7 +479,7 @@ def pages(store: Store, *, names: Callable[[int], list[str]], size: int = 5) -> 
         return "200 OK", [("Content-Type", "application/xml")], body.encode()
 
     store.fault = fault
-    return number
+    return asked
 
 
 @pytest.mark.parametrize(
@@ -493,10 +494,10 @@ def pages(store: Store, *, names: Callable[[int], list[str]], size: int = 5) -> 
 )
 @pytest.mark.usefixtures("impatient")
 def test_a_list_without_an_end_is_refused(store: Store, tmp_path: Path, names: Callable[[int], list[str]]) -> None:
-    number = pages(store, names=names)
+    asked = pages(store, names=names)
     with pytest.raises(fetch.FetchError, match=r"more than 1,000 files.*limits\.data_files in your settings"):
         Here(FOLDER, store, tmp_path).run()
-    assert next(number) <= 1004
+    assert len(asked) <= 1003
 
 
 @pytest.mark.usefixtures("impatient")
@@ -517,30 +518,34 @@ def test_a_size_below_zero_is_refused(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_process_that_lists_ends_with_its_launcher(store: Store, tmp_path: Path) -> None:
-    """Whether its connection is closed, or only silent."""
-    for shorten in (False, True):
-        number = pages(store, names=lambda page: [f"pets/{page}"])
-        process = worker.Worker("a", HERE.open(worker.local_argv()), order(FOLDER, store, tmp_path, most_files=10**6))
-        while next(number) < 5:
-            process.report(0.05)
-        child = process._stream._process  # type: ignore[attr-defined]  # noqa: SLF001
-        if shorten:
-            assert child.poll() is None
-        process.close()
-        child.wait(10)
+    asked = pages(store, names=lambda page: [f"pets/{page}"])
+    process = worker.Worker("a", HERE.open(worker.local_argv()), order(FOLDER, store, tmp_path, most_files=10**6))
+    while len(asked) < 5:
+        process.report(0.05)
+    child = process._stream._process  # type: ignore[attr-defined]  # noqa: SLF001
+    assert child.poll() is None
+    process.close()
+    child.wait(10)
 
 
-def test_a_process_ends_if_the_launcher_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a lost connection of which its node hears nothing."""
+@pytest.mark.parametrize("role", ["sink", "fetch"])
+def test_a_process_ends_if_the_launcher_is_silent(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """As after a lost connection of which its node hears nothing. One that lists a store lists without an end."""
     monkeypatch.setattr(worker, "SIGN_OF_LIFE", 3600.0)
+    pages(store, names=lambda page: [f"pets/{page}"])
     path = Path(worker.__file__).with_name("container_scripts") / "data_node.py"
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     for each in path.parent.glob("*.py"):
         (scripts / each.name).write_text(each.read_text().replace("SILENCE = 30.0", "SILENCE = 0.3"))
     monkeypatch.setattr(worker, "_SCRIPTS", scripts)
-    order_ = {"role": "sink", "root": str(tmp_path / "copies"), "tls": {}}
-    process = worker.Worker("a", HERE.open(worker.local_argv()), order_)
+    orders = {
+        "sink": {"role": "sink", "root": str(tmp_path / "copies"), "tls": {}},
+        "fetch": order(FOLDER, store, tmp_path, most_files=10**6),
+    }
+    process = worker.Worker("a", HERE.open(worker.local_argv()), orders[role])
     with closing(process), pytest.raises(DataFailed, match="heard nothing from the launcher for 0 s"):
         process.until("content")
 
