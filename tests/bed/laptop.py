@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import socket
 import stat
 import sys
@@ -91,7 +92,8 @@ def counted(bed: Bed, folder: Path) -> Line:
     program, counts, config = folder / "line.py", folder / "counts", folder / "counted_ssh_config"
     program.write_text(_LINE)
     counts.mkdir()
-    through = f"Host *\n    ProxyCommand {sys.executable} -S {program} %h %p {counts}\n\n"
+    command = shlex.join([sys.executable, "-S", str(program), "%h", "%p", str(counts)])
+    through = f"Host *\n    ProxyCommand {command}\n\n"
     config.write_text(through + bed.ssh_config.read_text())  # OpenSSH uses the first value it finds
     return Line(config, counts)
 

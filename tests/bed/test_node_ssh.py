@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import threading
 import time
@@ -143,7 +144,7 @@ def test_a_proxy_command(bed: Bed, tmp_path: Path) -> None:
         "threading.Thread(target=up, daemon=True).start()\n"
         "while d := s.recv(65536): os.write(1, d)\n"
     )
-    text = f"Host end\n HostName {bed.nodes[0].address}\n ProxyCommand python3 {script} %h %p\n"
+    text = f"Host end\n HostName {bed.nodes[0].address}\n ProxyCommand python3 {shlex.quote(str(script))} %h %p\n"
     pool = SshPool(config(bed, tmp_path, text))
     assert SshMachine("a", "end", pool).run(["hostname"]).out.strip() == b"node1"
     pool.close()
