@@ -141,6 +141,7 @@ def _as_json(found: Leftovers) -> dict[str, object]:
         "outputs": [
             {
                 "run": out.run,
+                "variant": out.variant or None,
                 "path": out.path,
                 "files": out.files,
                 "bytes": out.size,
@@ -185,7 +186,8 @@ def _cache(cache: OldCache, *, models: bool) -> str:
 
 
 def _output(output: OldOutput) -> str:
-    line = f"{output.path}  {counted(output.files, 'file')}, {size_text(output.size)}"
+    name = f"{output.path} ({output.variant})" if output.variant else output.path
+    line = f"{name}  {counted(output.files, 'file')}, {size_text(output.size)}"
     if output.unfetched:
         line += f"; {output.not_fetched}"
     return line if output.ours else f"{line}; not started here"

@@ -1,4 +1,4 @@
-"""Shell completion of run IDs, job names and ssh aliases, from the local records and the ssh config."""
+"""Shell completion of run IDs, sweeps, job names and ssh aliases, from the local records and the ssh config."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import os
 
 from launcher.model.plan import is_run_id
 from launcher.node.ssh.config import aliases
+from launcher.records import sweeps
 from launcher.records.paths import RUNS
 from launcher.records.store import created, job_of
 
 
 def runs(incomplete: str) -> list[str]:
-    """Return job names, then run IDs, the latest first. Reads only the names of the folders in runs/."""
-    found = [path.name for path in (RUNS.iterdir() if RUNS.is_dir() else ()) if is_run_id(path.name)]
-    found.sort(key=created, reverse=True)
+    """Return job names, then the IDs of sweeps and of runs, the latest first. No record is read, as there may be many.
+
+    Sweeps of older launchers have no file of their own, and are not offered.
+    """
+    known = [*sweeps.recorded(RUNS), *(path.name for path in (RUNS.iterdir() if RUNS.is_dir() else ()))]
+    found = sorted(filter(is_run_id, known), key=created, reverse=True)
     return [name for name in (*dict.fromkeys(map(job_of, found)), *found) if name.startswith(incomplete)]
 
 

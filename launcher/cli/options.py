@@ -101,8 +101,10 @@ def find(
         log(f"the latest run is {found.id}")
     elif run == job_of(found.id):
         log(f"the latest run of {run} is {found.id}")
-    elif found.group is not None and found.group.group.startswith(run) and not found.id.startswith(run):
-        log(f"the latest variant of {found.group.group} is {found.id} ({found.group.shown})")
+    elif found.group is not None and found.group.group.startswith(run):
+        log(f"the latest variant of {found.group.group} is {found.id}")
+    if found.group is not None and (run is None or found.group.group.startswith(run)):
+        log(f"it is {found.group.shown}; for another variant give its run ID: launcher runs {found.group.group}")
     return found
 
 

@@ -88,7 +88,9 @@ def _job(
     root = apply_pool(root)
     if nodes is not None:
         root = apply_nodes(root, nodes)
-    origin = Positions(root.marks(), source.file)
+    options = [word for assignment in sets for word in ("--set", assignment)]
+    options += [] if nodes is None else ["--nodes", ",".join(nodes)]
+    origin = Positions(root.marks(), source.file, options)
     job, refused = check(root.plain(), origin)
     known = {problem.path for problem in problems}  # one message per value: the first one is about its YAML
     problems += (

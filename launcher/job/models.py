@@ -261,6 +261,11 @@ class Job(Part):
         """The job file; None for a job that was not loaded from a file."""
         return self._origin.file
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of `up` with which the job file gives this job: --set and --nodes."""
+        return self._origin.options
+
     def hosts(self) -> list[tuple[str, str]]:
         """Return name and host of every machine, by rank. Raises JobInvalid if the job has only a number of nodes."""
         if any(node.host == ANY for node in self.machines):

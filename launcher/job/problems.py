@@ -31,9 +31,13 @@ class Mark:
 class Positions:
     """The position of each value of a job. All origins are equal, so that equal jobs from different files are equal."""
 
-    def __init__(self, marks: Iterable[tuple[Path, Mark]] = (), file: FilePath | None = None) -> None:
+    def __init__(
+        self, marks: Iterable[tuple[Path, Mark]] = (), file: FilePath | None = None, options: Sequence[str] = ()
+    ) -> None:
+        """options: of a command line, with which the file gives this job."""
         self._marks = dict(marks)
         self.file = file  # None for a job that was not loaded from a file
+        self.options = tuple(options)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Positions)

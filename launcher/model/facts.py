@@ -87,6 +87,7 @@ class GpuClaim:
     run: str
     owner: str  # user@host
     age: float  # seconds
+    variant: str = ""  # of its sweep, as tables show it
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,20 @@ def is_run_id(text: str) -> bool:
     return re.fullmatch(RUN_ID, text) is not None
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most so many characters, without its middle: variants may differ at either end."""
+    return text if len(text) <= most else f"{text[: (most - 1) // 2]}…{text[-(most // 2) :]}"
+
+
 @dataclass(frozen=True)
 class KnownSweep:
-    """All that a sweep runs. variants: their names, in order. file: the job file; "": unknown."""
+    """All that a sweep runs. variants: their names, in order. file: the job file; "": unknown. options: of `up`, with
+    which the file gave this job.
+    """
 
     variants: tuple[str, ...]
     file: str = ""
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Membership:
     def shown(self) -> str:
         """The variant as tables show it: anybody may have written it, and of any length."""
         text = "".join(char if char.isprintable() else "?" for char in self.variant)
-        return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+        return shortened(text, _LONGEST_SHOWN)
 
 
 @dataclass(frozen=True)

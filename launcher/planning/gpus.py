@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import InUse, NodeUnfit
 from launcher.job.scalars import Gpus, duration
-from launcher.model.facts import Gpu, NodeFacts
+from launcher.model.facts import Gpu, GpuClaim, NodeFacts
 from launcher.model.sizes import counted
 from launcher.model.version import version_numbers
 from launcher.planning.gpu_faults import GpuFault, broken, fault
@@ -121,7 +121,7 @@ def user(node: NodeFacts, device: Device) -> str:
     """
     gpu = device.gpu
     claims = [claim for claim in node.claims if claim.uuid == device.uuid]
-    found = [f"the run {claim.run} of {claim.owner} for {duration(claim.age)}" for claim in claims]
+    found = [f"the run {_shown(claim)} of {claim.owner} for {duration(claim.age)}" for claim in claims]
     for process in () if claims else gpu.processes:
         who = f"{process.memory_mib / 1024:.1f} GiB by {process.user or 'an unknown user'}"
         age = f" for {duration(process.age)}" if process.age else ""
@@ -129,6 +129,10 @@ def user(node: NodeFacts, device: Device) -> str:
     if not found and gpu.used_mib >= LITTLE and not device.instance and not gpu.shared:
         found.append(f"{gpu.used_mib / 1024:.1f} GiB by processes that are not visible")
     return ", ".join(found)
+
+
+def _shown(claim: GpuClaim) -> str:
+    return f"{claim.run} ({claim.variant})" if claim.variant else claim.run
 
 
 def driver(node: NodeFacts, uuids: Sequence[str]) -> str:

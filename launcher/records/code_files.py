@@ -1,7 +1,8 @@
 """The code files of a folder, and what is left out: what ignore files exclude, credentials, run records, caches.
 
 Files that git tracks are code: only .dockerignore excludes them. Private keys, files in which tools keep credentials
-and virtual environments are left out unless .dockerignore has a line `!NAME` for them.
+and virtual environments are left out unless .dockerignore has a line `!NAME` for them; so are archives of `launcher
+report` that git does not track.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _EXCLUDED = "excluded by "  # FILE:LINE
 NEVER = "it is never sent"
 CREDENTIALS = "it may contain credentials"
 ENVIRONMENT = "it is a virtual environment"
+REPORT = "it is an archive of launcher report"
 EMPTY = "nothing in it is sent"
 
 _CREDENTIAL_FILES = (  # ends of paths, in lower case
@@ -43,6 +45,7 @@ _CREDENTIAL_FILES = (  # ends of paths, in lower case
     *("/.vault-token", "/.streamlit/secrets.toml", "/.htpasswd", "/id_rsa", "/id_dsa", "/id_ecdsa", "/id_ed25519"),
     *("/id_ecdsa_sk", "/id_ed25519_sk", ".ppk", ".p12", ".pfx"),
 )
+_REPORT = re.compile(r"(.*/)?(launcher-report-[^/]+\.tar\.gz|\.launcher-report-\w+)")  # also while it is written
 _ENV = re.compile(r"/\.env(\.(?!.*\b(example|sample|template|dist)\b)[^/]+)?$")
 _ANY_KEY = re.compile(rb"^-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----", re.MULTILINE)
 # a file that begins with a key, perhaps after comments; no program does
@@ -174,7 +177,7 @@ def code_files(folder: Path, left_out: LeftOut | None = None) -> Iterator[CodeFi
             why = _why(every, name) if name in tracked else excluded or _why(rules, name)
             if entry.is_symlink():  # runs/ or .venv/ on another disk
                 why = why or _why(every[:1], f"{name}/") or ("" if asked_for else _environment(entry.path))
-            if why := why or ("" if asked_for else CREDENTIALS * _is_credential(name)):
+            if why := why or ("" if asked_for else CREDENTIALS * _is_credential(name) or _report(name, tracked)):
                 out.why[name] = why
                 continue
             with suppress(FileNotFoundError):  # removed since it was listed
@@ -209,6 +212,10 @@ def holds_credentials(file: CodeFile, content: bytes) -> bool:
 def _is_credential(name: str) -> bool:
     path = f"/{name.lower()}"
     return path.endswith(_CREDENTIAL_FILES) or bool(_ENV.search(path))
+
+
+def _report(name: str, tracked: set[str]) -> str:
+    return REPORT if name not in tracked and _REPORT.fullmatch(name) else ""
 
 
 def _in_repository(folder: Path) -> bool:

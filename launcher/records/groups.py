@@ -11,7 +11,7 @@ from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.job.overrides import variant_name
 from launcher.job.scalars import Args, ArgValue
-from launcher.model.plan import Membership, RunId
+from launcher.model.plan import Membership, RunId, shortened
 from launcher.model.sizes import counted
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, created, find, job_of, records
@@ -123,7 +123,7 @@ def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str |
 
 
 def labels(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
-    """Return a label for each run: its variant in a sweep, else its job.
+    """Return a label for each run: its variant in a sweep, after the name of that if there are several, else its job.
 
     Equal labels are distinguished by the settings in which the job files differ (`batch_size=64`), else by date.
     """
@@ -135,13 +135,28 @@ def labels(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
             if one:
                 difference = variant_name(dict([*one.items()][:_MOST]))
                 found[index] = difference if count == len(names) else f"{name} {difference}"
-    for more in (_date, lambda run: run[-4:]):
+    found = [f"{sweep} {label}" if sweep else label for sweep, label in zip(_sweeps(chosen), found, strict=True)]
+    for more in (_date, _end):
         counts = Counter(found)
         found = [
             label if counts[label] == 1 else f"{label} {more(record.run)}"
             for label, (record, _) in zip(found, chosen, strict=True)
         ]
     return found
+
+
+def _sweeps(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
+    """Return what tells the sweeps of these runs apart, for each run: job, else date, else the end of the ID; "" for a
+    run of none, and for all if there is only one sweep.
+    """
+    groups = [member.group if variant and (member := record.group) else "" for record, variant in chosen]
+    known = sorted({*groups} - {""})
+    if len(known) < 2:
+        return ["" for _ in groups]
+    forms = (job_of, lambda group: _date(group)[5:-3], _end, str)
+    every = ({group: form(group) for group in known} for form in forms)
+    named = next(names for names in every if len({*names.values()}) == len(known))
+    return [named.get(group, "") for group in groups]
 
 
 def differences(chosen: Sequence[tuple[Record, str | None]]) -> list[dict[str, ArgValue]]:
@@ -158,6 +173,10 @@ def _date(run: str) -> str:
     """`2026-01-31 12:00:00`, UTC."""
     day, time = created(run).split("-")
     return f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:4]}:{time[4:]}"
+
+
+def _end(run: str) -> str:
+    return run[-4:]
 
 
 def settings(record: Record) -> dict[str, ArgValue]:
@@ -187,6 +206,4 @@ def settings_of(job: Job) -> dict[str, ArgValue]:
 def short(value: ArgValue) -> ArgValue:
     """Return a setting as a label or a message has it."""
     text = ",".join(value) if isinstance(value, tuple) else value
-    if not isinstance(text, str):
-        return text
-    return text if len(text) <= _LONGEST else "…" + text[1 - _LONGEST :]
+    return shortened(text, _LONGEST) if isinstance(text, str) else text

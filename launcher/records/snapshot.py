@@ -23,6 +23,7 @@ from launcher.model.sizes import size_text
 from launcher.records.code_files import (
     CREDENTIALS,
     ENVIRONMENT,
+    REPORT,
     CodeFile,
     LeftOut,
     code_files,
@@ -118,6 +119,8 @@ def pack(listing: CodeListing, log: Log) -> Snapshot:
         log(f"left out of the code, as {CREDENTIALS}: {_named(secret)}; {fix}")
     if environments := [name for name, reason in why.items() if reason == ENVIRONMENT]:
         log(f"left out of the code, as virtual environments: {_named(environments)}")
+    if reports := [name for name, reason in why.items() if reason == REPORT]:
+        log(f"left out of the code, as archives of launcher report: {_named(reports)}")
     if listing.broken:
         log(f"links in the code that lead nowhere: {_named(listing.broken)}")
     return packed

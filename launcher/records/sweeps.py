@@ -19,7 +19,7 @@ from launcher.records.masking import Masker
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, read_json
 
-_FORM = {"variants": [str], "file": str}
+_FORM = {"variants": [str], "file": str, "options": [str]}
 
 
 def keep(group: Membership, mask: Masker, runs: Path) -> None:
@@ -35,7 +35,14 @@ def keep(group: Membership, mask: Masker, runs: Path) -> None:
 def known(group: str, runs: Path = RUNS) -> KnownSweep | None:
     """Return what was recorded when a run of the sweep was started last; None: by an older launcher, or elsewhere."""
     found = checked.fitting(read_json(_file(group, runs)) or {}, _FORM) if is_run_id(group) else {}
-    return KnownSweep(tuple(found["variants"]), found.get("file", "")) if "variants" in found else None
+    if "variants" not in found:
+        return None
+    return KnownSweep(tuple(found["variants"]), found.get("file", ""), tuple(found.get("options", ())))
+
+
+def recorded(runs: Path = RUNS) -> list[str]:
+    """Return the IDs of the sweeps whose variants are recorded here."""
+    return sorted(file.stem for file in _file("", runs).parent.glob("*.json") if is_run_id(file.stem))
 
 
 def not_started(group: str, variants: Collection[str], runs: Path = RUNS) -> list[str]:
@@ -52,10 +59,14 @@ def in_order(group: str, names: Iterable[str], runs: Path = RUNS) -> list[str]:
 
 def resume_command(record: Record, group: str) -> str:
     """Return the command that runs what is left of a sweep. record: of one of its runs."""
-    sweep = known(group, record.paths.root.parent)
     on = next((name for node in record.nodes() if (name := cluster_name(node.host)) is not None), None)
-    file = (sweep.file if sweep else "") or "JOB"
-    return shlex.join(["launcher", "up", file, *(["--on", on] if on else []), "--resume", group])
+    return command_of(known(group, record.paths.root.parent), group, on)
+
+
+def command_of(sweep: KnownSweep | None, group: str, on: str | None = None) -> str:
+    """Return the same. on: the cluster on which the sweep runs."""
+    file, options = ((sweep.file or "JOB"), sweep.options) if sweep else ("JOB", ())
+    return shlex.join(["launcher", "up", file, *options, *(["--on", on] if on else []), "--resume", group])
 
 
 def lock_of(group: RunId) -> Path:

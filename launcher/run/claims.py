@@ -64,7 +64,9 @@ def claimed(engine: Engine) -> tuple[tuple[GpuClaim, ...], tuple[PortClaim, ...]
                 ports.append(PortClaim(int(port[1]), run.run, run.owner, run.hosts))
             age = max(0.0, time.time() - run.created)
             gpus += [
-                GpuClaim(uuid, run.run, run.owner, age) for uuid in run.gpus if state.name == f"launcher-{_name(uuid)}"
+                GpuClaim(uuid, run.run, run.owner, age, run.group.shown if run.group else "")
+                for uuid in run.gpus
+                if state.name == f"launcher-{_name(uuid)}"
             ]
     return tuple(gpus), tuple(ports)
 

@@ -52,6 +52,7 @@ class OldOutput:
     size: int
     ours: bool
     unfetched: Sequence[FileEntry]
+    variant: str = ""  # of its sweep, as tables show it; known of runs that are recorded here
 
     @property
     def not_fetched(self) -> str:
@@ -267,9 +268,11 @@ def _leftovers(
     outputs = []
     for run, files in found.folders.items() if not again else ():
         if run not in alive:
-            missing = unfetched(files, ours.get(run))
-            size = sum(file.size for file in files)
-            outputs.append(OldOutput(run, posixpath.join(found.root, run), len(files), size, run in ours, missing))
+            record = ours.get(run)
+            missing, group = unfetched(files, record), record.group if record else None
+            path, size = posixpath.join(found.root, run), sum(file.size for file in files)
+            variant = group.shown if group else ""
+            outputs.append(OldOutput(run, path, len(files), size, record is not None, missing, variant))
     shared = found.shared if not again else ()
     recorded = {
         image.id for image in found.images if {image.id, image.labels.get(names.PARTIAL, ""), *image.tags} & used

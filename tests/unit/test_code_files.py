@@ -327,6 +327,18 @@ def test_virtual_environments_are_left_out_and_named(tmp_path: Path) -> None:
     }
 
 
+def test_archives_of_launcher_report_are_left_out_and_named(tmp_path: Path) -> None:
+    report, unfinished = "launcher-report-night-20261128-200000-bbbb.tar.gz", ".launcher-report-ab_12cd9"
+    repository(tmp_path, "", "tests/launcher-report-old.tar.gz")
+    fill(tmp_path, "main.py", report, unfinished, "sub/launcher-report-1.tar.gz", "launcher-report-mine.tar.gz")
+    (tmp_path / ".dockerignore").write_text("!launcher-report-mine.tar.gz\n")
+    sent, lines = packed(tmp_path)
+    kept = {"main.py", "launcher-report-mine.tar.gz", "tests/launcher-report-old.tar.gz"}
+    assert sent == {".dockerignore", ".gitignore", *kept}
+    out = f"{unfinished}, {report}, sub/launcher-report-1.tar.gz"
+    assert lines[-1] == f"left out of the code, as archives of launcher report: {out}"
+
+
 def test_dockerignore_excludes_tracked_files_too(tmp_path: Path) -> None:
     repository(tmp_path, "*.bin\n", "a.bin", "data/b.bin", "data/c.bin")
     (tmp_path / ".dockerignore").write_text("# large\n\ndata/b.bin\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RunUnknown
+from launcher.model.plan import Membership
 from launcher.records.groups import labels, latest_of, select
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
@@ -38,10 +39,31 @@ def test_runs_of_one_job_are_labelled_by_their_differences(tmp_path: Path) -> No
         *("lr=1 2026-11-21 12:00:00", "lr=1 2026-11-21 12:00:01", "lr=2")
     ]
     assert labels(chosen(job(lr=1), job(lr=2), job(name="other"))) == ["quick lr=1", "quick lr=2", "other"]
-    assert labels(chosen(job(data="/data/" + "x" * 90), job())) == ["data=…" + "x" * 23, "data=d"]
+    assert labels(chosen(job(data="/data/" + "x" * 90), job())) == ["data=/data/xxxxx…" + "x" * 12, "data=d"]
     assert labels(chosen("name: quick\nbroken: [", "name: quick\n")) == [
         *("quick 2026-11-21 12:00:00", "quick 2026-11-21 12:00:01")
     ]
+
+
+@pytest.mark.parametrize(
+    ("groups", "shown"),
+    [
+        (("eve-20261127-200000-aaaa", "night-20261128-200000-bbbb"), ("eve", "night")),
+        (("night-20261127-200000-aaaa", "night-20261128-200000-bbbb"), ("11-27 20:00", "11-28 20:00")),
+        (("night-20261128-200000-aaaa", "night-20261128-200001-bbbb"), ("aaaa", "bbbb")),
+    ],
+)
+def test_variants_of_two_sweeps_are_labelled_by_their_sweeps(
+    tmp_path: Path, groups: tuple[str, str], shown: tuple[str, str]
+) -> None:
+    chosen = []
+    for index, (group, rate) in enumerate((group, rate) for group in groups for rate in ("0.1", "0.2")):
+        record = Record(RunPaths(tmp_path / f"night-20261128-20000{index}-000{index}"))
+        record.paths.root.mkdir()
+        record.join(Membership(group, f"lr={rate}"))
+        chosen.append((record, f"lr={rate}"))
+    assert labels(chosen) == [f"{name} lr={rate}" for name in shown for rate in ("0.1", "0.2")]
+    assert labels(chosen[:2]) == ["lr=0.1", "lr=0.2"]
 
 
 def record(runs: Path, run: str, group: str | None, variant: str = "") -> None:

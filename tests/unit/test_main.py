@@ -151,11 +151,15 @@ def test_a_misspelt_command_is_corrected(monkeypatch: pytest.MonkeyPatch, capsys
     assert "Did you mean 'status'?" in capsys.readouterr().err
 
 
+ALL = ("a", "b", "a-20260102-120000-000c", "b-20260101-130000-000b", "b-20260101-125900-00bb", "a-20260101-120000-000a")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["logs", ""], ["a", "b", "a-20260102-120000-000c", "b-20260101-130000-000b", "a-20260101-120000-000a"]),
+        (["logs", ""], [*ALL]),
         (["status", "a-20260102"], ["a-20260102-120000-000c"]),
+        (["compare", "b-"], ["b-20260101-130000-000b", "b-20260101-125900-00bb"]),  # the second is a sweep
         (["up", "job.yaml", "--nodes", "gpu-a,gpu"], ["gpu-a,gpu-b"]),
         (["stat"], ["status"]),
         (["doctor", "gpu"], ["gpu-a", "gpu-b"]),
@@ -171,6 +175,8 @@ def test_shell_completion(
 ) -> None:
     for run in ("a-20260101-120000-000a", "b-20260101-130000-000b", "a-20260102-120000-000c", "other"):
         (tmp_path / "runs" / run).mkdir(parents=True)
+    (tmp_path / "runs/.sweeps").mkdir()
+    (tmp_path / "runs/.sweeps/b-20260101-125900-00bb.json").touch()
     (tmp_path / "config").write_text("Host gpu-a gpu-b other\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAUNCHER_SSH_CONFIG", str(tmp_path / "config"))

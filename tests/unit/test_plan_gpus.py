@@ -126,6 +126,15 @@ def test_a_number_takes_idle_gpus() -> None:
     assert "--wait" in caught.value.next_step
 
 
+def test_the_variant_that_holds_a_gpu_is_named() -> None:
+    seen = on(Machine(cards(1)))
+    held = GpuClaim(seen.gpus[0].uuid, "night-1", "ada@laptop", 60.0, "lr=0.1")
+    [device] = gpus.devices(seen)
+    assert gpus.user(dataclasses.replace(seen, claims=(held,)), device) == (
+        "the run night-1 (lr=0.1) of ada@laptop for 1:00"
+    )
+
+
 def test_a_preview_lists_the_users_of_the_gpus() -> None:
     busy, idle = on(Machine([NOTEBOOK, *cards(2)[1:]])), on(Machine(cards(2)), 1)
     facts, notes = assume_idle(job(2, gpus=2), [busy, idle])

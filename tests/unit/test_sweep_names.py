@@ -86,6 +86,17 @@ def test_what_takes_one_run_takes_the_latest_variant(project: Path) -> None:
     assert launcher.find(OLD, log=None).id == "night-20261127-200001-0001"
 
 
+@pytest.mark.parametrize("text", [(), ("night",), (NEW,), ("night-20261128",)])
+def test_what_takes_one_run_says_which_variant_it_is_and_how_to_choose_another(
+    project: Path, text: tuple[str, ...]
+) -> None:
+    del project
+    printed = call("logs", *text, "--no-follow")[1]
+    assert f"{LATEST[-1]}\n" in printed
+    assert f"it is lr=0.1; for another variant give its run ID: launcher runs {NEW}\n" in printed
+    assert "another variant" not in call("logs", LATEST[-1], "--no-follow")[1]
+
+
 def test_runs_folds_sweeps_and_names_unfold_them(project: Path) -> None:
     del project
     _, printed = call("runs")
@@ -117,6 +128,14 @@ def test_a_plan_lists_the_variants(project: Path) -> None:
     assert "  lr=0.1 x=a\n  lr=0.2 x=a\n" in text
     printed = call("plan", "job.yaml", "--offline", "--json")[1]
     assert json.loads(printed[printed.index("{\n") :])["variants"] == ["lr=0.1 x=a", "lr=0.2 x=a"]
+
+
+@given(st.text(max_size=200))
+def test_a_long_variant_is_shown_with_both_its_ends(variant: str) -> None:
+    shown = Membership(NEW, f"a=1 {variant} z=9").shown
+    assert len(shown) <= 60
+    assert (shown[:4], shown[-4:]) == ("a=1 ", " z=9")
+    assert "…" in shown or len(variant) <= 52
 
 
 @given(st.text(max_size=2000))
@@ -154,10 +173,11 @@ def test_a_record_that_is_rebuilt_from_labels_has_its_sweep(tmp_path: Path) -> N
 
 def test_what_a_killed_launcher_has_not_started_is_said(project: Path) -> None:
     """And which command starts it; not while a launcher does."""
-    sweep = KnownSweep(("lr=0.1", "lr=0.2", "lr=0.3", "lr=0.4", "lr=0.5"), "my jobs/night.yaml")
+    options = ("--set", "env.X=a b", "--nodes", "local,local")
+    sweep = KnownSweep(("lr=0.1", "lr=0.2", "lr=0.3", "lr=0.4", "lr=0.5"), "my jobs/night.yaml", options)
     record = Record(RunPaths(project / "runs" / LATEST[-1]))
     sweeps.keep(Membership(NEW, "lr=0.1", sweep), record.mask, project / "runs")
-    resume = f"launcher up 'my jobs/night.yaml' --resume {NEW}"
+    resume = f"launcher up 'my jobs/night.yaml' --set 'env.X=a b' --nodes local,local --resume {NEW}"
 
     def row() -> dict[str, Any]:
         found: dict[str, Any] = json.loads(call("runs", "--json")[1])[-1]

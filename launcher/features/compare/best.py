@@ -37,15 +37,16 @@ def options(
     records = [Record(RunPaths(folder)) for folder in runs()]
     names = labels([(record, group.variant if (group := record.group) else None) for record in records])
     rows = [tag_row(record, name) for record, name in zip(records, names, strict=True)]
-    first = by_tag(rows, best, [record.paths for record in records], lowest=lowest, option="--best")[0]
+    ordered = by_tag(rows, best, [record.paths for record in records], lowest=lowest, option="--best")
+    first = ordered[0]
     if first.best is None:
         raise UsageError(f"--best {best}", "the curves of this tag have no number", "to see them: launcher tensorboard")
-    return Chosen(first.run, lambda folder: _said(first, folder, lowest=lowest))
+    return Chosen(first.run, lambda folder: _said(ordered, folder, lowest=lowest))
 
 
-def _said(row: TagRow, folder: Path, *, lowest: bool) -> str:
-    text = sentence(row, lowest=lowest)
-    checkpoint, why = checkpoint_of(row.best.point, folder) if row.best else (None, "")
+def _said(rows: Sequence[TagRow], folder: Path, *, lowest: bool) -> str:
+    text, best = sentence(rows, lowest=lowest), rows[0].best
+    checkpoint, why = checkpoint_of(best.point, folder) if best else (None, "")
     if checkpoint is None:
         return f"{text}; the program has written no checkpoint that is known as one by its name"
     return f"{text}\nits checkpoint: {as_shown(checkpoint)}, which {why}"

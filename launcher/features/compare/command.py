@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+import os
 import shlex
 import shutil
 import sys
@@ -68,7 +69,7 @@ def compare(
             raise UsageError(base, "is not one of the compared runs", "add it to the arguments")
     rows = compare_(measured, base)
     settings = {record.run: own for (record, _), own in zip(chosen, differences(chosen), strict=True)}
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
     of_trainer = bool(measured) and by is None and not tag
     tags = tag or in_order(shown_tags(tagged, [], by))
     if json:

@@ -152,7 +152,7 @@ def verdict(rows: Sequence[TagRow], *, lowest: bool, command: str) -> str:
     if first.best is None:
         return ""
     checkpoint = first.best.checkpoint
-    text = sentence(first, lowest=lowest)
+    text = sentence(rows, lowest=lowest)
     if ignored := [row.label for row in rows if row.best is None and row.away]:
         text += f"\nnot compared, as this curve of them is not here: {', '.join(ignored)}"
     if checkpoint is None:
@@ -160,10 +160,16 @@ def verdict(rows: Sequence[TagRow], *, lowest: bool, command: str) -> str:
     return f"{text}\nits checkpoint: {as_shown(checkpoint)}, which {first.best.why}"
 
 
-def sentence(row: TagRow, *, lowest: bool) -> str:
-    """Return what its best value is."""
+def sentence(rows: Sequence[TagRow], *, lowest: bool) -> str:
+    """Return what the best value is, which the first row has, and which other rows have the same."""
+    row, others = rows[0], rows[1:]
     assert row.best is not None
     tag, point = row.best.tag, row.best.point
     text = f"best: {row.label}, {tag} {point.value:.6g} at step {point.step}"
     doubtful = not lowest and any(word in tag.lower() for word in _LOWER_IS_BETTER)
-    return f"{text} (the highest; for the lowest: --min)" if doubtful else text
+    text = f"{text} (the highest; for the lowest: --min)" if doubtful else text
+    ties = [other.label for other in others if other.best is not None and other.best.point.value == point.value]
+    if ties:
+        more = f" and {len(ties) - _NAMED} more" if len(ties) > _NAMED else ""
+        text += f"; with the same value: {', '.join(ties[:_NAMED])}{more}"
+    return text

@@ -16,7 +16,7 @@ from launcher.records.store import Record, job_of
 
 def known_sweep(job: Job) -> KnownSweep:
     """Return what is recorded beside the runs of a job's sweep."""
-    return KnownSweep(tuple(map(variant_name, job.sweep)), "" if job.file is None else str(job.file))
+    return KnownSweep(tuple(map(variant_name, job.sweep)), "" if job.file is None else str(job.file), job.options)
 
 
 def continued(job: Job, group: str, log: Log) -> dict[str, Record]:

@@ -55,7 +55,7 @@ def options(
             code = max(code, ended or 0)
             if ended in (None, StoppedByUser.exit_code):  # the user has detached or stopped the sweep
                 break
-    screen.conclude(name, job, recorded(name, job.sweep))
+    screen.conclude(name, job, recorded(name, job.sweep), asked.on)
     return code
 
 
@@ -65,18 +65,18 @@ def _run_array(job: Job, asked: Asked, cluster: Destination) -> int:
         runs = [*map(held.enter_context, made)]
         group = next((run.group.group for run in runs if run.group), None) or named_group(asked.resume)
         assert group is not None  # without a run, a sweep is resumed of which all variants have a result
-        return _follow_array(runs, job, group, detach=asked.detach, raw=asked.raw)
+        return _follow_array(runs, job, group, asked)
 
 
-def _follow_array(runs: list[Run], job: Job, name: str, *, detach: bool, raw: bool) -> int:
+def _follow_array(runs: list[Run], job: Job, name: str, asked: Asked) -> int:
     """Follow the runs in turn and return the worst exit code.
 
     Detaching from one run detaches from all; stopping one stops the rest.
     """
     Reporter().log(f"{name}: {counted(len(runs), 'variant')} on the cluster, of {len(job.sweep)}")
     code = 0
-    for run in [] if detach else runs:
-        with Screen(run.mask, raw=raw) as screen:
+    for run in [] if asked.detach else runs:
+        with Screen(run.mask, raw=asked.raw) as screen:
             if code == StoppedByUser.exit_code:
                 stop_now(run, screen)
                 continue
@@ -85,8 +85,8 @@ def _follow_array(runs: list[Run], job: Job, name: str, *, detach: bool, raw: bo
             Reporter().log(f"the other variants continue too. To list them: launcher runs {name}")
             return 0
         code = max(code, ended)
-    if detach:
+    if asked.detach:
         Reporter().log(f"to list them: launcher runs {name}")
     else:
-        SweepScreen().conclude(name, job, recorded(name, job.sweep))
+        SweepScreen().conclude(name, job, recorded(name, job.sweep), asked.on)
     return code

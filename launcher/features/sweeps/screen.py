@@ -20,6 +20,7 @@ from launcher.cli.status import STYLES
 from launcher.cli.terminal import Reporter, interactive
 from launcher.errors import StoppedByUser
 from launcher.features.sweeps.alone import alone
+from launcher.features.sweeps.continued import known_sweep
 from launcher.features.sweeps.summary import summary
 from launcher.features.sweeps.sweep import Sweep, SweepState, Variant
 from launcher.job.models import Job
@@ -27,6 +28,7 @@ from launcher.job.scalars import duration
 from launcher.model.plan import is_run_id
 from launcher.model.sizes import counted
 from launcher.node.parallel import uninterrupted
+from launcher.records.sweeps import command_of
 
 _AROUND = 4  # lines of the screen besides the rows of the table
 
@@ -52,13 +54,13 @@ def _run(sweep: Sweep, job: Job) -> int:
         with screen.live():
             code = sweep.run(screen.show)
     except KeyboardInterrupt:
-        return _leave_or_stop(sweep, screen)
+        return _leave_or_stop(sweep, command_of(known_sweep(job), sweep.group), screen)
     screen.conclude(sweep.group, job, sweep.variants())
     return code
 
 
-def _leave_or_stop(sweep: Sweep, screen: SweepScreen) -> int:
-    """After the first Ctrl-C: detach from running variants; stop them on a second one."""
+def _leave_or_stop(sweep: Sweep, resume: str, screen: SweepScreen) -> int:
+    """After the first Ctrl-C: detach from running variants; stop them on a second one. resume: the command for it."""
     try:
         variants = sweep.settled()
         running = [variant for variant in variants if variant.state in (SweepState.STARTING, SweepState.RUNNING)]
@@ -67,7 +69,7 @@ def _leave_or_stop(sweep: Sweep, screen: SweepScreen) -> int:
             screen.log(f"still running: {', '.join(f'{v.name} on {_nodes(v)}' for v in running)}")
         if waiting:
             screen.log(f"not started: {', '.join(waiting)}")
-        screen.log(f"To resume: launcher up JOB --resume {sweep.group}")
+        screen.log(f"To resume: {resume}")
         if running:
             screen.log(f"To stop the running variants, press Ctrl-C again within {SECOND_CTRL_C:.0f} s")
         until = time.monotonic() + SECOND_CTRL_C
@@ -90,10 +92,10 @@ class SweepScreen(Reporter):
         self._live: Live | None = None
         self._last: dict[str, Variant] = {}
 
-    def conclude(self, group: str, job: Job, variants: Sequence[Variant]) -> None:
-        """Print the end of a sweep."""
+    def conclude(self, group: str, job: Job, variants: Sequence[Variant], on: str | None = None) -> None:
+        """Print the end of a sweep. on: the cluster on which it runs."""
         self.log(f"{group}: {_counts(variants)}")
-        for part in summary(group, job, variants):
+        for part in summary(group, job, variants, on):
             self.err.print(part)
 
     @contextmanager

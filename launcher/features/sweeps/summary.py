@@ -10,12 +10,15 @@ from rich.text import Text
 
 from launcher.cli.status import STYLES
 from launcher.features import FEATURES, Feature
+from launcher.features.sweeps.continued import known_sweep
 from launcher.features.sweeps.sweep import SweepState, Variant
 from launcher.job.models import Job
 from launcher.job.overrides import shown_value, variant_name
 from launcher.job.scalars import Args
+from launcher.model.plan import shortened
 from launcher.records.groups import latest_of
 from launcher.records.measured import top1
+from launcher.records.sweeps import command_of
 
 _LONGEST = 30  # characters of a value in the table
 
@@ -40,15 +43,15 @@ def recorded(group: str, sweep: Sequence[Args]) -> list[Variant]:
     return found
 
 
-def summary(group: str, job: Job, variants: Sequence[Variant]) -> Iterator[RenderableType]:
-    """Yield the table, the failures and the next commands."""
+def summary(group: str, job: Job, variants: Sequence[Variant], on: str | None = None) -> Iterator[RenderableType]:
+    """Yield the table, the failures and the next commands. on: the cluster on which the sweep runs."""
     yield table(job.sweep, variants)
     failed = [variant for variant in variants if variant.state is SweepState.FAILED]
     for variant in failed:
         logs = f": launcher logs {variant.run}" if variant.run else ""
         yield Text(f"{variant.name} failed: {variant.why or 'see its log'}{logs}")
     if failed or any(variant.state is not SweepState.DONE for variant in variants):
-        yield Text(f"to run these again:  launcher up {job.file or 'JOB'} --resume {group}")
+        yield Text(f"to run these again:  {command_of(known_sweep(job), group, on)}")
     yield from map(Text, following(group))
 
 
@@ -89,11 +92,8 @@ def _values(sweep: Sequence[Args]) -> Mapping[str, Sequence[str]]:
     """Return the values of each argument in which the variants differ, by its name; of lists the whole variant."""
     named = [args for args in sweep if isinstance(args, Mapping)]
     if len(named) < len(sweep):
-        return {"variant": [_short(variant_name(args)) for args in sweep]}
+        return {"variant": [shortened(variant_name(args), _LONGEST) for args in sweep]}
     every = dict.fromkeys(key for args in named for key in args)
-    cells = {key: [_short(shown_value(args[key])) if key in args else "" for args in named] for key in every}
-    return {key: column for key, column in cells.items() if len(set(column)) > 1} or cells
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    values = {key: [shown_value(args[key]) if key in args else "" for args in named] for key in every}
+    shown = {key: column for key, column in values.items() if len(set(column)) > 1} or values
+    return {key: [shortened(value, _LONGEST) for value in column] for key, column in shown.items()}

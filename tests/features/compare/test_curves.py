@@ -181,6 +181,14 @@ def test_the_best_run_is_first_and_its_checkpoint_named(night: Path) -> None:
     assert "acc/val" in printed
 
 
+def test_runs_with_the_same_best_value_are_named(night: Path) -> None:
+    other = night / "runs" / "night-20261128-200000-0000"
+    board(other / "tensorboard" / "events.out.tfevents.zz", "acc/val", {21: 4.0}, time=2000.0)
+    says = "best: lr=0.1, acc/val 4 at step 21; with the same value: lr=0.2\n"
+    assert says in call("compare", "night", "--by", "acc/val")[1]
+    assert "same value" not in call("compare", "night", "--by", "acc/val", "--min")[1]
+
+
 def test_curves_side_by_side(night: Path) -> None:
     code, printed = call("compare", "--by", "acc/val", "--html", "page.html", "--plot", "curves.svg")
     assert code == 0, printed

@@ -26,11 +26,11 @@ with (out / "metrics.jsonl").open("w") as metrics:
 def test_the_best_variant_is_fetched_with_its_checkpoint(home_cli: Cli) -> None:
     (home_cli.cwd / "own.py").write_text(PROGRAM)
     run = {"command": ["python3", "own.py"]}
-    sweep = [["0.1"], ["0.3"], ["0.2"]]
+    sweep = [["0.1"], ["0.3"], ["0.2"], ["0.30"]]
     home_cli("up", home_cli.job("own", runtime="process", nodes=["local"], run=run, sweep=sweep))
-    assert "| 0.3 |" in home_cli("compare", "own", "--by", "acc").stdout.replace("  ", "")
+    assert "best: 0.3, " in home_cli("compare", "own", "--by", "acc").stdout
     fetched = home_cli("fetch", "own", "--best", "acc").stdout
-    assert "best: 0.3, acc 3 at step 3" in fetched
+    assert "best: 0.3, acc 3 at step 3; with the same value: 0.30\n" in fetched
     checkpoint = fetched.partition("its checkpoint: ")[2].partition(",")[0]
     assert (home_cli.cwd / checkpoint).read_text() == "0.3 3"
     assert [json.loads(line)["acc"] for line in (home_cli.runs()[1] / "metrics.jsonl").open()][2] == pytest.approx(3.0)

@@ -6,7 +6,8 @@ import random
 import signal
 import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -24,17 +25,17 @@ def test_each_variant_runs_once_whenever_the_launcher_is_killed(home_cli: Cli, s
     rand, kills, sweeps = random.Random(seed), 0, 0
     while kills < KILLS:
         log = home_cli.cwd / f"log-{sweeps}"
-        killed = until_done(home_cli, f"night{sweeps}", log, rand, KILLS - kills)
+        run = {"command": ["sh", "-c", PROGRAM.replace("LOG", str(log)), "sh"]}
+        keys = {"runtime": "process", "nodes": {"pool": ["local"] * 3}, "run": run}
+        killed = until_done(home_cli, f"night{sweeps}", keys, rand, KILLS - kills)
         assert Counter(log.read_text().split()) == Counter(map(str, range(VARIANTS))), (seed, sweeps)
         kills, sweeps = kills + killed, sweeps + 1
     print(f"{kills} kills in {sweeps} sweeps")
 
 
-def until_done(cli: Cli, name: str, log: Path, rand: random.Random, most: int) -> int:
-    """Run a sweep, and kill its launcher at random moments. Return how often."""
-    run = {"command": ["sh", "-c", PROGRAM.replace("LOG", str(log)), "sh"]}
-    sweep = {"grid": {"x": list(range(VARIANTS))}}
-    job = cli.job(name, runtime="process", nodes={"pool": ["local"] * 3}, run=run, sweep=sweep)
+def until_done(cli: Cli, name: str, keys: Mapping[str, Any], rand: random.Random, most: int) -> int:
+    """Run a sweep, and kill its launcher at random moments. Return how often. keys: of the job, without its sweep."""
+    job = cli.job(name, **keys, sweep={"grid": {"x": list(range(VARIANTS))}})
     killed = 0
     while True:
         begun = any(folder.name.startswith(f"{name}-") and (folder / "plan.json").exists() for folder in cli.runs())

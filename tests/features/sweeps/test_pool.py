@@ -95,6 +95,17 @@ def test_as_many_variants_run_at_once_as_there_are_machines(home_cli: Cli) -> No
     )  # the latest sweep
 
 
+def test_clean_names_the_variants_of_output_folders(home_cli: Cli) -> None:
+    run = {"command": ["sh", "-c", 'echo "$2" >"$LAUNCHER_OUTPUT/value"', "sh"]}
+    home_cli("up", home_cli.job("own", runtime="process", nodes=["local"], run=run, sweep=[{"x": 1}, {"x": 2}]))
+    home_cli("down", group_of(home_cli))
+    left = home_cli("clean").stdout
+    for index, run_folder in enumerate(home_cli.runs(), start=1):
+        assert f"/{run_folder.name} (x={index})  " in left
+    outputs = json.loads(home_cli("clean", "--json").stdout)[0]["outputs"]
+    assert sorted(output["variant"] for output in outputs) == ["x=1", "x=2"]
+
+
 def test_at_most_as_many_as_asked(home_cli: Cli) -> None:
     job = Job(home_cli, ["local"] * 3, variants=2)
     up = home_cli.start("up", job.file, "--max-parallel", 1)
@@ -179,7 +190,7 @@ def test_a_resumed_sweep_repeats_nothing(home_cli: Cli, how: signal.Signals) -> 
         assert up.returncode == 0
         assert "still running: x=2 on local-0, x=4 on local-1" in messages
         assert "not started: x=5" in messages
-        assert f"launcher up JOB --resume {group}" in messages
+        assert f"launcher up {job.file} --resume {group}" in messages
     shown = home_cli("runs")
     assert "1 not started" in shown.stdout
     assert f"no launcher on this machine starts the others: launcher up {job.file} --resume {group}" in shown.stderr
@@ -261,6 +272,8 @@ def test_a_sweep_that_is_resumed_by_another_job_is_told(home_cli: Cli) -> None:
     assert f"{group} is a sweep of pool, and this job is other" in refused
     assert len(home_cli.runs()) == 1
     assert "has changed" not in home_cli(*first, "--resume", group).stderr
+    known = json.loads((home_cli.cwd / "runs" / ".sweeps" / f"{group}.json").read_text())
+    assert known["options"] == [*first[2:]]
     messages = home_cli("up", job.file, "--resume", group, "--set", "env.RATE=0.2").stderr
     assert f"the job has changed since {group} was started: RATE=0.2 (0.1 before)" in messages
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+from collections import Counter
 
 import pytest
 
 from tests.bed import faults
 from tests.e2e.cli import ROOT, Cli, bed_job
 from tests.e2e.scene import Scene
+from tests.features.sweeps.test_exactly_once import PROGRAM as COUNTED
+from tests.features.sweeps.test_exactly_once import VARIANTS, until_done
 
 pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
 # Variant 3 fails; the others exit soon, except on the machine that will be lost.
@@ -72,6 +76,25 @@ def test_twelve_trainings_on_four_machines_have_the_same_weights_as_one_after_an
     one_by_one = cli.job("serial", **{**keys, "nodes": [pool[0]], "sweep": variants})
     cli("up", one_by_one, timeout=550)
     assert _digests(cli) == digests
+
+
+@pytest.mark.parametrize("scene", [2], indirect=True)
+def test_each_variant_runs_once_whenever_the_launcher_is_killed(scene: Scene) -> None:
+    """Each program counts its own starts, in a folder of its machine."""
+    starts, kills, sweeps, rand = "/srv/starts", 0, 0, random.Random(61)
+    for node in scene.nodes:
+        scene.bed.sh(node, f"rm -rf {starts}; install -d -m 777 {starts}")
+    while kills < 5:
+        run = {"command": ["sh", "-c", COUNTED.replace("LOG", f"{starts}/{sweeps}"), "sh"]}
+        keys = bed_job(run=run, nodes={"pool": [node.alias for node in scene.nodes]}, mounts={starts: starts})
+        kills += until_done(scene.cli, f"night{sweeps}", keys, rand, 5 - kills)
+        begun = [scene.bed.sh(node, f"cat {starts}/{sweeps} 2>/dev/null || true") for node in scene.nodes]
+        assert Counter(" ".join(begun).split()) == Counter(map(str, range(VARIANTS))), sweeps
+        sweeps += 1
+    for node in scene.nodes:
+        scene.bed.sh(node, f"rm -rf {starts}")
+    scene.cli("down", "--all")
+    assert scene.bed.wait_clean(scene.nodes) == []
 
 
 def _digests(cli: Cli) -> dict[str, str]:
