@@ -1,4 +1,4 @@
-"""Histories of plain processes: `python -m tests.histories --seed N --minutes M`, `--replay FILE`, `--shrink FILE`.
+"""Histories: `python -m tests.histories --seed N --minutes M [--bed]`, `--replay FILE`, `--shrink FILE`.
 
 Each history that breaks a sentence is written to a file, with its plan, and can be replayed.
 """
@@ -6,28 +6,48 @@ Each history that breaks a sentence is written to a file, with its plan, and can
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tests.bed import cluster
+from tests.bed.bed import Bed
+from tests.bed.settings import Settings
 from tests.histories import play
+from tests.histories.bed import BedWorld
 from tests.histories.checker import Broken, check
 from tests.histories.history import History, dump, read
 from tests.histories.table import count, rows
 
+One = Callable[[Sequence[play.Step]], tuple[History, list[Broken]]]
 
-def one(steps: Sequence[play.Step]) -> tuple[History, list[Broken]]:
+
+def one(make: Callable[[Path, str], play.World], steps: Sequence[play.Step]) -> tuple[History, list[Broken]]:
     with tempfile.TemporaryDirectory(prefix="histories-", ignore_cleanup_errors=True) as root:
-        history = play.play(steps, Path(root))
+        history = play.play(steps, Path(root), make)
     return history, check(history)
 
 
-def shrink(steps: list[play.Step], sentences: set[int], tries: int) -> list[play.Step]:
+@contextlib.contextmanager
+def worlds(bed: bool) -> Iterator[Callable[[Path, str], play.World]]:
+    """How a world is made: of plain processes, or on the bed of LAUNCHER_BED_NAME, as one test session uses it."""
+    if not bed:
+        yield play.World
+        return
+    settings = Settings.from_environment()
+    with cluster.locked(settings, "session"):
+        cluster.up(settings, 2)
+        yield functools.partial(BedWorld, Bed.attach(settings))
+
+
+def shrink(one: One, steps: list[play.Step], sentences: set[int], tries: int) -> list[play.Step]:
     """Leave out halves, then quarters, ..., without which the same sentence is still broken in one of some tries."""
     size = len(steps) // 2
     while size:
@@ -52,6 +72,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--histories", type=int, default=1 << 30, help="at most so many")
     parser.add_argument("--into", type=Path, default=Path(), help="folder for histories that break a sentence")
+    parser.add_argument("--bed", action="store_true", help="on the test bed")
     parser.add_argument("--stop", action="store_true", help="at the first broken sentence")
     parser.add_argument("--counts", type=Path, metavar="FILE", help="where the table's numbers are added up")
     parser.add_argument("--replay", type=Path, metavar="FILE")
@@ -64,25 +85,33 @@ def main() -> int:
         broken = check(read(asked.check))
         print(*broken, sep="\n")
         return bool(broken)
-    if asked.replay or asked.shrink:
-        file = asked.replay or asked.shrink
-        steps, sentences = play.load(file.read_text().splitlines()), {each.sentence for each in check(read(file))}
-        if asked.shrink:
-            steps = shrink(steps, sentences, asked.tries)
-        again = [one(steps) for _ in range(asked.tries)]
-        failed = [(history, broken) for history, broken in again if broken]
-        for history, broken in failed:
-            print(*broken, sep="\n")
-            save(file.with_suffix(".again"), steps, history)
-        print(f"{len(failed)} of {asked.tries} replays break a sentence")
-        return bool(failed)
+    with worlds(asked.bed) as make:
+        played = functools.partial(one, make)
+        return _again(asked, played) if asked.replay or asked.shrink else _play(asked, played)
+
+
+def _again(asked: argparse.Namespace, one: One) -> int:
+    file = asked.replay or asked.shrink
+    steps, sentences = play.load(file.read_text().splitlines()), {each.sentence for each in check(read(file))}
+    if asked.shrink:
+        steps = shrink(one, steps, sentences, asked.tries)
+    again = [one(steps) for _ in range(asked.tries)]
+    failed = [(history, broken) for history, broken in again if broken]
+    for history, broken in failed:
+        print(*broken, sep="\n")
+        save(file.with_suffix(".again"), steps, history)
+    print(f"{len(failed)} of {asked.tries} replays break a sentence")
+    return bool(failed)
+
+
+def _play(asked: argparse.Namespace, one: One) -> int:
     start, number, bad, counted = time.monotonic(), 0, 0, Counter[tuple[str, str, str]]()
-    until = start + asked.minutes * 60
+    until, place = start + asked.minutes * 60, play.BED if asked.bed else play.PLAIN
     if asked.counts and asked.counts.exists():
         counted.update({tuple(cell): times for *cell, times in json.loads(asked.counts.read_text())})
     while number < asked.histories and time.monotonic() < until and not (asked.stop and bad):
         name = f"{asked.seed}-{number}"
-        steps = play.plan(name)
+        steps = play.plan(name, place=place)
         history, broken = one(steps)
         number += 1
         counted += count(history)

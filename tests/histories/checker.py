@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tests.histories.history import (
+    HEALED,
     Asked,
     Began,
     Crashed,
@@ -108,7 +109,7 @@ class View:
             return call in self.history.ups_of(run)
         if call.has("--all", "--all-projects") or call.command in ("clean", "runs"):
             return call.has("--all-projects") or self._of_folder(call, run)
-        return run.startswith(call.target) if call.target else self._of_folder(call, run)
+        return run.startswith(call.target) if call.target else self._of_folder(call, run) or call.has("--nodes")
 
     def _of_folder(self, call: Asked, run: str) -> bool:
         return any(up.folder == call.folder for up in self.history.ups_of(run))
@@ -139,7 +140,26 @@ class View:
         return any(call.at < end and self.exit(call) > start for call in calls)
 
     def struck(self, run: str) -> list[Fault]:
-        return [fault for fault in self.faults if fault.where == run]
+        """What befell its nodes. An engine that starts again ends the containers that it finds."""
+        lives = self.lives.get(run, [])
+        first, nodes = min((life.began.at for life in lives), default=0.0), {life.began.node for life in lives}
+        engines = [f for f in self.faults if f.how == "engine" and f.node in nodes and self.away(first, f.at + 1, run)]
+        return [*(fault for fault in self.faults if fault.where == run), *engines]
+
+    def away(self, start: float, end: float, run: str = "") -> bool:
+        """Whether anything befell a machine (of this run) in this time, or had not yet been healed."""
+        nodes = {life.began.node for life in self.lives.get(run, [])}
+        for fault in self.faults:
+            if fault.node and not fault.where and fault.how != HEALED and (not run or fault.node in nodes):
+                healed = [f.at for f in self.faults if (f.how, f.node) == (HEALED, fault.node) and f.at > fault.at]
+                if fault.at < end and (not healed or healed[0] > start):
+                    return True
+        return False
+
+    def again(self, run: str) -> str:
+        """By which key its programs may begin again."""
+        job = self.job(run)
+        return job.again if job else ""
 
     def failures(self, run: str) -> list[tuple[float, str]]:
         """When, and on which node, a run's programs failed or were made to, the first one first."""
@@ -186,6 +206,8 @@ def done(view: View) -> Iterator[Broken]:
         job = view.job(run)
         last = {life.began.node: life for life in view.lives.get(run, [])}
         bad = [node for node, life in last.items() if life.ended is None or life.ended.code or life.ended.at > at]
+        if job and job.again == "min_nodes" and (view.struck(run) or view.away(0, at, run)):
+            continue  # it may have gone on without a node
         if job and (bad or len(last) < job.nodes):
             yield Broken(1, f"{who} calls {run} done, but not with 0: {bad or 'a node that never began'}", at)
 
@@ -238,7 +260,8 @@ def output(view: View) -> Iterator[Broken]:
     for call, end in ((call, view.exits.get(call.call)) for call in view.asked):
         if end and SECRET in end.out + end.err and "not masked" not in end.err:
             yield Broken(4, f"{call} shows a secret", end.at)
-        if end and call.follows and not call.sweep and (wrong := _out_of_order(end.out)):
+        again = any(other.again for other in view.asked)
+        if end and call.follows and not call.sweep and (wrong := _out_of_order(end.out, again=again)):
             yield Broken(4, f"{call} shows {wrong}", end.at)
     for run, lives in view.lives.items():
         removed = any(fault.how == "remove" for fault in view.struck(run))  # then only `fetch` collects
@@ -246,7 +269,7 @@ def output(view: View) -> Iterator[Broken]:
             own = [life for life in lives if life.began.node == node]
             texts = [(f.at, f.logs[node]) for f in view.found if f.run == run and f.folder and node in f.logs]
             for at, text in texts:
-                if wrong := _out_of_order(text):
+                if wrong := _out_of_order(text, again=bool(view.again(run))):
                     yield Broken(4, f"the collected output of {node} of {run} has {wrong}", at)
             if (
                 removed
@@ -276,6 +299,8 @@ def kept(view: View) -> Iterator[Broken]:
 def refused(view: View) -> Iterator[Broken]:
     """6. A refused start leaves nothing: no process, container or folder, and it is not the latest run."""
     for call in filter(view.refused, view.asked):
+        if view.away(call.at, view.exit(call)):
+            continue  # what could not be undone is named
         for seen in (each for each in view.seen if each.at > view.exit(call)):
             runs = [*(r[0] for r in seen.running), *(r[0] for r in seen.containers), *seen.outputs]
             if left := [run for run in runs if call in view.history.ups_of(run)]:
@@ -294,6 +319,8 @@ def first_failure(view: View) -> Iterator[Broken]:
     """7. The first failure is named, or nothing is."""
     for found in view.found:
         failures = view.failures(found.run)
+        if view.again(found.run) or view.away(0, found.at, found.run):
+            continue  # a program may have failed before; what happened to a machine may be seen later
         if not found.failed or not failures or found.state != "failed":
             continue
         first = failures[0][0]
@@ -320,7 +347,7 @@ def alone(view: View) -> Iterator[Broken]:
         shown = _status(end)
         if shown and shown[1] in ("running", "restarting") and not _may_live(view, shown[0], call.at, end.at):
             yield Broken(8, f"{call} calls {shown[0]} {shown[1]}, but it was over", end.at)
-        if view.hits(call) or full:
+        if view.hits(call) or full or view.away(call.at, end.at):
             continue
         beside = [each for each in view.asked if each.at < end.at and view.exit(each) > call.at]
         if call.command == "down" and end.code == 6 and not any(view.starting(each, call.at) for each in beside):
@@ -363,6 +390,8 @@ def lost_launcher(view: View) -> Iterator[Broken]:
                 continue
             struck = [f for f in view.struck(run) if f.at < when and f.node in ("", life.began.node)]
             peers = [at for at, node in view.failures(run) if at < when and node != life.began.node]
+            if view.again(run) == "min_nodes" and (peers or view.away(life.began.at, when, run)):
+                continue  # the others begin again together
             stops = [at for at in view.stops(run) if at < when]
             if not (struck or stops or (peers and view.attached(run, peers[0], when))):
                 why = ", though nobody was attached after its peer had failed" if peers else " without a cause"
@@ -381,7 +410,8 @@ def exit_codes(view: View) -> Iterator[Broken]:
         if call.command == "exec":
             allowed |= {COMMAND_CODE, 128 - KILLED}  # that of the command, which ends with its container
             runs = [run for run in view.lives if view.names(call, run)]
-            if runs and not hits and end.code != COMMAND_CODE and _alive_throughout(view, runs[0], call.at, end.at):
+            untouched = not hits and not view.away(call.at, end.at)
+            if runs and untouched and end.code != COMMAND_CODE and _alive_throughout(view, runs[0], call.at, end.at):
                 allowed = frozenset({COMMAND_CODE})
         runs = [run for run in view.lives if view.may_mean(call, run)]
         follows = call.command == "up" and call.follows and not call.sweep
@@ -394,8 +424,10 @@ def exit_codes(view: View) -> Iterator[Broken]:
 
 def _expected(view: View, call: Asked, run: str, end: Exited) -> set[int]:
     """The exit codes of an `up` that nobody interrupted."""
-    lives = view.lives[run]
+    lives = list({life.began.node: life for life in view.lives[run]}.values())  # the last one of each node
     codes = [life.ended.code if life.ended else None for life in lives]
+    if view.away(call.at, end.at) or (view.again(run) == "min_nodes" and any(codes)):
+        return set(DOCUMENTED)
     if any(at < end.at for at in view.stops(run)):
         return {0, 1, 5}
     if view.struck(run):
@@ -407,7 +439,7 @@ def _expected(view: View, call: Asked, run: str, end: Exited) -> set[int]:
 
 def _alive_throughout(view: View, run: str, start: float, end: float) -> bool:
     """Whether the master's program was there before, and after, and no node of it was touched."""
-    masters = [life for life in view.lives.get(run, []) if life.began.node in ("local", "local-0")]
+    masters = [life for life in view.lives.get(run, []) if life.began.node in ("local", "local-0", "node1")]
     return bool(masters) and not view.struck(run) and any(m.began.at < start and m.last > end for m in masters)
 
 
@@ -416,6 +448,7 @@ def _may_live(view: View, run: str, start: float, end: float) -> bool:
     ups = view.history.ups_of(run)
     starting = any(up.at < end and (view.exit(up) > start or not view.started(up)) for up in ups)
     looks = [seen for seen in view.seen if seen.at < start]
+    starting = starting or bool(view.again(run)) or view.away(start, end)
     if starting or not looks or run not in view.lives:
         return True
     return any(each[0] == run for each in looks[-1].running)
@@ -428,14 +461,17 @@ def _status(end: Exited) -> tuple[str, str] | None:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(line.split()[1]) for line in text.splitlines() if re.match(r"local(-\d)? \d+( |$)", line)]
+    return [int(line.split()[1]) for line in text.splitlines() if re.match(r"(local(-\d)?|node\d) \d+( |$)", line)]
 
 
-def _out_of_order(text: str) -> str:
-    """What is wrong with the numbers of a program's lines, "" for nothing."""
-    numbers = _numbers(text)
-    wrong = [number for place, number in enumerate(numbers) if place != number]
-    return f"line {wrong[0]} after {numbers[numbers.index(wrong[0]) - 1]}" if wrong else ""
+def _out_of_order(text: str, *, again: bool) -> str:
+    """What is wrong with the numbers of a program's lines, "" for nothing. again: it may have begun again."""
+    last = -1
+    for number in _numbers(text):
+        if number != last + 1 and not (again and number == 0):
+            return f"line {number} after {last}"
+        last = number
+    return ""
 
 
 SENTENCES: tuple[Callable[[View], Iterator[Broken]], ...] = (

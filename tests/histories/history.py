@@ -34,6 +34,7 @@ class Asked(Record):
     job: str = ""
     nodes: int = 0  # of the job
     sweep: bool = False
+    again: str = ""  # the job's key by which a program may begin again: restarts, min_nodes
 
     @property
     def command(self) -> str:
@@ -42,8 +43,8 @@ class Asked(Record):
     @property
     def target(self) -> str:
         """RUN, as it was given; "" for none."""
-        rest = self.argv[1 : self.argv.index("--") if "--" in self.argv else None]
-        return next((word for word in rest if not word.startswith("-")), "") if self.command != "up" else ""
+        first = self.argv[1] if len(self.argv) > 1 else ""
+        return "" if self.command == "up" or first.startswith("-") else first
 
     def __str__(self) -> str:
         return f"{self.command}, call {self.call},"
@@ -78,11 +79,11 @@ class Exited(Record):
 
 @dataclass(frozen=True)
 class Fault(Record):
-    """Something was done to a node of a run by hand, or to the disk of a folder. node: "" for a folder's disk."""
+    """Something was done to a node of a run by hand, to a whole machine, or to the disk of a folder."""
 
     how: str
-    where: str  # the run, or the folder
-    node: str = ""
+    where: str  # the run, "" for a machine, or the folder
+    node: str = ""  # "" for a folder's disk
 
 
 # --- what programs have written down themselves
@@ -182,6 +183,7 @@ class Found(Record):
 R = TypeVar("R", bound=Record)
 AT_ONCE, SILENT, SPOKE = "at once", "silent", "spoke"
 MOMENTS = (AT_ONCE, SILENT, SPOKE)  # within 50 ms; before its first word; after it
+HEALED = "healed"  # a fault: of a machine, which works again
 HITS = ("kill", "interrupt", "interrupt twice", "suspend")
 
 

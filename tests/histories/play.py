@@ -1,6 +1,7 @@
 """Plays a history: a plan, made from a seed, of what two callers do and what befalls them; and looks at what was true.
 
 Plain processes in a folder of their own: a home, and two projects, the second of which has a small disk if root plays.
+On the test bed: bed.py.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Step:
     folder: str = "one"
     argv: tuple[str, ...] = ()
     job: str = ""
-    nodes: int = 1
+    nodes: tuple[str, ...] = ("local",)  # as programs know them
     sweep: bool = False
+    again: str = ""  # see history.Asked
     program: Program | None = None
     port: int = 0  # which of the history's ports
     hit: str = ""
@@ -70,25 +72,52 @@ class Step:
     waits: bool = True
     fault: str = ""
     node: str = ""
+    lasting: float = 0.0  # seconds, of a machine's fault
 
 
 # --- the plan
 
 
-def plan(seed: str, steps: int = 16) -> list[Step]:
+@dataclass(frozen=True)
+class Place:
+    """What there is to play with. faults: of a run's node. machine: those of a machine, which last."""
+
+    faults: tuple[str, ...]
+    machine: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ("local",)
+
+    def names(self, count: int, dice: random.Random) -> tuple[str, ...]:
+        """Of so many nodes; `local` alone has no number."""
+        if self.hosts == ("local",):
+            return tuple(f"local-{rank}" for rank in range(count)) if count > 1 else self.hosts
+        return self.hosts if count > 1 else (dice.choice(self.hosts),)
+
+
+PLAIN = Place(("kill", "kill supervisor", "suspend", "remove", "full"))
+BED = Place(
+    ("kill", "kill container", "suspend", "remove", "full"),
+    ("engine", "pause", "connections", "cut"),
+    ("node1", "node2"),
+)
+
+
+def plan(seed: str, steps: int = 16, place: Place = PLAIN) -> list[Step]:
     """The same for the same seed."""
     dice, made = random.Random(seed), list[Step]()
     while len(made) < steps:
         ups = [step for step in made if step.program]
         kind = dice.choices(["up", "command", "fault"], [4 if len(ups) < 6 else 1, 7 if ups else 0, 2 if ups else 0])[0]
-        made += {"up": _up, "command": _command, "fault": _fault}[kind](dice, ups)
+        made += {"up": _up, "command": _command, "fault": _fault}[kind](dice, ups, place)
     return made
 
 
-def _up(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
+def _up(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
     job = f"j{len(ups):02}"
     nodes, sweep = dice.choice([1, 1, 2, 2, 2]), dice.random() < 0.2
-    names = ["local"] if nodes == 1 or sweep else [f"local-{rank}" for rank in range(nodes)]
+    again = dice.choice(["", "", "", "restarts", "min_nodes"])
+    if again == "min_nodes":
+        nodes, sweep = (2 if place.machine else 3), False
+    names = place.names(1 if sweep else nodes, dice)
     failing = [name for name in names if dice.random() < 0.25]
     program = Program(
         lines=dice.choice([1, 5, 20, 40, 200]),
@@ -106,15 +135,13 @@ def _up(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
     earlier = [step.job for step in ups if not step.sweep and step.folder == folder]
     if earlier and not sweep and dice.random() < 0.3:
         argv += ["--resume", dice.choice(earlier)]
-    up = Step(folder, tuple(argv), job, 1 if sweep else nodes, sweep, program, dice.randrange(2))
-    up = _hit(dice, replace(up, waits="-d" in argv or dice.random() < 0.3), 0.4)
-    again = [
-        replace(up, argv=("up", f"{job}.yaml", "--resume", GROUP), program=None, hit="", waits=dice.random() < 0.5)
-    ]
-    return [up, *(again if sweep and up.hit else [])]
+    up = Step(folder, tuple(argv), job, names, sweep, again, program, dice.randrange(2))
+    up = _hit(dice, replace(up, waits="-d" in argv or dice.random() < 0.3), 0.5)
+    resumed = replace(up, argv=("up", f"{job}.yaml", "--resume", GROUP), program=None, waits=dice.random() < 0.5)
+    return [up, *([_hit(dice, replace(resumed, hit=""), 0.5)] if sweep and up.hit else [])]
 
 
-def _command(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
+def _command(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
     """Sometimes two at once, of two callers."""
     command = dice.choice(["logs", "logs", "status", "status", "runs", "fetch", "exec", "down", "down", "clean"])
     about = dice.choice(list(ups)[-3:])
@@ -131,7 +158,7 @@ def _command(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
     if command == "down" and dice.random() < 0.3:
         target, options = [], [*options, "--all"]
     if folder != about.folder and command != "runs":
-        options = [*options, "--nodes", "local"]
+        options = [*options, "--nodes", ",".join(place.hosts)]
     tail = ["--", "sh", "-c", f"exit {COMMAND_CODE}"] if command == "exec" else []
     step = Step(folder, (command, *target, *options, *tail), waits=command != "logs" and dice.random() < 0.8)
     step = _hit(dice, step, 0.5)
@@ -145,14 +172,17 @@ def _hit(dice: random.Random, step: Step, chance: float) -> Step:
     return replace(step, hit=dice.choice(h.HITS), moment=dice.choice([*moments, *(["began"] if step.program else [])]))
 
 
-def _fault(dice: random.Random, ups: Sequence[Step]) -> list[Step]:
+def _fault(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
     about = dice.choice(list(ups)[-2:])
-    node = f"local-{dice.randrange(2)}" if about.nodes == 2 or about.sweep else "local"
-    how = dice.choice(["kill", "kill supervisor", "suspend", "remove", "full"])
-    step = Step("two" if how == "full" else about.folder, job=about.job, fault=how, node=node)
+    names = about.nodes
+    if about.sweep:
+        names = place.hosts if place.machine else ("local-0", "local-1")  # any of the pool
+    how, node = dice.choice([*place.faults, *place.machine]), dice.choice(names)
+    lasting = round(dice.uniform(0.5, 5.0), 1) if how in place.machine else 0.0
+    step = Step("two" if how == "full" else about.folder, job=about.job, fault=how, node=node, lasting=lasting)
     if dice.random() < 0.4:
         return [replace(step, moment="began")]
-    during = replace(_command(dice, [about])[0], waits=False)  # the fault comes while a command about it is under way
+    during = replace(_command(dice, [about], place)[0], waits=False)  # the fault comes while it is under way
     return [replace(during, hit=""), replace(step, moment=f"{dice.uniform(0.05, 0.5):.2f}")]
 
 
@@ -164,7 +194,7 @@ def load(lines: Sequence[str]) -> list[Step]:
     found = [json.loads(line)["step"] for line in lines if line.startswith('{"step"')]
     programs = [Program(**each["program"]) if each["program"] else None for each in found]
     return [
-        Step(**{**each, "argv": tuple(each["argv"]), "program": program})
+        Step(**{**each, "argv": tuple(each["argv"]), "nodes": tuple(each["nodes"]), "program": program})
         for each, program in zip(found, programs, strict=True)
     ]
 
@@ -194,17 +224,22 @@ class Call:
 
 
 class World:
+    """Of plain processes. mark: the variable TRUTH of its runs, by which their processes are known."""
+
+    everywhere: tuple[str, ...] = ()  # options by which `down` finds what this world has anywhere
+
     def __init__(self, root: Path, webhook: str) -> None:
-        self.root, self.home, self.truth = root, root / "home", root / "truth"
+        self.root, self.home, self.truth, self.mark = root, root / "home", root / "truth", str(root / "truth")
         self.home.mkdir()
         settings = root / "config" / "launcher" / "settings.yaml"
         settings.parent.mkdir(parents=True)
         settings.write_text(f"notify: {{webhook: '{webhook}/'}}\n")
         settings.chmod(0o600)
-        names = {"HOME": "home", "XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config"}
-        env = {name: str(root / folder) for name, folder in names.items()}
+        folders = {"HOME": "home", "XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config"}
+        env = {name: str(root / folder) for name, folder in folders.items()}
         env |= {"TRUTH": str(self.truth), "TOKEN": SECRET, "COLUMNS": "200"}
         env |= {"DOCKER_HOST": f"unix://{root}/none"}  # whatever this machine's engine has is not of this world
+        env |= self.variables()
         self.cli = {name: Cli(root / name, env) for name in FOLDERS}
         for name in FOLDERS:
             (root / name).mkdir(exist_ok=True)
@@ -215,6 +250,10 @@ class World:
         self.calls: list[Call] = []
         self.lock = threading.Lock()
 
+    def variables(self) -> dict[str, str]:
+        """Further ones, of the commands."""
+        return {}
+
     def note(self, record: h.Record) -> None:
         with self.lock:
             self.records.append(record)
@@ -223,7 +262,8 @@ class World:
 
     def start(self, step: Step) -> Call:
         argv = tuple(self.group(step) if word == GROUP else word for word in step.argv)
-        asked = h.Asked(time.monotonic(), len(self.calls), step.folder, argv, step.job, step.nodes, step.sweep)
+        about = (step.job, len(step.nodes), step.sweep, step.again)
+        asked = h.Asked(time.monotonic(), len(self.calls), step.folder, argv, *about)
         self.note(asked)
         call = Call(asked, self.cli[step.folder].start(*argv))
         self.calls.append(call)
@@ -253,12 +293,18 @@ class World:
         program = step.program
         assert program
         run = {"command": ["python3", PROGRAM.name, json.dumps(asdict(program))]}
-        keys: dict[str, Any] = {"name": step.job, "runtime": "process", "gpus": "none", "run": run}
-        keys |= {"nodes": ["local"] * step.nodes, "port": self.ports[step.port], "secrets": ["TOKEN"]}
-        keys |= {"env": {"TRUTH": str(self.truth)}}
-        if step.sweep:
-            keys |= {"nodes": {"pool": ["local", "local"]}, "sweep": [["a"], ["b"], ["c"]]}
+        keys: dict[str, Any] = {"name": step.job, "gpus": "none", "run": run, "secrets": ["TOKEN"]}
+        keys |= {"port": self.ports[step.port], "env": {"TRUTH": self.mark}}
+        keys |= {"restarts": 2} if step.again else {}
+        keys |= {"min_nodes": 2} if step.again == "min_nodes" else {}
+        keys |= {"sweep": [["a"], ["b"], ["c"]]} if step.sweep else {}
+        keys |= self.where(step)
         (self.root / step.folder / f"{step.job}.yaml").write_text(yaml.safe_dump(keys, sort_keys=False))
+
+    def where(self, step: Step) -> dict[str, Any]:
+        """The keys of a job that say where it runs."""
+        nodes: Any = {"pool": ["local", "local"]} if step.sweep else ["local"] * len(step.nodes)
+        return {"runtime": "process", "nodes": nodes}
 
     def hit(self, call: Call, step: Step) -> None:
         """At the moment that the step says; not at all if the command has ended by then."""
@@ -291,21 +337,39 @@ class World:
         if step.fault == "full":
             self.fill(step)
             return
+        if step.lasting:
+            self.strike_machine(step)
+            return
         began = [each for each in self.programs(h.Began) if _fits(each, step)]
         ended = {each.pid for each in self.programs(h.Ended)}
         for each in began[-1:]:
-            fault = h.Fault(time.monotonic(), step.fault, each.run, each.node)
-            folder = self.home / ".launcher" / each.run / ".node" / each.node
-            if each.pid in ended or not folder.exists():
+            if each.pid in ended or not self.is_there(each):
                 return
-            self.note(fault)
+            self.note(h.Fault(time.monotonic(), step.fault, each.run, each.node))
             with contextlib.suppress(OSError, ValueError, KeyError):  # it has ended meanwhile
-                if step.fault == "remove":
-                    shutil.rmtree(folder)
-                elif step.fault == "kill supervisor":
-                    os.kill(json.loads((folder / "state.json").read_text())["supervisor"], signal.SIGKILL)
-                else:
-                    os.kill(each.pid, signal.SIGSTOP if step.fault == "suspend" else signal.SIGKILL)
+                self.befall(step.fault, each)
+
+    def strike_machine(self, step: Step) -> None:
+        raise NotImplementedError("this machine is not struck")
+
+    def _folder(self, began: h.Began) -> Path:
+        return self.home / ".launcher" / began.run / ".node" / began.node
+
+    def is_there(self, began: h.Began) -> bool:
+        """Whether the node of a program still is."""
+        return self._folder(began).exists()
+
+    def befall(self, fault: str, began: h.Began) -> None:
+        folder = self._folder(began)
+        if fault == "remove":
+            shutil.rmtree(folder)
+        elif fault == "kill supervisor":
+            os.kill(json.loads((folder / "state.json").read_text())["supervisor"], signal.SIGKILL)
+        else:
+            self.signal(began, signal.SIGSTOP if fault == "suspend" else signal.SIGKILL)
+
+    def signal(self, began: h.Began, number: int) -> None:
+        os.kill(began.pid, number)
 
     def fill(self, step: Step) -> None:
         """Fill the disk of a folder, or free it."""
@@ -328,36 +392,64 @@ class World:
             for each in self.programs(h.Began):
                 if (each.run, each.node) == (fault.where, fault.node):
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(each.pid, signal.SIGCONT)
+                        self.signal(each, signal.SIGCONT)
         (self.root / "two" / "ballast").unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """Leave no process behind, whatever has happened."""
+        for call in self.calls:
+            call.signal(signal.SIGKILL)
+        for *_, pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     # --- what is true
 
     def programs(self, kind: type[h.R]) -> list[h.R]:
         """What programs have written down."""
-        if not self.truth.exists():
-            return []
-        return [each for each in h.load(self.truth.read_text().splitlines()) if isinstance(each, kind)]
+        lines = [line for log in self.logs() if log.exists() for line in log.read_text().splitlines()]
+        return [each for each in h.load(lines) if isinstance(each, kind)]
+
+    def logs(self) -> list[Path]:
+        """What programs write down."""
+        return [self.truth]
+
+    def homes(self) -> list[Path]:
+        """The folders that have the runs' output folders."""
+        return [self.home / ".launcher"]
+
+    def containers(self) -> list[tuple[str, str]]:
+        """What each node has of a run: the run and the node."""
+        found = (self.home / ".launcher").glob("*/.node/*/spec.json")
+        return [(path.parts[-4], path.parts[-2]) for path in found]
 
     def look(self) -> h.Seen:
-        at, top = time.monotonic(), self.home / ".launcher"
-        containers = [(path.parts[-4], path.parts[-2]) for path in top.glob("*/.node/*/spec.json")]
-        outputs = [path.name for path in top.glob("[!.]*")]
-        seen = h.Seen(at, tuple(_processes(str(self.truth))), tuple(containers), tuple(outputs))
+        at = time.monotonic()
+        running = tuple((run, node, ident) for run, node, ident, _ in self.processes())
+        outputs = {path.name for home in self.homes() for path in home.glob("j[0-9]*")}
+        seen = h.Seen(at, running, tuple(self.containers()), tuple(sorted(outputs)))
         self.note(seen)
         return seen
+
+    def processes(self) -> Iterator[tuple[str, str, int, int]]:
+        """This world's: the run, the node, the ID that a program gives itself, the PID."""
+        for pid, env in _processes(self.mark):
+            if "LAUNCHER_CONTAINER" in env:
+                run = env["LAUNCHER_CONTAINER"].removeprefix("launcher-").rpartition("-")[0]
+                yield run, env.get("LAUNCHER_NODE", ""), pid, pid
 
     def find(self) -> Iterator[h.Found]:
         """What is there at the end."""
         kept = self.programs(h.Kept)
-        for folder, top in [*((name, self.root / name / "runs") for name in FOLDERS), ("", self.home / ".launcher")]:
-            for root in sorted(top.glob("[!.]*")):
+        projects = [(name, self.root / name / "runs") for name in FOLDERS]
+        for folder, top in [*projects, *(("", home) for home in self.homes())]:
+            for root in sorted(top.glob("j[0-9]*")):
                 paths = [each.path for each in kept if each.run == root.name]
                 files = {path: text for path in paths if (text := _text(root / path)) is not None}
                 found = h.Found(time.monotonic(), folder, root.name, files=files)
                 if folder:
                     result = json.loads(_text(root / "result.json") or "{}")
-                    logs = {path.stem: _text(path) or "" for path in root.glob("logs/local*.log")}
+                    logs = {path.stem: _text(path) or "" for path in root.glob("logs/[ln]o*.log")}
                     shows = [str(each.relative_to(root)) for each in root.rglob("*") if SECRET in (_text(each) or "")]
                     failure = result.get("failure") or {}
                     found = replace(found, state=result.get("state", ""), failed=failure.get("node", ""), logs=logs)
@@ -365,10 +457,10 @@ class World:
                 yield found
 
 
-def play(steps: Sequence[Step], root: Path) -> h.History:
+def play(steps: Sequence[Step], root: Path, make: Callable[[Path, str], World] = World) -> h.History:
     """Play a plan in a new folder."""
     with _small_disk(root / "two"), hook(GARBAGE) as webhook:
-        world = World(root, webhook.address)
+        world = make(root, webhook.address)
         try:
             for step in (each for each in steps if each.program):
                 world.write_job(step)
@@ -384,7 +476,7 @@ def play(steps: Sequence[Step], root: Path) -> h.History:
                     call.over.wait(PATIENCE)
             _settle(world)
         finally:
-            _end(world)
+            world.end()
     return h.History(tuple(sorted([*world.records, *world.programs(h.Record)], key=lambda each: each.at)))
 
 
@@ -397,7 +489,7 @@ def _settle(world: World) -> None:
             world.send(call, "kill")  # it would start one variant after another
     for _ in range(2):  # the first one ends what still follows a run; the second one is alone
         for folder in FOLDERS:
-            world.start(Step(folder, ("down", "--all", "--all-projects"))).over.wait(ENDS)
+            world.start(Step(folder, ("down", "--all", "--all-projects", *world.everywhere))).over.wait(ENDS)
             world.look()
         for call in world.calls:
             call.over.wait(ENDS)
@@ -407,15 +499,6 @@ def _settle(world: World) -> None:
     _until(lambda: not world.look().running)
     for found in world.find():
         world.note(found)
-
-
-def _end(world: World) -> None:
-    """Leave no process behind, whatever has happened."""
-    for call in world.calls:
-        call.signal(signal.SIGKILL)
-    for _, _, pid in _processes(str(world.truth)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -432,17 +515,16 @@ def _small_disk(folder: Path) -> Iterator[None]:
             subprocess.run(["umount", "-l", folder], check=True)
 
 
-def _processes(mark: str) -> Iterator[tuple[str, str, int]]:
-    """The processes of this world's runs: the run, the node, and the pid."""
+def _processes(mark: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The processes of a world's runs: PID and environment."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (process / "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X"):
                 continue
             words = (process / "environ").read_bytes().decode(errors="replace").split("\0")
             env = dict(word.split("=", 1) for word in words if "=" in word)
-            if env.get("TRUTH") == mark and "LAUNCHER_CONTAINER" in env:
-                run = env["LAUNCHER_CONTAINER"].removeprefix("launcher-").rpartition("-")[0]
-                yield run, env.get("LAUNCHER_NODE", ""), int(process.name)
+            if env.get("TRUTH") == mark:
+                yield int(process.name), env
 
 
 def _fits(began: h.Began, step: Step) -> bool:

@@ -12,11 +12,20 @@ from pathlib import Path
 from typing import Any
 
 RUN, NODE, OUTPUT = (os.environ[f"LAUNCHER_{name}"] for name in ("RUN", "NODE", "OUTPUT"))
+IN_CONTAINER = "LAUNCHER_CONTAINER" not in os.environ
+
+
+def ident() -> int:
+    """The process, also for one who looks from outside: containers count their PIDs from 1, so there, when it began."""
+    return int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19]) if IN_CONTAINER else os.getpid()
+
+
+PID = ident()
 told: list[int] = []
 
 
 def note(kind: str, **values: object) -> None:
-    line = {"kind": kind, "at": time.monotonic(), "run": RUN, "node": NODE, "pid": os.getpid(), **values}
+    line = {"kind": kind, "at": time.monotonic(), "run": RUN, "node": NODE, "pid": PID, **values}
     log = os.open(os.environ["TRUTH"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(log, (json.dumps(line) + "\n").encode())
     os.close(log)
@@ -35,10 +44,11 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
         os._exit(0)
-    for place in (Path(OUTPUT) / f"kept-{NODE}-{os.getpid()}", Path(f"made-{os.getpid()}")):
+    for place in (Path(OUTPUT) / f"kept-{NODE}-{PID}", Path(f"made-{PID}")):
         if how["files"]:
             place.write_text(RUN)
-            note("Kept", path=os.path.relpath(place.resolve(), os.path.realpath(OUTPUT)), text=RUN)
+            below = f"workdir/{NODE}/{place}" if not place.is_absolute() else place.name
+            note("Kept", path=below, text=RUN)
     for number in range(how["lines"]):
         secret = f" {os.environ['TOKEN']}" if number == 1 else ""
         print(f"{NODE} {number}{secret} {'x' * how['wide']}", flush=True)
