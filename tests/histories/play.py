@@ -62,7 +62,7 @@ class Step:
     folder: str = "one"
     argv: tuple[str, ...] = ()
     job: str = ""
-    nodes: tuple[str, ...] = ("local",)  # as programs know them
+    nodes: tuple[str, ...] = ()  # of the job, as programs know them
     sweep: bool = False
     again: str = ""  # see history.Asked
     program: Program | None = None

@@ -85,6 +85,10 @@ VARIANT: list[Record] = [Began(2, RUN, "local", 10, 1, "a"), Ended(3, RUN, "loca
 AGAIN = [Began(5, RUN[:-4] + "cccc", "local", 12, 1, "a"), Ended(6, RUN[:-4] + "cccc", "local", 12, 0, 3)]
 REFUSED = replace(UP, at=4.5, call=3, job="j01", argv=("up", "j01.yaml"))
 OTHERS = [replace(UP, at=4.1, call=3, job="j01"), *programs(run=OTHER, at=4.2), ended(0, 5.5, 3, err=" runs on ")]
+CUT, HEALED = Fault(5.2, "cut", "", "local-1"), Fault(5.8, "healed", "", "local-1")
+SECOND_TIME = [replace(each, pid=each.pid + 20) for each in programs(at=5) if isinstance(each, (Began, Ended))]
+ENGINES = [replace(CUT, at=2.5, how="engine", node=node) for node in NODES]
+AGAIN_OUT = "local-0 0 x\nlocal-0 1 x\nlocal-0 0 x\n"
 NOTHING = "stopped; nothing was started"
 SECOND = replace(UP, at=1, call=3, job="j01")
 KEEP = {
@@ -106,6 +110,30 @@ KEEP = {
     "exec": [UP, *programs(), EXEC, Exited(2.9, 1, 7, "", ""), ended(0)],
     "detached": [UP, Hit(2.5, 0, "interrupt", "spoke"), *programs(), ended(0)],
     "killed": [UP, Hit(2.5, 0, "kill", "spoke"), *programs(), ended(-9)],
+    "a machine is away while down is asked": [*WHOLE, CUT, HEALED, DOWN[0], Exited(6, 1, 6, "", "")],
+    "a program begins again": [
+        replace(UP, again="restarts"),
+        *programs((0, 3)),
+        *SECOND_TIME,
+        ended(0, 7, out=AGAIN_OUT),
+        collected(logs={"local-0": AGAIN_OUT}),
+    ],
+    "an engine that starts again ends what it finds": [
+        DETACHED,
+        ended(0, 2),
+        *programs()[:2],
+        *ENGINES,
+        replace(HEALED, at=2.6),
+        look(3),
+    ],
+    "down of what is on a node": [
+        DETACHED,
+        ended(0, 2),
+        *TOLD,
+        *programs((143, 143)),
+        Asked(2.4, 1, "two", ("down", "--nodes", "local")),
+        Exited(6, 1, 0, "", ""),
+    ],
     "another variant": [
         SWEEP,
         *VARIANT,
@@ -166,6 +194,10 @@ BREAK = {
     ),
     "8: it does not end": (8, [*WHOLE, RUNS]),
     "8: two down, one of which finds files gone": (8, [*WHOLE, DOWN[0], Exited(6, 1, 6, "", "")]),
+    "8: not confirmed, though the machine was back": (
+        8,
+        [*WHOLE, replace(CUT, at=4.2), replace(HEALED, at=4.4), DOWN[0], Exited(6, 1, 6, "", "")],
+    ),
     "8: refused for nothing": (8, [*WHOLE, REFUSED, ended(3, 5, 3, err="could not start")]),
     "8: in use by what was over": (8, [*WHOLE, look(4.2), REFUSED, ended(3, 5, 3, err=f"in use by run {RUN} of me")]),
     "8: running, though it was over": (8, [*WHOLE, look(4.5), *status("running")]),
@@ -173,8 +205,16 @@ BREAK = {
     "8: a variant ran twice": (8, [SWEEP, *VARIANT, *(replace(each, at=each.at - 2.5) for each in AGAIN)]),
     "9: ended with its launcher": (9, [UP, Hit(2.1, 0, "kill", "spoke"), ended(-9, 2.2), *programs((143, 143)), *TOLD]),
     "9: killed without a cause": (9, [DETACHED, ended(0, 2), *programs()[:2], look(2.5, RUN), look(3)]),
+    "9: ended, though another machine's engine started again": (
+        9,
+        [DETACHED, ended(0, 2), *programs()[:2], replace(CUT, at=2.5, how="engine", node="other"), look(2.6)],
+    ),
     "9: a peer is stopped for nobody": (9, [DETACHED, ended(0, 2), *PEER_TOLD]),
     "10: done is 1": (10, [*WHOLE[:-3], ended(1), collected()]),
+    "10: done at last is 1": (
+        10,
+        [replace(UP, again="restarts"), *programs((0, 3)), *SECOND_TIME, ended(1, 7), collected()],
+    ),
     "10: failed is 0": (10, [UP, *programs((0, 3)), ended(0), collected("failed")]),
     "10: a full disk changes the code": (10, [*WHOLE[:-3], Fault(2, "full", "one"), ended(1), collected()]),
     "10: a code that is not documented": (10, [*WHOLE, RUNS, Exited(6, 1, 70, "", "")]),
@@ -208,7 +248,14 @@ def test_a_history_is_the_same_after_it_was_written_and_read() -> None:
 
 
 def test_a_plan_is_that_of_its_seed_and_can_be_written_and_read() -> None:
-    plans = [play.plan(seed) for seed in ("1", "2")]
-    assert plans == [play.plan("1"), play.plan("2")]
-    assert plans[0] != plans[1]
-    assert play.load(play.dump(plans[0]).splitlines()) == plans[0]
+    for place in (play.PLAIN, play.BED):
+        plans = [play.plan(seed, place=place) for seed in ("1", "2")]
+        assert plans == [play.plan("1", place=place), play.plan("2", place=place)]
+        assert plans[0] != plans[1]
+        assert play.load(play.dump(plans[0]).splitlines()) == plans[0]
+
+
+def test_no_step_on_the_bed_names_this_machine() -> None:
+    for step in (step for seed in range(50) for step in play.plan(str(seed), place=play.BED)):
+        assert "local" not in step.argv
+        assert {*step.nodes, *filter(None, [step.node])} <= {"node1", "node2"}
