@@ -230,7 +230,7 @@ class Screen(Reporter):
             case messages.NodeBack(node):
                 self.silent.pop(node, None)
                 self.log(f"{node}: connected again")
-            case messages.Gradients(text) | messages.RankWaits(text):
+            case messages.Gradients(text) | messages.RankAtBreakpoint(text):
                 self.log(text)
             case messages.NotCollected(reason):
                 self._complete = False

@@ -138,8 +138,7 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     if seen.world is not None:
         progress.insert(0, Text(seen.world.text))
     rest = [Text(left_out, style="dim")] if left_out else []
-    debug = [text for node in shown for text in node.debug]
-    debug = [text if "`launcher debug`" in text else f"{text}: launcher debug" for text in debug]  # it has one
+    debug = [f"{one.text}: launcher debug" if one.waits else one.text for node in shown for one in node.debug]
     waits = [Text(text, style="yellow") for text in debug]
     waits += [Text(text, style="yellow") for text in dict.fromkeys(node.waits for node in shown if node.waits)]
     return Group(head, *waits, *progress, table, *rest, *why)
@@ -157,7 +156,7 @@ def _said_of(seen: RunStatus) -> Iterator[str]:
     if seen.stopped_by:
         yield f"stopped by {seen.stopped_by}"
     for node in seen.nodes:
-        yield from (f"{text}: launcher debug {seen.run}" for text in node.debug)
+        yield from (f"{one.text}: launcher debug {seen.run}" if one.waits else one.text for one in node.debug)
         yield from (f"{node.node}: restart {number} after {why}" for number, why in enumerate(node.restarted, 1))
     yield from dict.fromkeys(node.waits for node in seen.nodes if node.waits)
     if seen.progress is not None and seen.progress.slow:

@@ -11,7 +11,7 @@
 #                         that did not exit in time when the program was stopped; elastic.py adds
 #                         `generation <number> <size of the log in bytes> <node,node,...> <text>`,
 #                         `ended <number> <nodes that caused it> <text>` and `over <why it is not restarted>`;
-#                         launcher_breakpoint.py adds `waits <rank> <pid> <epoch> <place>`, taken, busy and goes
+#                         launcher_breakpoint.py adds `waits <rank> <pid> <epoch> <place>`, taken, busy, goes and skips
 #   state/NODE.alive      with a hang timeout: grows while a rank waits in breakpoint() (launcher_breakpoint.py)
 #   state/NODE.began      for the first start: `<boot id of the machine> <seconds>` (below)
 # LAUNCHER_ENTRY contains this script's pid for the program: on SIGQUIT, every rank prints its stack and exits; before

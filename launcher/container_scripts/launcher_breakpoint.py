@@ -3,9 +3,9 @@
 PYTHONBREAKPOINT names wait(), or skip() for a run that nobody watches. wait() listens at a socket in the kit's folder
 home/.debug: RANK.PID.THREAD, beside RANK.PID.THREAD.python with the path of this Python, for debug_client.py. What it
 sends is text; a prompt is between two NUL bytes, and is answered by a line. The line INTERRUPT, at any time, is Ctrl-C.
-For launchers, it notes `waits RANK PID EPOCH PLACE`, `taken ...` (it has a terminal), `busy ...` (a command runs) and
-`goes RANK PID EPOCH` in state/NODE.attempts, and meanwhile extends state/NODE.alive, so that it does not count as
-hanging; on other nodes than that of rank 0, an attached launcher does that.
+For launchers, it notes `waits RANK PID EPOCH PLACE`, `taken ...` (it has a terminal), `busy ...` (a command runs),
+`goes RANK PID EPOCH` and `skips RANK PID EPOCH PLACE` in state/NODE.attempts. While it waits, it extends
+state/NODE.alive, so that it does not count as hanging; on other nodes than that of rank 0, an attached launcher does.
 
 Runs in the program's own Python, 3.7 or newer (older ones have no breakpoint()).
 """
@@ -33,6 +33,7 @@ LIMIT = 600.0  # seconds for a connection: a forgotten breakpoint() must not hol
 BEAT = 1.0  # seconds
 INTERRUPT = b"\x03"
 LONGEST_PLACE = 200
+OF_TORCH = "torch.distributed."  # of its breakpoint(), which stops in a frame of torch
 
 _own = threading.local()  # `debugger`: of this thread
 _skipped: set[str] = set()  # places that were named
@@ -139,7 +140,7 @@ class FarTerminal:
     errors = "replace"
 
     def __init__(self) -> None:
-        self.rank = os.environ.get("RANK") or os.environ.get("LAUNCHER_NODE_RANK") or "0"
+        self.rank = _rank()
         self.pid = os.getpid()
         self._node = os.environ["LAUNCHER_NODE"]
         self._state = Path(os.environ["LAUNCHER_OUTPUT"], "state")
@@ -171,7 +172,8 @@ class FarTerminal:
                 self._note("taken", what)
                 self._lines = queue.SimpleQueue()
                 threading.Thread(target=self._receive, args=(self._link, self._lines), daemon=True).start()
-                keys = "c: go on, q: end the rank, Ctrl-D: leave it waiting, h: help"
+                up = "u: up to your own frame, " if OF_TORCH in what else ""
+                keys = f"{up}c: go on, q: end the rank, Ctrl-D: leave it waiting, h: help"
                 self._send(f"rank {self.rank} on {self._node} stopped in {what}\n{keys}\n")
                 return True
             _say(f"rank {self.rank} on {self._node} goes on: nobody came within {LIMIT:.0f} s")
@@ -231,9 +233,7 @@ class FarTerminal:
 
     def _note(self, event: str, what: str = "") -> None:
         self._noted = event
-        line = f"{event} {self.rank} {self.pid} {int(time.time())} {what}".rstrip()
-        with contextlib.suppress(OSError), (self._state / f"{self._node}.attempts").open("a", encoding="ascii") as file:
-            file.write(f"{line}\n")  # a full disk must not stop the job
+        _note(event, self.rank, self.pid, what)
 
     def _done(self) -> None:
         if self._waits is not None:
@@ -357,8 +357,20 @@ def _place(frame: FrameType) -> str:
 def _skip(place: str, why: str = "nobody watches a run on a cluster, of a sweep or with CI=true") -> None:
     if place not in _skipped:
         _skipped.add(place)
-        rank = os.environ.get("RANK") or os.environ.get("LAUNCHER_NODE_RANK") or "0"
+        rank = _rank()
         _say(f"rank {rank} on {os.environ.get('LAUNCHER_NODE', '')} skips breakpoint() in {place}: {why}")
+        _note("skips", rank, os.getpid(), f"{place}: {why}")
+
+
+def _rank() -> str:
+    return os.environ.get("RANK") or os.environ.get("LAUNCHER_NODE_RANK") or "0"
+
+
+def _note(event: str, rank: str, pid: int, what: str) -> None:
+    attempts = Path(os.environ["LAUNCHER_OUTPUT"], "state", f"{os.environ['LAUNCHER_NODE']}.attempts")
+    line = f"{event} {rank} {pid} {int(time.time())} {what}".rstrip()
+    with contextlib.suppress(OSError), attempts.open("a", encoding="ascii") as file:
+        file.write(f"{line}\n")  # a full disk must not stop the job
 
 
 def _say(text: str) -> None:

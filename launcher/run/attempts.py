@@ -29,6 +29,7 @@ _WAITS = re.compile(
     r"(?: (?P<place>[ -~]{1,400}))?$",
     re.MULTILINE,
 )
+_SKIPS = re.compile(r"^skips (?P<rank>\d{1,9}) \d{1,15} \d{1,15} (?P<place>[ -~]{1,400})$", re.MULTILINE)
 _STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # the format of locate.caller()
 _START = re.compile(rb"^start ", re.MULTILINE)  # anchored: a node may be called kickstart
 _GENERATION = re.compile(
@@ -175,6 +176,12 @@ def waiting(text: bytes) -> tuple[AtBreakpoint, ...]:
         if doing != "goes":
             found[key] = AtBreakpoint(int(rank), int(pid), int(since), place, doing)
     return tuple(found.values())
+
+
+def skipping(text: bytes) -> tuple[tuple[int, str], ...]:
+    """Return the ranks of the last attempt that skipped a breakpoint(), where, and why: `train.py:87: nobody ...`."""
+    found = _SKIPS.finditer(_of_last_attempt(text).decode("utf-8", "replace"))
+    return tuple((int(match["rank"]), match["place"]) for match in found)
 
 
 def parse_worlds(text: bytes) -> tuple[World, ...]:

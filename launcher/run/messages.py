@@ -101,8 +101,8 @@ class NodeRestarted(Message):
 
 
 @dataclass(frozen=True)
-class RankWaits(Message):
-    """A rank waits in breakpoint(), on a node whose output, which says so, is not shown."""
+class RankAtBreakpoint(Message):
+    """A rank waits in breakpoint() or skips it, on a node whose output, which says so, is not shown."""
 
     what: str
 

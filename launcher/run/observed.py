@@ -315,6 +315,17 @@ def _appended(known: Observed, event: Appended) -> tuple[Observed, Sequence[Mess
     return known, [messages.Progress(found) for line in event.data.split(b"\n") if (found := parse_object(line))]
 
 
+def _at_breakpoints(name: str, before: bytes, text: bytes) -> list[Message]:
+    """Report what is new in a node's attempts file."""
+    known = {(one.rank, one.pid) for one in attempts.waiting(before) if one.waits}
+    new = [one for one in attempts.waiting(text) if one.waits and (one.rank, one.pid) not in known]
+    skipped = [each for each in attempts.skipping(text) if each not in attempts.skipping(before)]
+    return [
+        *(messages.RankAtBreakpoint(f"{one.on(name)}: launcher debug --rank {one.rank}") for one in new),
+        *(messages.RankAtBreakpoint(f"rank {rank} on {name} skips breakpoint() in {why}") for rank, why in skipped),
+    ]
+
+
 def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observed, Sequence[Message]]:
     """Report each start, generation and end in its attempts file once."""
     name, text, found = node.node.name, (node.attempts + data)[: attempts.LIMIT], list[Message]()
@@ -322,10 +333,8 @@ def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observ
     if not known.elastic:  # an elastic job reports the new generation instead
         restarted = range(node.starts, len(starts))
         found += [messages.NodeRestarted(name, index, starts[index - 1].why()) for index in restarted]
-    asked = () if node.shown else attempts.waiting(text)
-    known_ones = {(one.rank, one.pid) for one in attempts.waiting(node.attempts)}
-    new = [one for one in asked if (one.rank, one.pid) not in known_ones]
-    found += [messages.RankWaits(f"{one.on(name)}: launcher debug --rank {one.rank}") for one in new]
+    if not node.shown:
+        found += _at_breakpoints(name, node.attempts, text)
     why = "" if node.over else attempts.give_up_reason(text)
     by = None if node.stopped else attempts.stopped_by(text)
     known = _with(

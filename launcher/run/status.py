@@ -51,6 +51,15 @@ class Utilization:
 
 
 @dataclass(frozen=True)
+class StoppedRank:
+    """A rank that has stopped in breakpoint(). waits: for `launcher debug`; else one is connected."""
+
+    rank: int
+    waits: bool
+    text: str  # to display: "rank 3 on gpu-b waits in train.py:87, breakpoint()"
+
+
+@dataclass(frozen=True)
 class NodeStatus:
     """Status of one node. None, empty or 0: unknown. For an unreachable node, only the first three fields are set.
 
@@ -72,7 +81,7 @@ class NodeStatus:
     container: str = ""
     use: Utilization | None = None
     last: str = ""  # the last line of its output
-    debug: tuple[str, ...] = ()  # ranks that wait: "rank 3 on gpu-b waits in train.py:87, breakpoint()"
+    debug: tuple[StoppedRank, ...] = ()
     waits: str = ""  # state of the cluster's job before a process starts: "job 12: PENDING (Resources)"
 
 
@@ -190,7 +199,8 @@ def _query(attached: Attached, nodes: Sequence[NodeOfRun], ends: Mapping[str, Ma
 
 def _may_hang(answer: _Answer) -> _Answer:
     what = "hang_timeout goes on unless somebody follows the run"
-    return replace(answer, row=replace(answer.row, debug=tuple(f"{text} ({what})" for text in answer.row.debug)))
+    debug = tuple(replace(one, text=f"{one.text} ({what})") for one in answer.row.debug)
+    return replace(answer, row=replace(answer.row, debug=debug))
 
 
 def _wanted(attached: Attached, node: NodeOfRun) -> EndsWanted:
@@ -221,13 +231,18 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Ends, end: M
             container=state.name,
             use=None if printed.machine is None else utilization(printed.machine, gpus),
             waits="" if state.phase.ended else state.error,
-            debug=() if state.phase.ended else tuple(one.on(node.name) for one in attempts.waiting(printed.attempts)),
+            debug=() if state.phase.ended else stopped_ranks(node.name, printed.attempts),
             last=state.error or last_line(printed.log) or last_line(printed.denied),
         )
     stopped_by = attempts.stopped_by(printed.attempts) or ""
     joined = membership.parse(printed.groups, attempts.last_start(printed.attempts))
     worlds = attempts.parse_worlds(printed.attempts)
     return _Answer(row, state, printed.metrics, worlds, printed.nccl, joined, stopped_by)
+
+
+def stopped_ranks(node: str, text: bytes) -> tuple[StoppedRank, ...]:
+    """Return the ranks that have stopped. text: of the node's attempts file."""
+    return tuple(StoppedRank(one.rank, one.waits, one.on(node)) for one in attempts.waiting(text))
 
 
 def utilization(text: bytes, uuids: Sequence[str]) -> Utilization:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.attempts import waiting
+from launcher.run.attempts import skipping, waiting
 from tests.unit.container_box import Box
 
 WAIT = {"PYTHONBREAKPOINT": "launcher_breakpoint.wait", "RANK": "3"}
@@ -37,7 +37,7 @@ def test_nobody_comes_so_it_goes_on_and_does_not_wait_again(one: Box) -> None:
         f"launcher: rank 3 on gpu-a skips breakpoint() in {file}:2: nobody came to an earlier one within 0 s",
         "end",
     ]
-    assert [line.split()[0] for line in one.attempts] == ["start", "waits", "goes", "exit"]
+    assert [line.split()[0] for line in one.attempts] == ["start", "waits", "goes", "skips", "exit"]
 
 
 def test_a_rank_that_waits_shows_that_it_does_not_hang(one: Box) -> None:
@@ -61,6 +61,26 @@ def test_it_names_after_how_long_a_collective_of_the_others_fails(one: Box) -> N
         """
     out = one.run(sys.executable, str(program(one, fake)), env=WAIT)[1]
     assert b"(it goes on after 0 s; a collective of other ranks fails after 77 s)" in out
+
+
+def test_one_that_is_skipped_is_noted_for_those_who_follow_another_node(one: Box) -> None:
+    file = program(one, "for turn in range(2):\n    breakpoint()\nprint('end')\n")
+    out = one.run(sys.executable, str(file), env={"RANK": "3"})[1].decode()  # as PYTHONBREAKPOINT is on a cluster
+    why = f"{file}:2: nobody watches a run on a cluster, of a sweep or with CI=true"
+    assert out.splitlines() == [f"launcher: rank 3 on gpu-a skips breakpoint() in {why}", "end"]
+    assert skipping("\n".join([*one.attempts, ""]).encode()) == ((3, why),)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_client_of_debugpy_is_where_it_stops(one: Box, connected: bool) -> None:
+    limit(one, "0.2")
+    stand_in = f"def is_client_connected(): return {connected}\ndef breakpoint(): print('debugpy stops', flush=True)\n"
+    (one.root / "debugpy.py").write_text(stand_in)
+    code, out = one.run(sys.executable, str(program(one, "import debugpy\nbreakpoint()\nprint('end')\n")), env=WAIT)
+    assert code == 0
+    assert (b"debugpy stops\n" in out) is connected
+    assert (b"waits in " in out) is not connected
+    assert out.endswith(b"end\n")
 
 
 def test_a_kit_that_cannot_be_written_is_said_and_stops_nothing(one: Box) -> None:

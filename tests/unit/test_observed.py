@@ -257,6 +257,23 @@ def test_how_the_gradients_travel_is_said_once() -> None:
     assert reduce(known, FilesCollected({}, final=False, apart="each alone"), Moment(3, 3))[1] == []
 
 
+def test_a_breakpoint_on_a_node_whose_output_is_not_shown_is_said_once() -> None:
+    lines = [
+        b"start 1\nskips 1 7 5 a.py:1: nobody watches\n",
+        b"skips 1 7 6 a.py:2: nobody watches\nwaits 1 7 6 b.py:1, breakpoint()\n",
+        b"taken 1 7 7 b.py:1, breakpoint()\n",
+        b"goes 1 7 8\n",
+    ]
+    known, said = begun(), list[list[str]]()
+    for node in ("b", "a"):  # the output of a is shown
+        for at, line in enumerate(lines):
+            known, found = reduce(known, Appended(node, f"{OUT}/state/{node}.attempts", 0, line), Moment(at, at))
+            said.append([each.what for each in found if isinstance(each, messages.RankAtBreakpoint)])
+    skips = [f"rank 1 on b skips breakpoint() in a.py:{line}: nobody watches" for line in (1, 2)]
+    waits = "rank 1 on b waits in b.py:1, breakpoint(): launcher debug --rank 1"
+    assert said == [[skips[0]], [waits, skips[1]], [], [], [], [], [], []]
+
+
 def test_the_log_of_another_node_is_read_from_where_rank_0_came_to_it() -> None:
     nodes = [of_run("a"), of_run("b", 1)]
     shown = [Shown(nodes[0], f"{OUT}/logs/a.log", 5, moves=True)]

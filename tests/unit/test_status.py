@@ -11,7 +11,7 @@ from rich.console import Console
 
 from launcher.cli.status import render, render_sweep
 from launcher.records.measured import TrainingProgress
-from launcher.run.status import GpuUtilization, NodeStatus, RunStatus, Utilization
+from launcher.run.status import GpuUtilization, NodeStatus, RunStatus, Utilization, stopped_ranks
 
 LINE = "Epoch: [12][1200/1502] Loss 0.1234 (0.2345) Acc@1 98.44 (97.31) Acc@5 100.00 (99.90) images/s 1910.5 data 12%"
 USE = Utilization((GpuUtilization("GPU-1", 97, 14540, 16384),), 21 << 30, 64 << 30)
@@ -139,6 +139,24 @@ def test_a_gpu_without_memory_of_its_own_shows_the_machines() -> None:
     use = Utilization((GpuUtilization("GPU-1", 96, None, None),), 61 << 30, 122 << 30)
     rows = shown(replace(CPU, nodes=(node(0, gpus=("GPU-1",), use=use),)), 120)
     assert "1: 96 %, 61/122 GiB shared" in rows[-1]
+
+
+def test_a_rank_that_has_a_terminal_is_not_offered_another() -> None:
+    waits = b"start 1\nwaits 0 7 5 a.py:1, breakpoint()\nwaits 1 8 5 a.py:2, breakpoint()\n"
+    text = waits + b"taken 1 8 9 a.py:2, breakpoint()\n"
+    stopped = node(0, debug=stopped_ranks("gpu-0", text))
+    said = [
+        "rank 0 on gpu-0 waits in a.py:1, breakpoint(): launcher debug",
+        "rank 1 on gpu-0 has the terminal of a `launcher debug` since 00:00:09 UTC; stopped in a.py:2, breakpoint()",
+    ]
+    assert shown(replace(CPU, nodes=(stopped,)), 120)[1:3] == said
+    file = io.StringIO()
+    Console(file=file, width=160, highlight=False).print(
+        render_sweep([replace(CPU, nodes=(stopped,), variant="a")], 160)
+    )
+    assert f"a: {said[0]} {CPU.run}\na: {said[1]}\n" in file.getvalue()
+    [rows] = [row["debug"] for row in replace(CPU, nodes=(stopped,)).to_dict()["nodes"]]
+    assert [(row["rank"], row["waits"]) for row in rows] == [(0, True), (1, False)]
 
 
 def test_a_sweep_is_one_table_that_fits() -> None:
