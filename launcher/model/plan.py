@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,8 @@ class Membership:
     group: str  # an id in the format of run ids
     variant: str  # the arguments that distinguish the run
     sweep: KnownSweep | None = field(default=None, compare=False, repr=False)  # known to who starts the run
+    # the same as values by option, or as a list of arguments; None: not recorded
+    values: Mapping[str, Any] | Sequence[str] | None = field(default=None, compare=False, repr=False)
 
     @property
     def shown(self) -> str:

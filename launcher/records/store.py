@@ -248,13 +248,22 @@ class Record:
 
     def join(self, group: Membership) -> None:
         """Record the sweep to which the run belongs."""
-        self.event(GROUPED, group=group.group, variant=group.variant)
+        values = {} if group.values is None else {"values": plain(group.values)}
+        self.event(GROUPED, group=group.group, variant=group.variant, **values)
 
     @property
     def group(self) -> Membership | None:
         """The sweep to which the run belongs; None if it is of none."""
-        grouped = self.events(GROUPED)
-        return next((Membership(str(line.get("group")), str(line.get("variant"))) for line in grouped), None)
+        for line in self.events(GROUPED):
+            values = line.get("values")
+            known = values if isinstance(values, (dict, list)) else None
+            return Membership(str(line.get("group")), str(line.get("variant")), values=known)
+        return None
+
+    @property
+    def code_digest(self) -> str | None:
+        """The digest of its code; None for a record that was rebuilt from labels."""
+        return str(code) if (code := self._plan.get("code")) else None
 
     @property
     def started(self) -> bool:

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +19,7 @@ from launcher.errors import RunUnknown, UsageError
 from launcher.features.compare.comparison import Unmeasured, markdown, page
 from launcher.features.compare.comparison import compare as compare_
 from launcher.features.compare.curves import curves, in_order
+from launcher.features.compare.ledger import entry, without_run
 from launcher.features.compare.measured import Measured, read
 from launcher.features.compare.plot import draw, draw_tags
 from launcher.features.compare.tags import TagRow, by_tag, page_of_tags, shown_tags, table, verdict
@@ -73,13 +73,13 @@ def compare(
     of_trainer = bool(measured) and by is None and not tag
     tags = tag or in_order(shown_tags(tagged, [], by))
     if json:
-        scalars = {row.run: row.to_dict() for row in tagged}
-        found = [row.to_dict() for row in rows] + [asdict(other) for other in others]
-        found = [row | {"settings": settings[row["run"]]} | scalars[row["run"]] for row in found]
-        if by is not None:
-            order = [row.run for row in tagged]
-            found.sort(key=lambda row: order.index(row["run"]))
-        terminal.say(json_.dumps(found, indent=2))
+        records = {record.run: record for record, _ in chosen}
+        of_the_trainer = {row.measured.run: row.to_dict() for row in rows}
+        found = [
+            of_the_trainer.get(row.run, {}) | {"settings": settings[row.run]} | entry(records[row.run], row)
+            for row in tagged
+        ]
+        terminal.say(json_.dumps(found + without_run(list(records.values())), indent=2))
     elif of_trainer:
         ordered = [settings[run] for run in (*(row.measured.run for row in rows), *(other.run for other in others))]
         terminal.say(markdown(rows, width, others, ordered))  # contains text from a program's metrics

@@ -38,12 +38,17 @@ class TagRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the scalars for JSON."""
-        last = {tag: {"step": curve.last.step, "value": _json(curve.last.value)} for tag, curve in self.curves.items()}
+        scalars = {tag: _scalar(curve) for tag, curve in self.curves.items()}
         by = None
         if self.best is not None:
             by = {"tag": self.best.tag, "step": self.best.point.step, "value": _json(self.best.point.value)}
             by["checkpoint"] = self.best.checkpoint and str(as_shown(self.best.checkpoint))
-        return {"scalars": last, "by": by}
+        return {"scalars": scalars, "by": by}
+
+
+def _scalar(curve: Curve) -> dict[str, Any]:
+    ends = {"last": curve.last, "max": curve.best(), "min": curve.best(lowest=True)}
+    return {name: point and {"step": point.step, "value": _json(point.value)} for name, point in ends.items()}
 
 
 def _json(value: float) -> float | str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from launcher.api.run import Run
 from launcher.api.up import Destination, StartOptions, inputs_of, run_to_resume, start_on, until_started
 from launcher.errors import LauncherError, StoppedByUser
-from launcher.features.sweeps.continued import continued, known_sweep
+from launcher.features.sweeps.continued import continued, known_sweep, member
 from launcher.job.models import Job
-from launcher.job.overrides import expand_sweep, variant_name
+from launcher.job.overrides import expand_sweep
 from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log
 from launcher.node.connect import Fleet
@@ -27,10 +27,7 @@ from launcher.run.state import RunState
 def variants(job: Job) -> list[tuple[Job, Membership]]:
     """Return the jobs of a sweep, each with its membership in one new group."""
     group, known = new_run_id(job.name), known_sweep(job)
-    return [
-        (each, Membership(group, variant_name(variant), known))
-        for each, variant in zip(expand_sweep(job), job.sweep, strict=True)
-    ]
+    return [(each, member(group, variant, known)) for each, variant in zip(expand_sweep(job), job.sweep, strict=True)]
 
 
 def up_array(job: Job, destination: Destination, *, resume: str | None, log: Log, ssh_config: Path | None) -> list[Run]:
@@ -55,16 +52,16 @@ def _left(job: Job, group: str, log: Log, ssh_config: Path | None) -> tuple[list
     """Return the variants of an earlier sweep that are to be submitted, and the runs that have not ended."""
     left, followed, known, every = list[_Chosen](), list[Run](), continued(job, group, log), known_sweep(job)
     for each, args in zip(expand_sweep(job), job.sweep, strict=True):
-        member = Membership(group, variant_name(args), every)
-        record = known.get(member.variant)
+        own = member(group, args, every)
+        record = known.get(own.variant)
         if record is None:
-            left.append((each, member, None))
+            left.append((each, own, None))
             continue
         run = Run(record, ssh_config, log)
         if run.outcome is None and run.status().state != RunState.REMOVED:
             followed.append(run)
         elif run.outcome is None or run.outcome.state is not RunState.DONE:
-            left.append((each, member, run.id if record.started else record.resumes))
+            left.append((each, own, run.id if record.started else record.resumes))
             run.close()
     return left, followed
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from launcher.errors import UsageError
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, variant_name
-from launcher.job.scalars import ArgValue
-from launcher.model.plan import KnownSweep
+from launcher.job.scalars import Args, ArgValue
+from launcher.model.plan import KnownSweep, Membership
 from launcher.model.progress import Log
 from launcher.records.groups import latest_of, settings, settings_of, short
 from launcher.records.store import Record, job_of
@@ -17,6 +17,11 @@ from launcher.records.store import Record, job_of
 def known_sweep(job: Job) -> KnownSweep:
     """Return what is recorded beside the runs of a job's sweep."""
     return KnownSweep(tuple(map(variant_name, job.sweep)), "" if job.file is None else str(job.file), job.options)
+
+
+def member(group: str, args: Args, known: KnownSweep) -> Membership:
+    """Return the membership of a run of the variant with these arguments."""
+    return Membership(group, variant_name(args), known, args)
 
 
 def continued(job: Job, group: str, log: Log) -> dict[str, Record]:

@@ -19,14 +19,14 @@ from launcher.api.jobs import chosen_config
 from launcher.api.run import Run, find
 from launcher.api.up import StartOptions, inputs_of, own_machines, start_run
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
-from launcher.features.sweeps.continued import continued, known_sweep
+from launcher.features.sweeps.continued import continued, known_sweep, member
 from launcher.features.sweeps.machines import Machines
 from launcher.features.sweeps.pool import Placement
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, on_nodes
-from launcher.job.scalars import duration
+from launcher.job.scalars import Args, duration
 from launcher.model.container import Phase
-from launcher.model.plan import Membership, RunId, new_run_id
+from launcher.model.plan import RunId, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.parallel import in_background, run_all, run_all_settled, uninterrupted
 from launcher.records.measured import TrainingProgress, top1, training_progress
@@ -73,6 +73,7 @@ class _Work:
     """Internal state of a variant."""
 
     job: Job
+    args: Args  # of the variant
     shown: Variant
     earlier: RunId | None = None  # the run from whose checkpoint it starts, if one exists
     run: Run | None = None
@@ -140,8 +141,8 @@ class Sweep:
         self._changed = threading.Condition()
         self._leaving = False
         self._known = known_sweep(job)
-        jobs = zip(expand_sweep(job), self._known.variants, strict=True)
-        self._work = [_Work(each, Variant(name)) for each, name in jobs]
+        jobs = zip(expand_sweep(job), job.sweep, self._known.variants, strict=True)
+        self._work = [_Work(each, args, Variant(name)) for each, args, name in jobs]
         self._inputs = inputs_of(job, own_machines(job), self._log)
         self._machines = Machines(job, self._options, self._back)
         known = [(work, earlier[work.shown.name]) for work in self._work if work.shown.name in earlier]
@@ -271,8 +272,8 @@ class Sweep:
             self._options, resume=work.earlier, fresh_without=True, tries_again=True, started=threading.Event()
         )
         with self._machines.turn(placement):
-            member = Membership(self.group, work.shown.name, self._known)
-            return start_run(job, own_machines(job), self._inputs, member, options)
+            own = member(self.group, work.args, self._known)
+            return start_run(job, own_machines(job), self._inputs, own, options)
 
     def _attend(self, work: _Work, placement: Placement, begin: Callable[[], Run]) -> None:
         """Run a variant from its start to its end, in its own thread."""

@@ -13,8 +13,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignor
 
 from launcher.event_files import Point
 from launcher.features.compare.curves import checkpoint_of, curves
-from launcher.model.plan import Membership
+from launcher.model.plan import KnownSweep, Membership
 from launcher.planning.offline import offline
+from launcher.records import sweeps
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from tests.unit.test_record_fuzz import call, parse_job
@@ -187,6 +188,31 @@ def test_runs_with_the_same_best_value_are_named(night: Path) -> None:
     says = "best: lr=0.1, acc/val 4 at step 21; with the same value: lr=0.2\n"
     assert says in call("compare", "night", "--by", "acc/val")[1]
     assert "same value" not in call("compare", "night", "--by", "acc/val", "--min")[1]
+
+
+def test_the_ledger_has_every_variant_in_the_order_of_the_sweep(night: Path) -> None:
+    """Also one that has no run; with the keys that docs/compare.md names."""
+    record = Record(RunPaths(night / "runs" / "night-20261128-200000-0000"))
+    sweep = KnownSweep(("lr=9", "lr=0.1", "lr=0.5", "lr=0.2"))
+    sweeps.keep(Membership(GROUP, "lr=0.1", sweep), record.mask, night / "runs")
+    ledger = json.loads(call("compare", "night", "--json")[1])
+    assert [(each["variant"], each["state"]) for each in ledger] == [
+        *(("lr=9", "failed"), ("lr=0.1", "done"), ("lr=0.2", "done"), ("lr=0.5", "not started"))
+    ]
+    page = (Path(__file__).parents[3] / "docs/compare.md").read_text().partition("`--json` prints")[2]
+    rows = [line.split("|")[1] for line in page.partition("`settings` has")[0].splitlines() if line.startswith("|")]
+    documented = {key.strip() for row in rows[2:] for key in row.split(",")}
+    for each in ledger:
+        assert documented == each.keys() - {"settings"}
+        assert (each["schema"], each["group"]) == (1, GROUP)
+    failed, first, *_ = ledger
+    assert failed["failure"]["what"] == "exited with code 1: loss is nan"
+    assert (failed["exit_code"], failed["scalars"], first["failure"]) == (1, {}, None)
+    scalar = first["scalars"]["acc/val"]
+    assert {name: point["step"] for name, point in scalar.items()} == {"last": 20, "max": 15, "min": 1}
+    assert scalar["max"]["value"] == pytest.approx(2.0)
+    by = json.loads(call("compare", "night", "--by", "acc/val", "--json")[1])
+    assert [each["variant"] for each in by] == ["lr=0.2", "lr=0.1", "lr=9", "lr=0.5"]
 
 
 def test_curves_side_by_side(night: Path) -> None:

@@ -90,6 +90,8 @@ def test_as_many_variants_run_at_once_as_there_are_machines(home_cli: Cli) -> No
     assert set(re.findall("running on (.*?):", messages)) == {"local-0", "local-1", "local-2"}
     done = states(home_cli, group_of(home_cli))
     assert done == {f"x={x}": "failed" if x == 3 else "done" for x in range(1, 7)}
+    first = json.loads(home_cli("compare", "--json").stdout)[0]
+    assert (first["values"], first["code"] is None, first["seconds"] > 0) == ({"x": "1"}, False, True)
     assert json.loads(home_cli("compare", "--json").stdout) == json.loads(
         home_cli("compare", group_of(home_cli), "--json").stdout
     )  # the latest sweep
@@ -250,7 +252,7 @@ def test_a_second_ctrl_c_stops_what_runs(home_cli: Cli) -> None:
     messages = up.stderr.read()
     assert up.wait(60) == 5, messages
     assert not subprocess.run(["pgrep", "-f", str(job.log)], capture_output=True, check=False).stdout
-    assert Counter(states(home_cli, group_of(home_cli)).values()) == {"stopped": 2}
+    assert Counter(states(home_cli, group_of(home_cli)).values()) == {"stopped": 2, "not started": 3}
 
 
 def test_a_group_that_is_no_sweep_is_refused(home_cli: Cli, tmp_path: Path) -> None:
