@@ -166,7 +166,7 @@ class View:
         own = [
             (life.ended.at, life.began.node)
             for life in self.lives.get(run, [])
-            if life.ended and life.ended.code and life.told is None
+            if life.ended and life.ended.code and not life.ended.lost and life.told is None
         ]
         return sorted([*own, *((fault.at, fault.node) for fault in self.struck(run) if fault.how != "suspend")])
 

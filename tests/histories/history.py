@@ -136,6 +136,7 @@ class Ended(Record):
     pid: int
     code: int
     lines: int
+    lost: bool = False  # it ends because it has lost its peer
 
 
 @dataclass(frozen=True)

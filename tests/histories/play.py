@@ -48,6 +48,7 @@ class Program:
     files: bool = True
     term: str = "saves"
     saving: float = 0.0
+    meets: bool = False  # of two nodes, each notices the other one's end
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def _up(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
         files=dice.random() < 0.8,
         term=dice.choices(["saves", "exits", "ignores"], [5, 5, 1])[0],
         saving=dice.choice([0.0, 0.0, 1.0]),
+        meets=len(names) == 2 and not again and dice.random() < 0.4,
     )
     argv = ["up", f"{job}.yaml", *(["-d"] if not sweep and dice.random() < 0.5 else [])]
     folder = dice.choice(FOLDERS)

@@ -5,9 +5,12 @@ program.py JSON [VARIANT]: see `play.Program`. Its own log is $TRUTH, a JSON obj
 
 import json
 import os
+import select
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,9 @@ def ident() -> int:
 
 
 PID = ident()
+LOST = """Traceback (most recent call last):
+  File "program.py", line 1, in <module>
+RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:12345"""
 told: list[int] = []
 
 
@@ -29,6 +35,42 @@ def note(kind: str, **values: object) -> None:
     log = os.open(os.environ["TRUTH"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(log, (json.dumps(line) + "\n").encode())
     os.close(log)
+
+
+class Peer:
+    """The other one of two nodes, over TCP, which is lost if its end comes without a word."""
+
+    def __init__(self) -> None:
+        self.master = os.environ["LAUNCHER_NODE_RANK"] == "0"
+        self.address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self.listening: socket.socket | None = None
+        self.connection: socket.socket | None = None
+        self.left = False  # without being lost
+        if self.master:
+            with suppress(OSError):
+                self.listening = socket.create_server(self.address, backlog=1)
+
+    def is_lost(self) -> bool:
+        if self.left:
+            return False
+        if self.connection is None:
+            with suppress(OSError):
+                if self.listening and select.select([self.listening], [], [], 0)[0]:
+                    self.connection = self.listening.accept()[0]
+                elif not self.master:
+                    self.connection = socket.create_connection(self.address, timeout=1)
+        elif select.select([self.connection], [], [], 0)[0]:
+            try:
+                self.left = bool(self.connection.recv(1))
+            except OSError:
+                return True
+            return not self.left
+        return False
+
+    def leave(self) -> None:
+        with suppress(OSError):
+            if self.connection:
+                self.connection.sendall(b"bye")
 
 
 def stop(number: int, frame: Any) -> None:
@@ -49,6 +91,7 @@ def main() -> None:
             place.write_text(RUN)
             below = f"workdir/{NODE}/{place}" if not place.is_absolute() else place.name
             note("Kept", path=below, text=RUN)
+    peer = Peer() if how["meets"] else None
     for number in range(how["lines"]):
         secret = f" {os.environ['TOKEN']}" if number == 1 else ""
         print(f"{NODE} {number}{secret} {'x' * how['wide']}", flush=True)
@@ -56,17 +99,31 @@ def main() -> None:
             note("Alive")
         if told and how["term"] != "ignores":
             time.sleep(how["saving"])
+            if peer and how["term"] == "saves":
+                peer.leave()
             end(0 if how["term"] == "saves" else 143, number + 1)
+        if peer and not told and peer.is_lost():
+            raise_lost(number + 1)
         time.sleep(how["pause"])
     code = how["codes"].get(NODE, 0)
     while how["hangs"] and not code and not told:
+        if peer and peer.is_lost():
+            raise_lost(how["lines"])
         time.sleep(0.1)
         note("Alive")
+    if peer and not code:
+        peer.leave()
     end(code, how["lines"])
 
 
-def end(code: int, lines: int) -> None:
-    note("Ended", code=code, lines=lines)
+def raise_lost(lines: int) -> None:
+    """As torch's gloo says it."""
+    print(LOST, file=sys.stderr, flush=True)
+    end(1, lines, lost=True)
+
+
+def end(code: int, lines: int, *, lost: bool = False) -> None:
+    note("Ended", code=code, lines=lines, lost=lost)
     os._exit(code)
 
 

@@ -184,6 +184,17 @@ BREAK = {
         7,
         [UP, *programs((3, 0)), Fault(8.5, "kill", RUN, "local-1"), collected("failed", failed="local-1")],
     ),
+    "7: a peer that was lost is named": (
+        7,
+        [
+            UP,
+            *programs()[:2],
+            Ended(3, RUN, "local-1", 11, 3, 3),
+            Ended(3.2, RUN, "local-0", 10, 1, 3, lost=True),
+            ended(1, 5),
+            collected("failed", failed="local-0"),
+        ],
+    ),
     "8: a traceback": (
         8,
         [*WHOLE, RUNS, Exited(6, 1, 1, "", TRACEBACK)],
