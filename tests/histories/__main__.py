@@ -23,7 +23,7 @@ from tests.bed.settings import Settings
 from tests.histories import play
 from tests.histories.bed import BedWorld
 from tests.histories.checker import Broken, check
-from tests.histories.history import History, dump, read
+from tests.histories.history import Asked, History, dump, read
 from tests.histories.table import count, rows
 
 One = Callable[[Sequence[play.Step]], tuple[History, list[Broken]]]
@@ -112,8 +112,10 @@ def _play(asked: argparse.Namespace, one: One) -> int:
     while number < asked.histories and time.monotonic() < until and not (asked.stop and bad):
         name = f"{asked.seed}-{number}"
         steps = play.plan(name, place=place)
+        began = time.monotonic()
         history, broken = one(steps)
         number += 1
+        print(f"{name}: {len(history.all(Asked))} commands in {time.monotonic() - began:.0f} s", flush=True)
         counted += count(history)
         if broken:
             bad += 1

@@ -140,6 +140,8 @@ def _up(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
     up = Step(folder, tuple(argv), job, names, sweep, again, program, dice.randrange(2))
     up = _hit(dice, replace(up, waits="-d" in argv or dice.random() < 0.3), 0.5)
     resumed = replace(up, argv=("up", f"{job}.yaml", "--resume", GROUP), program=None, waits=dice.random() < 0.5)
+    if not up.hit and dice.random() < 0.4:  # the fault comes as soon as its program has begun
+        return [replace(up, waits=False), replace(_strike(dice, up, place), moment="began")]
     return [up, *([_hit(dice, replace(resumed, hit=""), 0.5)] if sweep and up.hit else [])]
 
 
@@ -174,18 +176,24 @@ def _hit(dice: random.Random, step: Step, chance: float) -> Step:
     return replace(step, hit=dice.choice(h.HITS), moment=dice.choice([*moments, *(["began"] if step.program else [])]))
 
 
-def _fault(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
-    about = dice.choice(list(ups)[-2:])
+def _strike(dice: random.Random, about: Step, place: Place) -> Step:
     names = about.nodes
     if about.sweep:
         names = place.hosts if place.machine else ("local-0", "local-1")  # any of the pool
     how, node = dice.choice([*place.faults, *place.machine]), dice.choice(names)
     lasting = round(dice.uniform(0.5, 5.0), 1) if how in place.machine else 0.0
-    step = Step("two" if how == "full" else about.folder, job=about.job, fault=how, node=node, lasting=lasting)
+    return Step("two" if how == "full" else about.folder, job=about.job, fault=how, node=node, lasting=lasting)
+
+
+def _fault(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
+    """While some commands are under way, or before them."""
+    about = dice.choice(list(ups)[-2:])
+    step, several = _strike(dice, about, place), [_command(dice, ups, place)[0] for _ in range(3)]
+    commands = [replace(each, waits=False) for each in several]
     if dice.random() < 0.4:
-        return [replace(step, moment="began")]
-    during = replace(_command(dice, [about], place)[0], waits=False)  # the fault comes while it is under way
-    return [replace(during, hit=""), replace(step, moment=f"{dice.uniform(0.05, 0.5):.2f}")]
+        return [replace(step, moment="began"), *commands]
+    during = [replace(each, hit="") for each in commands]
+    return [*during, replace(step, moment=f"{dice.uniform(0.05, 0.5):.2f}"), *commands[:1]]
 
 
 def dump(steps: Sequence[Step]) -> str:
