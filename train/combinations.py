@@ -37,6 +37,8 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         )
     if config.gradient_compression != "none" and kind != "ddp":
         yield f"--gradient-compression {config.gradient_compression} needs ddp on several processes, not {kind}"
+    if config.powersgd_rank:
+        yield from _problems_of_powersgd(config, amp)
     if config.syncbn == "library" and device == "cpu":
         yield "--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom"
     if config.dtype == "float64" and amp != "none":
@@ -54,6 +56,16 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         yield f"--optimizer {config.optimizer} needs --momentum and --adam-beta2 less than 1"
     if config.optimizer == "muon" and config.muon_momentum >= 1:
         yield f"--muon-momentum {config.muon_momentum}: must be less than 1"
+
+
+def _problems_of_powersgd(config: Config, amp: str) -> Iterator[str]:
+    """What one step's gradients lack is added to the next one's: it must have their scale, and end."""
+    asked = f"--gradient-compression {config.gradient_compression}"
+    if amp in SCALED_OR_HALF:
+        found = f"--amp auto, which is {amp} on this GPU" if config.amp == "auto" else f"--amp {amp}"
+        yield f"{asked} with {found}: its errors would have the loss scale of the step before; use --amp bf16 or none"
+    if config.allow_nan:
+        yield f"{asked} with --allow-nan: an inf or nan would stay in its errors; remove --allow-nan"
 
 
 def _problems_of_speed(config: Config, amp: str, device: str) -> Iterator[str]:

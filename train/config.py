@@ -317,6 +317,7 @@ class PrecisionOptions:
     )
 
 
+POWERSGD = re.compile(r"powersgd:([1-9]\d{0,3})")
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 
 
@@ -337,9 +338,9 @@ class SystemOptions:
     bucket_mb: float = option("system", "DDP gradient bucket size in MiB", 25.0, above=0)
     gradient_compression: str = option(
         "system",
-        "ddp: compress gradients for the all-reduce; bf16 halves the traffic",
+        "ddp: compress gradients for the all-reduce; none; bf16: half of the traffic; powersgd:RANK: matrices of that "
+        "rank, such as powersgd:4, for slow links (approximate; waits for the device at each bucket)",
         "none",
-        choices=("none", "bf16"),
     )
     static_graph: bool = option("system", "use DDP with a static graph", False)
     device: str = option(
@@ -351,6 +352,20 @@ class SystemOptions:
     )
     threads: int = option("system", "CPU threads of torch per process; 0: torch's default", 0, minimum=0)
     timeout: float = option("system", "timeout in seconds for collectives and for reads of images", 600.0, above=0)
+
+    @property
+    def powersgd_rank(self) -> int:
+        """The rank of --gradient-compression powersgd:RANK; 0 for another one."""
+        found = POWERSGD.fullmatch(self.gradient_compression)
+        return int(found[1]) if found else 0
+
+    def check(self) -> None:
+        """Raises TrainError."""
+        if self.gradient_compression not in ("none", "bf16") and not self.powersgd_rank:
+            raise TrainError(
+                f"--gradient-compression {self.gradient_compression}: must be none, bf16 or powersgd:RANK, such as "
+                f"powersgd:4"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,7 +494,7 @@ class Config(
     def check(self) -> None:
         """Raise TrainError if a value is outside its limits or malformed."""
         check_limits(self)
-        for group in (DataOptions, ModelOptions, OutputOptions):
+        for group in (DataOptions, ModelOptions, SystemOptions, OutputOptions):
             group.check(self)
 
     def to_dict(self) -> dict[str, Any]:

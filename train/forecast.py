@@ -26,7 +26,7 @@ def forecast(config: Config, world: World, model: nn.Module, step: Step, epochs:
     if not world.sharded:  # each rank has the state of its stage
         world.sum(optimizer)
     averages = step.ema.averages.values() if step.ema else ()
-    whole = weights + int(optimizer) + _size(averages) + _size(step.masters or ())
+    whole = weights + int(optimizer) + _size(averages) + _size(step.masters or ()) + step.bytes_besides
 
     count = files(config, epochs)
     names = ["last", "previous", *([] if step.sharded else ["best"])]

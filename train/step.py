@@ -198,6 +198,15 @@ class Step:
         return first_not_finite(zip(found, self._local([value.detach() for value in found.values()]), strict=True))
 
     @property
+    def bytes_besides(self) -> int:
+        """Return the size of what a checkpoint has besides weights, optimiser, average and fp32 copies."""
+        return 0
+
+    def unused(self, state: Mapping[str, Any]) -> str:
+        """Return what a checkpoint has that a run of these options cannot go on with, or ""."""
+        return "its run compressed the gradients, and what was still to be sent is dropped" * ("compression" in state)
+
+    @property
     def masters(self) -> list[Tensor] | None:
         """The fp32 copies of 16-bit weights, which --amp O2 has."""
         return None

@@ -417,6 +417,8 @@ class Trainer:
             self.step.load_state(state)
         except TrainError as error:
             raise TrainError(f"{found.path}: {error}") from error
+        if unused := self.step.unused(state):
+            self.log.say(f"train: {found.path}: {unused}")
         self.progress = progress
 
     def _supersede(self) -> None:
@@ -444,6 +446,11 @@ class Trainer:
             f"global batch {self.global_batch}{self._parts()}, {self.total_steps:,} steps, amp {self.precision.name}, "
             f"decoder {compared(self.decoder)}"
         )
+        if config.powersgd_rank and self.world.device.type == "cuda":
+            self.log.say(
+                f"train: --gradient-compression {config.gradient_compression} waits for the GPU at each bucket of "
+                f"gradients: it is for links that take longer than that"
+            )
         if resumed:
             if resumed.damaged:
                 self.log.say(f"train: {resumed.damaged}; using another checkpoint")

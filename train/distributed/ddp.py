@@ -33,7 +33,12 @@ ABILITIES = Abilities(problems=problems)
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
     """Return the step of a single process, or of several that average their gradients."""
     module = compiled(model, config)
-    step = step_type(precision)(config, world, precision, model, wrap(module, world, config))
+    kind: type[Step] = step_type(precision)
+    if config.powersgd_rank:
+        from train.distributed.powersgd import CompressedStep  # imports numpy's random numbers and torch's hooks
+
+        kind = CompressedStep
+    step = kind(config, world, precision, model, wrap(module, world, config))
     if config.compile:
         step.evaluated = compiled(step.ema.model, config) if step.ema else module
     library = any(isinstance(part, nn.SyncBatchNorm) for part in model.modules())

@@ -12,34 +12,72 @@ from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median
 
-from launcher.features.bench.health.measures import BANDWIDTH, GRADIENTS, LATENCY, PASSES, STEP, TRAINED, Measure
+from launcher.features.bench.health.measures import (
+    BANDWIDTH,
+    COMPRESSION,
+    GRADIENTS,
+    LATENCY,
+    PASSES,
+    SENT,
+    STEP,
+    TRAINED,
+    Measure,
+)
 from launcher.features.bench.health.verdict import figure
 from launcher.model.sizes import size_text
 
 BUCKET = 25 << 20  # bytes that DistributedDataParallel sums at once (bucket_cap_mb)
 FORWARD = 1 / 3  # share of a step: the backward pass computes two products for each one of the forward pass
-WORTH = 0.5  # share of the speed of N independent nodes that accumulated steps should reach
+WORTH = 0.8  # share of the speed of N independent nodes that is worth having N
 MOST_DOUBLED = 11  # 1,024 times as many passes
+LARGER = 4  # times the batch, above which that is a larger change of the training than compressed gradients
+MESSAGES = 3  # of powersgd for each bucket: what is not compressed, and two matrices
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", re.IGNORECASE)
+_WAY = re.compile(r"bf16|powersgd:[1-9]\d{0,3}")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """Gradients as --gradient-compression `name` of the trainer sends them: bytes, and the seconds that it computes."""
+
+    name: str
+    bytes: float
+    seconds: float
 
 
 @dataclass(frozen=True)
 class TrainingStep:
     """A step. gradients: bytes. alone: its seconds on one node, if known. passes: forward and backward passes in it,
-    after the last of which the gradients are summed. workers: of a node.
+    after the last of which the gradients are summed. workers: of a node. compressed: what is known of the trainer's
+    model.
     """
 
     gradients: float
     alone: float | None = None
     passes: int = 1
     workers: int = 1
+    compressed: tuple[Compressed, ...] = ()
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to sum the gradients. bytes: of a step. step: seconds. speed: see Forecast. option: of the trainer, as a
+    key and value of run.args; "" to change nothing. change: how much the training changes, to compare ways.
+    """
+
+    name: str
+    bytes: float
+    step: float
+    speed: float
+    option: str = ""
+    change: float = 0
 
 
 @dataclass(frozen=True)
 class Forecast:
     """Steps on the first `nodes` nodes. link, bandwidth (Gb/s): the slowest of their ring. Speeds: multiples of one
-    node's, in samples per second.
+    node's, in samples per second. ways: the first changes nothing, and `step` and `speed` are its.
     """
 
     nodes: int
@@ -49,8 +87,14 @@ class Forecast:
     least: float  # seconds of a step on one node from which these nodes are faster than one
     step: float | None = None  # seconds
     speed: float | None = None
-    passes: int | None = None  # in a step, with which these nodes are worth it; None: they are, or no number helps
-    accumulated: float | None = None  # the speed with so many
+    enough: float | None = None  # bytes of gradients, with which these nodes are worth it whatever overlaps
+    ways: tuple[Way, ...] = ()
+
+    @property
+    def smallest(self) -> Way | None:
+        """The way that changes the training least, of those with which these nodes are worth it."""
+        worth = [way for way in self.ways if way.speed >= WORTH * self.nodes]
+        return min(worth, key=lambda way: way.change, default=None)
 
 
 def reduction(gradients: float, workers: int, bandwidth: float, latency: float) -> float:
@@ -105,18 +149,49 @@ def _forecast(work: TrainingStep, nodes: int, link: tuple[str, str], gigabits: f
     count, bucket = buckets(work, nodes, bandwidth, latency)
     summed = reduction(work.gradients, nodes * work.workers, bandwidth, latency)
     base = Forecast(nodes, link, gigabits, summed, least(nodes, work.passes, count, bucket))
-    alone = work.alone
-    if alone is None:
+    if work.alone is None:
         return base
+    found = tuple(ways(work, nodes, bandwidth, latency))
+    enough = _bytes_within((1 / WORTH - 1) * work.alone, nodes * work.workers, bandwidth, latency)
+    return replace(base, step=found[0].step, speed=found[0].speed, enough=enough, ways=found)
 
-    def speed(times: int) -> float:
-        """Return the speed with `times` as many passes in a step."""
-        return nodes * alone * times / step(alone * times, work.passes * times, count, bucket)
 
-    took = step(alone, work.passes, count, bucket)
-    times = next((1 << power for power in range(MOST_DOUBLED) if speed(1 << power) >= WORTH * nodes), 1)
-    more = (work.passes * times, speed(times)) if times > 1 else (None, None)
-    return replace(base, step=took, speed=speed(1), passes=more[0], accumulated=more[1])
+def ways(work: TrainingStep, nodes: int, bandwidth: float, latency: float) -> Iterator[Way]:
+    """Yield the ways to sum the gradients of a step whose time on one node is known.
+
+    Accumulated steps are the fewest, by doubling, with which the nodes are worth it; none if no number is. powersgd
+    overlaps with nothing, as it waits for each bucket; its ranks are known for the trainer's model only.
+    """
+    alone, workers = work.alone, nodes * work.workers
+    assert alone is not None
+    count, bucket = buckets(work, nodes, bandwidth, latency)
+    known = {each.name: each for each in work.compressed}
+
+    def way(name: str, size: float, seconds: float, option: str = "", change: float = 0, times: int = 1) -> Way:
+        return Way(name, size, seconds, nodes * times * alone / seconds, option, change)
+
+    yield way("plain", work.gradients, step(alone, work.passes, count, bucket))
+    half = known.get("bf16", Compressed("bf16", work.gradients / 2, 0.0))
+    short = reduction(half.bytes / count, workers, bandwidth, latency)
+    took = step(alone, work.passes, count, short) + half.seconds
+    yield way("bf16", half.bytes, took, "gradient_compression: bf16", 1)
+    for times in (1 << power for power in range(1, MOST_DOUBLED)):
+        took, passes = step(alone * times, work.passes * times, count, bucket), work.passes * times
+        if times * alone / took >= WORTH:
+            change = 2 if times <= LARGER else 5
+            yield way(f"accumulate {passes}", work.gradients, took, f"accumulate: {passes}", change, times)
+            break
+    for each in known.values():
+        if each.name != half.name:
+            waits = (MESSAGES * count - 1) * reduction(0, workers, bandwidth, latency)
+            took = alone + each.seconds + waits + reduction(each.bytes, workers, bandwidth, latency)
+            rank = int(each.name.rpartition(":")[2])  # the higher it is, the less is lost
+            yield way(each.name, each.bytes, took, f"gradient_compression: {each.name}", 3 + 1 / rank)
+
+
+def _bytes_within(seconds: float, workers: int, bandwidth: float, latency: float) -> float:
+    """Return the bytes that a ring all-reduce sums in so many seconds: the inverse of `reduction`."""
+    return max(seconds / 2 / (workers - 1) - latency, 0.0) * workers * bandwidth
 
 
 def work_of(
@@ -129,7 +204,19 @@ def work_of(
     if size is None:
         return None
     passes = int(seen[PASSES] or 1) if alone is None else 1
-    return TrainingStep(size, seen[STEP] if alone is None else alone, passes, workers)
+    compressed = _compressed(measures) if gradients is None else ()
+    return TrainingStep(size, seen[STEP] if alone is None else alone, passes, workers, compressed)
+
+
+def _compressed(measures: Sequence[Measure]) -> tuple[Compressed, ...]:
+    """Return what was measured of the ways to compress the gradients of the trainer's model, on the slowest node."""
+    names = dict.fromkeys(each.of for each in measures if each.kind == SENT and _WAY.fullmatch(each.of))
+
+    def largest(kind: str, name: str) -> float:
+        return max((each.value for each in measures if (each.kind, each.of) == (kind, name)), default=-1.0)
+
+    every = [Compressed(name, largest(SENT, name), largest(COMPRESSION, name)) for name in names]
+    return tuple(each for each in every if each.bytes > 0 and each.seconds >= 0)
 
 
 def lines(found: Sequence[Forecast], work: TrainingStep) -> Iterator[str]:
@@ -145,11 +232,28 @@ def lines(found: Sequence[Forecast], work: TrainingStep) -> Iterator[str]:
         speeds = [f"{each.nodes} nodes: {_times(each.speed)}{' of one' * (each is found[0])}" for each in found]
         yield f"{'; '.join(speeds)} ({size} of gradients, steps of {own} on one node)"
     for each in found[-1:]:
-        if each.speed is None or each.speed >= WORTH * each.nodes:
-            continue
-        verdict = "slower than one machine" if each.speed < 1 else f"{_times(each.speed)} of one machine"
-        more = f"accumulate {each.passes} steps ({_times(each.accumulated)}), or " if each.passes else ""
-        yield f"{_needs(each, size)}, the step itself {own}: {verdict} -> {more}a faster link"
+        if each.speed is not None and each.speed < WORTH * each.nodes:
+            verdict = "slower than one machine" if each.speed < 1 else f"{_times(each.speed)} of one machine"
+            yield f"{_needs(each, size)}, the step itself {own}: {verdict}"
+            for way in each.ways:
+                yield (
+                    f"  {way.name:<15} {size_text(way.bytes):>8} a step, which takes {seconds_text(way.step):>7}: "
+                    f"{_times(way.speed):>5} of one"
+                )
+            yield f"-> {_advice(each, bool(work.compressed))}"
+
+
+def _advice(each: Forecast, trainer: bool) -> str:
+    """Return what to change. trainer: its options are known, and those of a program are not."""
+    best, goal = each.smallest, f"{_times(WORTH * each.nodes)} of one"
+    if best is not None and trainer:
+        return f"{best.option} in run.args: the smallest change that brings {goal}, or a faster link"
+    if best is not None:
+        own = f"; a way of your own brings it with {size_text(each.enough or 0)} a step"
+        return f"{best.name} is the smallest change that brings {goal}{own}; or a faster link"
+    fastest = max(each.ways, key=lambda way: way.speed)
+    most = f"{fastest.option} in run.args" if trainer and fastest.option else fastest.name
+    return f"none of these brings {goal} (most: {most}, {_times(fastest.speed)}): a faster link"
 
 
 def _needs(each: Forecast, size: str) -> str:

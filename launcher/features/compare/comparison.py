@@ -43,8 +43,8 @@ class Unmeasured:
     label: str
     state: str
 
-    def cells(self) -> tuple[str, ...]:
-        return (f"{self.label} ({self.state})", *("-" for _ in range(len(COLUMNS) - 1)))
+    def cells(self, columns: int) -> tuple[str, ...]:
+        return (f"{self.label} ({self.state})", *("-" for _ in range(columns - 1)))
 
 
 def amdahl(speed: float, devices: float) -> float | None:
@@ -93,6 +93,7 @@ def _speed_up(row: Row) -> str:
 COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "run": lambda row: row.measured.label,
     "method": lambda row: row.measured.method,
+    "gradients": lambda row: row.measured.gradients or "plain",
     "world": lambda row: str(row.measured.devices),
     "batch": lambda row: str(row.measured.batch),
     "s/batch": lambda row: f"{row.measured.seconds_per_batch:.4g}",
@@ -115,9 +116,14 @@ EXPENDABLE = (
 
 
 def cells(rows: Sequence[Row], others: Sequence[Unmeasured] = ()) -> list[tuple[str, ...]]:
-    """Return the table's cells, header first. A speed-up between different batches is marked with ~."""
-    measured = [tuple(show(row) for show in COLUMNS.values()) for row in rows]
-    return [tuple(COLUMNS), *measured, *(other.cells() for other in others)]
+    """Return the table's cells, header first. A speed-up between different batches is marked with ~.
+
+    There is a column for how gradients are compressed if any run compresses them.
+    """
+    compressed = any(row.measured.gradients for row in rows)
+    names = tuple(name for name in COLUMNS if name != "gradients" or compressed)
+    measured = [tuple(COLUMNS[name](row) for name in names) for row in rows]
+    return [names, *measured, *(other.cells(len(names)) for other in others)]
 
 
 def markdown(
@@ -132,7 +138,7 @@ def markdown(
     settings: of each line, those in which the runs differ; they are listed unless the labels have all of them.
     """
     table = [[cell.replace("|", "\\|") for cell in line] for line in cells(rows, others)]
-    names, widths = list(COLUMNS), [max(map(len, column)) for column in zip(*table, strict=True)]
+    names, widths = table[0], [max(map(len, column)) for column in zip(*table, strict=True)]
     kept = list(range(len(names)))
     for name in EXPENDABLE:
         if width is None or sum(widths[column] + 3 for column in kept) + 1 <= width:

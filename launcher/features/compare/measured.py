@@ -31,6 +31,7 @@ class Measured:
     losses: tuple[tuple[float, float], ...] = field(default=(), repr=False)  # (seconds since the start, training loss)
     memory_mb: float | None = None  # maximum of a process or its GPU
     mfu: float | None = None  # model FLOPs utilization, 0 to 1
+    gradients: str = ""  # how they are compressed; "" as they are
 
     @property
     def seconds_per_batch(self) -> float:
@@ -77,11 +78,18 @@ def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
         train_accuracy=number(epochs[-1]["train"]["top1"]) if epochs else None,
         memory_mb=max(memory, default=None),
         mfu=statistics.median(mfu) if mfu else None,
+        gradients=_compressed(start),
         seconds=sum(float(end["seconds"]) for end in ends) if ends else None,
         epochs=len({epoch["epoch"] for epoch in epochs}),
         arch=str(start.get("arch", "")),
         losses=_losses(lines),
     )
+
+
+def _compressed(start: Line) -> str:
+    config = start.get("config")
+    found = config.get("gradient_compression") if isinstance(config, dict) else None
+    return found if isinstance(found, str) and found != "none" else ""
 
 
 def steady_rate(lines: Sequence[Line]) -> float:

@@ -68,18 +68,20 @@ def test_from_the_least_step_on_several_nodes_are_faster(
 
 
 @given(st.floats(1, 1e12), positive, st.integers(2, 5), st.floats(1e-3, 1e3), st.integers(1, 8))
-def test_accumulating_as_advised_is_worth_it(size: float, alone: float, nodes: int, speed: float, workers: int) -> None:
+def test_accumulating_is_worth_it(size: float, alone: float, nodes: int, speed: float, workers: int) -> None:
     work = TrainingStep(size, alone, 1, workers)
     found = forecasts(NAMES[:nodes], links(speed), work)
     assert [each.nodes for each in found] == {2: [2], 3: [2, 3], 4: [2, 4], 5: [2, 4, 5]}[nodes]
     for each in found:
         assert each.speed is not None
         assert 0 < each.speed <= each.nodes
-        if each.passes is not None and each.accumulated is not None:
-            assert each.speed < each.nodes / 2 <= each.accumulated
-            count, bucket = buckets(work, each.nodes, speed * 1e9 / 8, 0)
-            took = step(each.passes * alone, each.passes, count, bucket)
-            assert each.accumulated == pytest.approx(each.nodes * each.passes * alone / took)
+        for way in each.ways:
+            if way.name.startswith("accumulate"):
+                passes = int(way.name.split()[1])
+                assert way.speed >= 0.8 * each.nodes
+                count, bucket = buckets(work, each.nodes, speed * 1e9 / 8, 0)
+                assert way.step == pytest.approx(step(passes * alone, passes, count, bucket))
+                assert way.speed == pytest.approx(each.nodes * passes * alone / way.step)
     assert all(text(nodes, links(speed), work))
 
 
@@ -92,8 +94,88 @@ def test_a_fast_network_is_one_line() -> None:
 def test_a_slow_link_is_named_with_what_helps() -> None:
     assert text(2, links(10, ("gpu-a", "gpu-b", 0.09)), TrainingStep(RESNET50, 0.3))[1:] == [
         "gpu-a to gpu-b 0.090 Gb/s: 102 MB of gradients need 9.1 s a step, the step itself 0.3 s: slower than one "
-        "machine -> accumulate 32 steps (1.0x), or a faster link"
+        "machine",
+        "  plain             102 MB a step, which takes   9.2 s:  0.1x of one",
+        "  bf16               51 MB a step, which takes   4.7 s:  0.1x of one",
+        "  accumulate 128    102 MB a step, which takes    47 s:  1.6x of one",
+        "-> accumulate 128 is the smallest change that brings 1.6x of one; a way of your own brings it with 843.8 kB "
+        "a step; or a faster link",
     ]
+
+
+SENT = {"bf16": (51e6, 0.02), "powersgd:1": (0.4e6, 0.05), "powersgd:2": (0.7e6, 0.06), "powersgd:4": (1.4e6, 0.07)}
+
+
+def trained(seconds: float = 0.3, passes: int = 1) -> TrainingStep:
+    """What two nodes measure of the trainer's model."""
+    found = [Measure("gpu-a", "gradients", "", RESNET50, "B"), Measure("gpu-a", "passes", "", passes, "")]
+    for node, factor in (("gpu-a", 0.5), ("gpu-b", 1.0)):  # the slowest counts
+        found.append(Measure(node, "step", "", factor * seconds, "s"))
+        for name, (size, took) in SENT.items():
+            found += [
+                Measure(node, "sent", "", size, "B", name),
+                Measure(node, "compression", "", factor * took, "s", name),
+            ]
+    work = forecast.work_of(found, None, None, 1)
+    assert work is not None
+    return work
+
+
+def test_each_way_of_the_trainer_is_a_row_and_the_smallest_change_is_named() -> None:
+    rows = text(2, links(0.1), trained(1.0))[2:]
+    assert [row.split(" a step")[0].rsplit(maxsplit=2)[0].strip() for row in rows[:-1]] == [
+        *("plain", "bf16", "accumulate 32", "powersgd:1", "powersgd:2", "powersgd:4")
+    ]
+    assert rows[-1] == (
+        "-> gradient_compression: powersgd:4 in run.args: the smallest change that brings 1.6x of one, or a faster link"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gigabits", "advised"),
+    [
+        (0.01, "powersgd:2"),  # 0.56 s for 0.7 MB, but 1.1 s for 1.4 MB
+        (0.3, "powersgd:4"),
+        (1.1, "accumulate: 4"),  # a batch that is not much larger
+        (1.7, "gradient_compression: bf16"),
+    ],
+)
+def test_the_smallest_change_depends_on_the_link(gigabits: float, advised: str) -> None:
+    assert advised in text(2, links(gigabits), trained(3.0 if gigabits < 0.1 else 0.5))[-1]
+
+
+def test_where_no_way_is_worth_it_the_fastest_is_named() -> None:
+    assert text(2, links(1e-5), trained(1.0))[-1] == (
+        "-> none of these brings 1.6x of one (most: gradient_compression: powersgd:1 in run.args, <0.1x): a faster link"
+    )
+
+
+def test_accumulation_is_named_as_the_option_with_the_passes_that_the_job_has() -> None:
+    (each,) = forecasts(NAMES[:2], links(0.9), trained(0.5, passes=3))
+    (way,) = (way for way in each.ways if way.name.startswith("accumulate"))
+    assert int(way.name.split()[1]) % 3 == 0
+    assert way.option == f"accumulate: {way.name.split()[1]}"
+
+
+def test_compression_waits_for_three_messages_of_each_bucket() -> None:
+    latency = Measure("gpu-a", "latency", "", 1000.0, "us", to="gpu-b")
+    (each,) = forecasts(NAMES[:2], [*links(1), latency], trained(1.0))
+    (way,) = (way for way in each.ways if way.name == "powersgd:1")
+    assert way.step == pytest.approx(1.0 + 0.05 + 3 * 4 * 2 * 1e-3 + 0.4e6 / (1e9 / 8))  # 102 MB are 4 buckets
+
+
+def test_bytes_that_are_given_are_not_those_of_the_model_that_was_measured() -> None:
+    sizes = [
+        Measure("gpu-a", "sent", "", 4e5, "B", "powersgd:1"),
+        Measure("gpu-a", "compression", "", 0.1, "s", "powersgd:1"),
+    ]
+    assert forecast.work_of(sizes, 1e6, 1.0, 1) == TrainingStep(1e6, 1.0)
+    strange = [
+        Measure("gpu-a", "sent", "", 4e5, "B", "powersgd:x"),
+        Measure("gpu-a", "sent", "", 4e5, "B", "powersgd:2"),
+    ]
+    known = [Measure("gpu-a", "gradients", "", 1e6, "B"), *strange]
+    assert forecast.work_of(known, None, 1.0, 1) == TrainingStep(1e6, 1.0)  # how long it takes is not known
 
 
 def test_without_the_time_of_a_step_the_least_one_is_said() -> None:
@@ -157,7 +239,8 @@ def test_times_have_two_digits(seconds: float, shown: str) -> None:
 def test_a_hopeless_link_is_not_nothing() -> None:
     slow = text(2, links(0.001), TrainingStep(1e12, 0.3))
     assert slow[0].startswith("2 nodes: <0.1x of one (1 TB of gradients")
-    assert slow[1].endswith("slower than one machine -> a faster link")
+    assert slow[1].endswith("slower than one machine")
+    assert slow[-1] == "-> none of these brings 1.6x of one (most: bf16, <0.1x): a faster link"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +299,10 @@ def test_the_forecast_is_right_where_the_link_is_the_limit(scene: Scene) -> None
         assert abs(row.error) <= TARGET, row
         job = scene.cli.job("bench", **bed_job(nodes=names, run={"command": ["true"]}))
         options = ("--minutes", 1, "--gradients", "102M", "--step", 0.3)
-        last = scene.cli("doctor", job, "--bench", *options, code=None).stdout.splitlines()[-1]
-    assert last.startswith(("node1 to node2 0.0", "node2 to node1 0.0"))
-    assert "102 MB of gradients need" in last
-    assert "the step itself 0.3 s: slower than one machine -> accumulate" in last
+        *_, line, _plain, _bf16, _accumulate, last = scene.cli(
+            "doctor", job, "--bench", *options, code=None
+        ).stdout.splitlines()
+    assert line.startswith(("node1 to node2 0.0", "node2 to node1 0.0"))
+    assert "102 MB of gradients need" in line
+    assert line.endswith("the step itself 0.3 s: slower than one machine")
+    assert last.startswith("-> accumulate ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def test_the_trainers_model_is_a_program_with_its_reason_on_its_last_line() -> N
 
     def measured(*options: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, str(SCRIPTS / "bench_model.py"), "--data", "synthetic", "--arch", "smallcnn", *options]
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "BENCH_UNTIL": "0", "OMP_NUM_THREADS": "1"}
+        until = time.monotonic() + 100_000  # the whole batch, and every way to compress
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "BENCH_UNTIL": str(until), "OMP_NUM_THREADS": "1"}
         return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
 
     refused = measured("--parallel", "fsdp")
@@ -71,6 +73,12 @@ def test_the_trainers_model_is_a_program_with_its_reason_on_its_last_line() -> N
         "a", ["a"], measured("--image-size", "32", "--batch-size", "4", "--accumulate", "3").stdout, {}
     )
     found = {each.kind: each.value for each in report.measures}
+    sent = {each.of: each.value for each in report.measures if each.kind == "sent"}
+    assert list(sent) == ["bf16", "powersgd:1", "powersgd:2", "powersgd:4"]
+    assert sent["powersgd:1"] < sent["powersgd:2"] < sent["powersgd:4"] < sent["bf16"] == found["gradients"] / 2
+    seconds = {each.of: each.value for each in report.measures if each.kind == "compression"}
+    assert seconds.keys() == sent.keys()
+    assert min(seconds.values()) > 0
     assert found["gradients"] > 4 * 64 * 1000  # its last layer alone
     assert found["passes"] == 3
     assert found["step"] > 0

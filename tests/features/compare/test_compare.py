@@ -78,6 +78,15 @@ def test_peak_memory_and_mfu_are_columns_where_they_are_known() -> None:
     assert [unknown[column] for column in columns] == ["-", "-"]
 
 
+def test_how_gradients_are_compressed_is_a_column_where_any_are() -> None:
+    found = lines(100.0, 2, 32)
+    found[0]["config"] = {"gradient_compression": "powersgd:4"}
+    compressed, plain = measure(found, "r", "r"), measure(lines(50.0, 2, 32), "p", "p")
+    head, *rows = cells(compare([plain, compressed]))
+    assert [row[head.index("gradients")] for row in rows] == ["plain", "powersgd:4"]
+    assert "gradients" not in cells(compare([plain]))[0]
+
+
 def test_markdown_is_a_table_of_equal_widths() -> None:
     rows = compare([timed("a|b", "single", 1, 256, 0.742), timed("four", "dp", 4, 512, 0.378)])
     table, note = markdown(rows).split("\n\n")

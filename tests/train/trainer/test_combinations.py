@@ -64,6 +64,12 @@ def problem(
         (1, "--compile-mode reduce-overhead", "--compile-mode reduce-overhead needs --compile"),
         (1, "--compile --compile-mode max-autotune --accumulate 2", "a CUDA graph overwrites the gradients"),
         (1, "--gradient-compression bf16", "needs ddp on several processes, not single"),
+        (1, "--gradient-compression powersgd:2", "needs ddp on several processes, not single"),
+        (2, "--gradient-compression powersgd:2 --parallel fsdp", "needs ddp on several processes, not fsdp"),
+        (2, "--gradient-compression powersgd:2 --parallel model", "needs ddp on several processes, not model"),
+        (2, "--gradient-compression powersgd:2 --amp fp16", "--amp fp16: its errors would have the loss scale"),
+        (2, "--gradient-compression powersgd:2 --amp O2", "--amp O2: its errors would have the loss scale"),
+        (2, "--gradient-compression powersgd:2 --allow-nan", "an inf or nan would stay in its errors"),
         (1, "--cycle-momentum --schedule cosine", "needs onecycle with sgd or lars, not cosine with sgd"),
         (1, "--cycle-momentum --optimizer adamw", "not onecycle with adamw"),
         (2, "--syncbn library", "works on GPUs only"),
@@ -118,3 +124,15 @@ def test_the_selection_of_amp_auto_is_checked(kind: str) -> None:
 )
 def test_supported(options: str) -> None:
     assert problem(options) == ""
+
+
+def test_powersgd_names_the_precision_that_auto_has_chosen() -> None:
+    found = problem("--gradient-compression powersgd:2", amp="fp16", device="cuda")
+    assert "powersgd:2 with --amp auto, which is fp16 on this GPU" in found
+    assert problem("--gradient-compression powersgd:2", amp="bf16", device="cuda") == ""
+
+
+@pytest.mark.parametrize("text", ["powersgd", "powersgd:0", "powersgd:x", "powersgd:-1", "fp16"])
+def test_another_compression_is_refused(text: str) -> None:
+    with pytest.raises(TrainError, match=f"--gradient-compression {text}: must be none, bf16 or powersgd:RANK"):
+        parse(["--data", "unused", "--gradient-compression", text])

@@ -39,6 +39,7 @@ def told(rank: Rank) -> re.Match[str]:
         pytest.param(1, "--optimizer lars --dtype float64", marks=pytest.mark.ci),
         pytest.param(1, "--amp O2", marks=pytest.mark.ci),
         pytest.param(1, MUON, marks=pytest.mark.slow),
+        pytest.param(2, "--gradient-compression powersgd:1", marks=pytest.mark.ci),
         pytest.param(2, "--parallel model --optimizer adamw", marks=pytest.mark.ci),
     ],
 )

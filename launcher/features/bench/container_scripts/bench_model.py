@@ -12,10 +12,17 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from train.config import Config, parse
+from train.distributed.powersgd import PowerSGD, check_model, sent
+from train.errors import TrainError
 from train.foreign import about_model
 from train.models import configured_model
 from train.precision import choose_precision
@@ -24,10 +31,37 @@ MARK = "launcher-measured "
 CLASSES = 1000
 SMALLEST = 2  # images: batch norm needs more than one
 ENOUGH = 5  # steps of the whole batch
+RANKS = 1, 2, 4  # of powersgd
+TIMED = 3  # backward passes whose gradients are compressed, after one that is not timed
+
+Reduced = torch.futures.Future[torch.Tensor]
+Way = Callable[[Any], Reduced]  # of a torch.distributed.GradBucket
 
 
 def report(kind: str, value: float, unit: str, of: str = "") -> None:
     print(f"{MARK}{json.dumps({'kind': kind, 'value': value, 'unit': unit, 'of': of})}", flush=True)
+
+
+def in_bf16(bucket: Any) -> Reduced:
+    """Reduce the bucket as --gradient-compression bf16 does."""
+    return bf16_compress_hook(None, bucket)  # type: ignore[arg-type]  # None: the default group
+
+
+class Hook:
+    """Reduces a bucket of gradients in a way that can be changed, and measures how long it takes."""
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self.way: Way = in_bf16
+        self.seconds, self._settle = 0.0, settle
+
+    def __call__(self, bucket: Any) -> Reduced:
+        self._settle()
+        began = time.perf_counter()
+        future = self.way(bucket)
+        future.wait()
+        self._settle()
+        self.seconds += time.perf_counter() - began
+        return future
 
 
 class Steps:
@@ -43,21 +77,69 @@ class Steps:
 
     def __call__(self, size: int) -> float:
         """Return the seconds of forward pass, backward pass and update with so many images."""
-        side, layout = self._config.image_size, self._precision.layout
-        images = torch.randn(size, 3, side, side, device=self._device, dtype=self._precision.weights)
-        images, labels = (
-            images.contiguous(memory_format=layout),
-            torch.zeros(size, dtype=torch.long, device=self._device),
-        )
+        images, labels = self._batch(size)
         self._settle()
         began = time.perf_counter()
-        with self._precision.context(self._device):
-            loss = torch.nn.functional.cross_entropy(self._model(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._backward(self._model, images, labels)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._settle()
         return time.perf_counter() - began
+
+    def compression(self, until: float) -> None:
+        """Report how many bytes each way to compress the gradients sends, and how long it computes for a step.
+
+        As the trainer's hooks in DistributedDataParallel, in a group of this process alone.
+        """
+        nccl = self._device.type == "cuda" and "LAUNCHER_MIG" not in os.environ
+        store = dist.HashStore()  # type: ignore[attr-defined]  # torch's stub
+        dist.init_process_group("nccl" if nccl else "gloo", store=store, rank=0, world_size=1)
+        wrapped = DistributedDataParallel(
+            self._model, bucket_cap_mb=self._config.bucket_mb, gradient_as_bucket_view=True
+        )
+        images, labels = self._batch(min(SMALLEST, self._config.batch_size))
+        hook = Hook(self._settle)
+        wrapped.register_comm_hook(None, lambda _, bucket: hook(bucket))
+        sizes: dict[str, int] = {"bf16": 2 * sum(each.numel() for each in self.trained)}
+        ways: dict[str, Way] = {"bf16": hook.way}
+        powers: dict[str, PowerSGD] = {}
+        if self._compressible():
+            kind, shapes = self.trained[0].dtype, [each.shape for each in self.trained]
+            powers = {f"powersgd:{rank}": PowerSGD(rank, 0, kind) for rank in RANKS}
+            sizes |= {name: kind.itemsize * sent(shapes, power.rank) for name, power in powers.items()}
+            ways |= {name: power.reduce for name, power in powers.items()}
+        for _ in range(2):  # the buckets are arranged anew after the first
+            self._backward(wrapped, images, labels)
+        for name, way in ways.items():
+            hook.way, times = way, list[float]()
+            if name in powers:
+                powers[name].begin()
+            while len(times) < 1 + TIMED and time.monotonic() < until:
+                hook.seconds = 0.0
+                self._backward(wrapped, images, labels)
+                times.append(hook.seconds)
+            if len(times) == 1 + TIMED:
+                report("sent", sizes[name], "B", name)
+                report("compression", statistics.median(times[1:]), "s", name)
+        self._optimizer.zero_grad()
+
+    def _compressible(self) -> bool:
+        """Whether the trainer would accept powersgd for this model."""
+        try:
+            check_model("powersgd", self._model)
+        except TrainError:
+            return False
+        return self.trained[0].element_size() > 2
+
+    def _batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        side, layout = self._config.image_size, self._precision.layout
+        images = torch.randn(size, 3, side, side, device=self._device, dtype=self._precision.weights)
+        return images.contiguous(memory_format=layout), torch.zeros(size, dtype=torch.long, device=self._device)
+
+    def _backward(self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+        with self._precision.context(self._device):
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def _settle(self) -> None:
         if self._device.type == "cuda":
@@ -83,6 +165,8 @@ def main() -> None:
             if "out of memory" not in str(error):
                 raise
             room = size
+    if time.monotonic() + 40 * took < until:
+        step.compression(until)
     times = [took]
     while len(times) < ENOUGH and time.monotonic() + took < until:
         times.append(step(size))

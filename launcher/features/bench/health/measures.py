@@ -11,6 +11,7 @@ from typing import Any
 MARK = "launcher-measured "
 BANDWIDTH, LATENCY, ALL_REDUCE = "bandwidth", "latency", "all-reduce"
 TRAINED = GRADIENTS, STEP, PASSES = "gradients", "step", "passes"  # of the trainer's model: bytes, seconds, a number
+SENT, COMPRESSION = "sent", "compression"  # of its gradients, for the --gradient-compression `of`: bytes, seconds
 HANGS = " hang"  # end of the reason why copies between GPUs were not measured
 _NO_MEASURE = ("begun", "phase", "failed", "note", "end")
 
