@@ -44,8 +44,9 @@ def _concerns(view: View, call: Asked, fault: Fault) -> bool:
 
 
 def rows(counted: Counter[tuple[str, str, str]]) -> str:
-    """As Markdown; the numbers of a cell are those of the moments, in their order."""
-    names = [*HITS, *(f"node: {fault}" for fault in FAULTS)]
+    """As Markdown, without faults that never came; the numbers of a cell are those of the moments, in order."""
+    happened = {name for (_, name, _), times in counted.items() if times}
+    names = [name for name in (*HITS, *(f"node: {fault}" for fault in FAULTS)) if name in happened]
     lines = [f"| command | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for command in COMMANDS:
         cells = [

@@ -111,6 +111,7 @@ KEEP = {
     "detached": [UP, Hit(2.5, 0, "interrupt", "spoke"), *programs(), ended(0)],
     "killed": [UP, Hit(2.5, 0, "kill", "spoke"), *programs(), ended(-9)],
     "a machine is away while down is asked": [*WHOLE, CUT, HEALED, DOWN[0], Exited(6, 1, 6, "", "")],
+    "with min_nodes, one node is enough": [replace(UP, again="min_nodes"), *programs((0, 3)), ended(0), collected()],
     "a program begins again": [
         replace(UP, again="restarts"),
         *programs((0, 3)),
@@ -152,6 +153,10 @@ BREAK = {
     "1: a node failed": (1, [UP, *programs((0, 1)), ended(1), collected(failed="")]),
     "1: a node never began": (1, [UP, programs()[0], programs()[2], ended(0), collected()]),
     "1: status says so before the end": (1, [*WHOLE, *status("done", at=2.5)]),
+    "1: no node of min_nodes has ended with 0": (
+        1,
+        [replace(UP, again="min_nodes"), *programs((3, 3)), ended(1), collected()],
+    ),
     "2: it runs after down": (2, [*WHOLE, *DOWN, look(7, RUN)]),
     "2: a container is left": (2, [*WHOLE, *DOWN, replace(look(7, RUN), running=())]),
     "2: it runs and is called failed": (
