@@ -6,17 +6,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 import launcher
 from launcher import Run
 from launcher.api.up import from_store, until_started
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.cli.console import Screen
 from launcher.cli.follow import follow, leave_or_stop
 from launcher.cli.long_work import LongWork
+from launcher.errors import UsageError
 from launcher.job.models import Job
 from launcher.model.container import Phase
 from launcher.model.plan import Membership
@@ -32,6 +33,7 @@ class Asked:
     detach: bool
     wait: bool
     raw: bool
+    json: bool
     ssh_config: Path | None
 
 
@@ -50,6 +52,7 @@ def up(
     resume: options.Resume = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait while GPUs or the port are in use.")] = False,
     raw: options.Raw = False,
+    json: Annotated[bool, typer.Option("--json", help="With -d: print the started run as JSON.")] = False,
     on: options.On = None,
     ssh_config: options.SshConfig = None,
     *,
@@ -63,10 +66,13 @@ def up(
 
     Example: launcher up job.yaml --set run.args.epochs=3
     """
+    if json and not detach:
+        what = "needs -d: without it, the program's output is printed"
+        raise UsageError("--json", what, "add -d; to follow the run: launcher logs RUN")
     with until_started():
         loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
         loaded, run = from_store(loaded, resume)
-    asked = Asked(job, on, run, detach, wait, raw, ssh_config)
+    asked = Asked(job, on, run, detach, wait, raw, json, ssh_config)
     for option in added:
         if (code := option(loaded, asked)) is not None:
             sys.exit(code)
@@ -87,16 +93,25 @@ def run_one(job: Job, asked: Asked, group: Membership | None = None) -> int | No
             ssh_config=asked.ssh_config,
         )
     with run:
-        return _attend(run, detach=asked.detach, raw=asked.raw)
+        return attend(run, asked)
 
 
-def _attend(run: Run, *, detach: bool, raw: bool) -> int | None:
+def started(run: Run) -> dict[str, Any]:
+    """Return a run that has just been started, for programs."""
+    group = run.group
+    member = {"group": group and group.group, "variant": group and group.variant}
+    return {"run": run.id, **member, "nodes": list(run.nodes)}
+
+
+def attend(run: Run, asked: Asked) -> int | None:
     """Follow a run that has just been started. Return the exit code, or None if the user detached."""
-    with Screen(run.mask, raw=raw) as screen:
+    if asked.json:
+        terminal.say_json(started(run))
+    with Screen(run.mask, raw=asked.raw) as screen:
         try:
             where, screen.first.queued = _where(run)
             screen.log(where)
-            if detach:
+            if asked.detach:
                 screen.log(
                     f"{'' if screen.first.queued else f'{run.id} is running. '}To follow it: launcher logs {run.id}"
                 )

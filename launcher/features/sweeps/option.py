@@ -9,13 +9,15 @@ import typer
 
 from launcher import Run
 from launcher.api.up import Destination, on_cluster
+from launcher.cli import completion, terminal
 from launcher.cli.console import Screen
 from launcher.cli.follow import follow, stop_now
 from launcher.cli.terminal import Reporter
-from launcher.cli.up import Asked, run_one
+from launcher.cli.up import Asked, run_one, started
 from launcher.errors import StoppedByUser, UsageError
 from launcher.features.sweeps.alone import alone
 from launcher.features.sweeps.array import up_array, variants
+from launcher.features.sweeps.into import up_into
 from launcher.features.sweeps.screen import SweepScreen, run_sweep
 from launcher.features.sweeps.summary import recorded
 from launcher.job.models import Job
@@ -30,10 +32,21 @@ def options(
     most: Annotated[
         int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Run at most N variants in parallel.")
     ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP", autocompletion=completion.runs, help="Run the job once, as one more variant of this sweep."
+        ),
+    ] = None,
 ) -> int | None:
     """The variants of a sweep run one after another, or in parallel on a pool of
-    machines; --resume GROUP runs those without a result.
+    machines; --resume GROUP runs those without a result. --into GROUP adds a
+    variant, which is named after its --set, on a free machine of the job's pool.
     """
+    if into is not None:
+        if most is not None:
+            raise UsageError("--max-parallel", "excludes --into, which runs one variant", "omit one of them")
+        return up_into(job, asked, into)
     if not job.sweep:
         return None
     cluster = None if asked.on is None else on_cluster(asked.on)
@@ -75,6 +88,8 @@ def _follow_array(runs: list[Run], job: Job, name: str, asked: Asked) -> int:
     """
     Reporter().log(f"{name}: {counted(len(runs), 'variant')} on the cluster, of {len(job.sweep)}")
     code = 0
+    if asked.json:
+        terminal.say_json([started(run) for run in runs])
     for run in [] if asked.detach else runs:
         with Screen(run.mask, raw=asked.raw) as screen:
             if code == StoppedByUser.exit_code:

@@ -77,9 +77,15 @@ def room(job: Job, entry: NodeEntry, node: NodeFacts, *, others: bool = False) -
     count = job.gpus_of(entry)
     if count == "all" and others and not node.gpus and fault(node) is None:
         return 0
-    if not isinstance(count, int) or not count or entry.host == LOCAL:
+    if not isinstance(count, int) or one_at_a_time(job, entry):
         return 1
     return len(devices(node)) // count
+
+
+def one_at_a_time(job: Job, entry: NodeEntry) -> bool:
+    """Return whether the machine runs one variant; else as many as have GPUs there."""
+    count = job.gpus_of(entry)
+    return not isinstance(count, int) or not count or entry.host == LOCAL
 
 
 def no_room(job: Job, entry: NodeEntry, node: NodeFacts) -> NodeUnfit:

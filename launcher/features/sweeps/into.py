@@ -1,0 +1,183 @@
+"""`up JOB --into GROUP`: one more variant of a sweep, on machines of its pool on which none of its variants runs."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+
+from launcher import Run
+from launcher.api.history import states_by_nodes
+from launcher.api.jobs import chosen_config
+from launcher.api.up import (
+    Destination,
+    Inputs,
+    StartOptions,
+    inputs_of,
+    on_cluster,
+    own_machines,
+    run_to_resume,
+    start_run,
+    until_started,
+)
+from launcher.cli.long_work import LongWork
+from launcher.cli.up import Asked, attend
+from launcher.errors import InUse, LauncherError, NodeError, NodesFailed, UsageError
+from launcher.features.sweeps.alone import alone
+from launcher.features.sweeps.pool import one_at_a_time
+from launcher.job.models import Job
+from launcher.job.overrides import of_one_run, on_nodes
+from launcher.local_files import locked
+from launcher.model.plan import Membership, RunId
+from launcher.records.groups import latest_of, named_group, runs_of
+from launcher.records.masking import MASK, names_secret
+from launcher.records.paths import RUNS, RunPaths
+from launcher.records.store import Record, job_of
+from launcher.records.sweeps import is_run_here, lock_of
+from launcher.run.gpus import PAUSE
+from launcher.run.state import RunState
+
+ARGS = "run.args."
+PLAIN = "default"  # name of a variant for which nothing was set
+_OVER = (RunState.DONE, RunState.FAILED, RunState.STOPPED, RunState.LOST, RunState.REMOVED)
+
+
+def up_into(job: Job, asked: Asked, text: str) -> int:
+    """Run the job, without its sweep, as a variant of the recorded sweep that the text names. Return the exit code.
+
+    Raises as launcher.up; RunUnknown; UsageError if it is no sweep, or one of another job, or a launcher runs it;
+    InUse if a variant runs on each machine of the pool and asked.wait is False.
+    """
+    group, single = _group(text, job), job.model_copy(update={"sweep": ()})
+    with LongWork() as work:
+        options = StartOptions(
+            run_to_resume(asked.resume),
+            log=work.log,
+            progress=work.progress,
+            ssh_config=chosen_config(asked.ssh_config),
+            tries_again=True,
+        )
+        with until_started(options.started):
+            if asked.on is None:
+                run = _start(single, group, options, wait=asked.wait)
+            else:
+                run = _submit(of_one_run(single), group, options, on_cluster(asked.on))
+    with run:
+        return attend(run, asked) or 0
+
+
+def _group(text: str, job: Job) -> RunId:
+    group = named_group(text)
+    if group is None:
+        raise UsageError("--into", f"{text} is not a sweep recorded here", "to list them: launcher runs")
+    names = {job_of(run) for run in runs_of(group)}
+    if job.name not in names:
+        what = f"{group} is a sweep of {', '.join(sorted(names))}, and this job is {job.name}"
+        raise UsageError("--into", what, "give its job file")
+    return group
+
+
+@contextmanager
+def _turn(group: RunId) -> Iterator[None]:
+    """One launcher at a time adds a variant: another one would choose the same name and the same machines.
+
+    Raises UsageError while a launcher runs the sweep: it would start its next variant on the machine that is chosen.
+    """
+    lock = lock_of(group)
+    with locked(lock.with_name(f"{group}.into")):
+        if is_run_here(group):
+            what = "a launcher runs its variants, and would use the same machines"
+            raise UsageError(f"sweep {group}", what, "wait until it has ended, or press Ctrl-C there")
+        with alone(group):
+            yield
+
+
+def _start(job: Job, group: RunId, options: StartOptions, *, wait: bool) -> Run:
+    """Start a run of the job on free machines of its pool; wait for them if that is allowed."""
+    said, inputs = set[str](), inputs_of(job, own_machines(job), options.log)
+    while True:
+        with _turn(group):
+            try:
+                return _start_on_free(job, _member(group, job.options), inputs, options)
+            except NodesFailed as error:
+                if not wait or not any(isinstance(each, InUse) for each in error.errors):
+                    raise
+                text = "; ".join(f"{each.where}: {each.what}" for each in error.errors)
+        if text not in said:
+            options.log(f"waiting: {text}")
+        said = {text}
+        time.sleep(PAUSE + random.random())  # noqa: S311 - waiting launchers must not retry in lockstep
+
+
+def _submit(job: Job, group: RunId, options: StartOptions, cluster: Destination) -> Run:
+    """Start a run of the job on a cluster, which has a queue."""
+    inputs = inputs_of(job, cluster, options.log)
+    with _turn(group):
+        return start_run(job, cluster, inputs, _member(group, job.options), options)
+
+
+def _start_on_free(job: Job, member: Membership, inputs: Inputs, options: StartOptions) -> Run:
+    """Try the machines that no variant uses, until a start succeeds. Raises NodesFailed with a reason for each of the
+    others.
+    """
+    taken = _running(member.group)
+    each = job.each or len(job.nodes)
+    errors: list[LauncherError] = [
+        InUse(f"node {entry.name}", f"runs {taken[entry.name].shown}", "wait for it: --wait")
+        for entry in job.nodes
+        if entry.name in taken and one_at_a_time(job, entry)
+    ]
+    busy = {error.where for error in errors}
+    free = [entry for entry in job.nodes if f"node {entry.name}" not in busy]
+    ports = {running.port for running in taken.values()}
+    port = next(port for port in count(job.port) if port not in ports) if len(job.ports) == 1 else None
+    while len(free) >= each:
+        chosen = free[:each]
+        single = on_nodes(job, chosen, port)
+        try:
+            return start_run(single, own_machines(single), inputs, member, options)
+        except NodesFailed as error:
+            if not all(isinstance(one, NodeError) for one in error.errors):
+                raise
+            errors += error.errors
+            named = [entry for entry in chosen if any(one.where == f"node {entry.name}" for one in error.errors)]
+            free = [entry for entry in free if entry not in (named or chosen)]
+    raise NodesFailed(errors, of=len(job.nodes))
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A variant that runs. shown: its run, and its name."""
+
+    shown: str
+    port: int
+
+
+def _running(group: RunId) -> Mapping[str, _Running]:
+    """Return which variant runs on each node. What is not known to be over runs."""
+    records = [Record(RunPaths(RUNS / run)) for run in runs_of(group)]
+    unknown = [record for record in records if record.unfinished]
+    states = states_by_nodes(unknown)
+    found = dict[str, _Running]()
+    for record in unknown:
+        if states.get(record.run) not in _OVER:
+            shown = f"{record.run} ({member.shown})" if (member := record.group) else record.run
+            found |= {node.name: _Running(shown, record.port) for node in record.nodes()}
+    return found
+
+
+def _member(group: RunId, options: Sequence[str]) -> Membership:
+    """Return the membership of a new variant, by what --set changes. options: those of the call."""
+    values = {}
+    for option, assignment in zip(options[::2], options[1::2], strict=True):
+        key, _, value = assignment.partition("=")
+        if option == "--set":
+            key = key.strip()
+            values[key.removeprefix(ARGS)] = MASK if names_secret(key) else value.strip()
+    name = " ".join(f"{key}={value}" for key, value in values.items()) or PLAIN
+    known = latest_of(group)
+    unique = next(text for n in count(1) if (text := f"{name} #{n}" if n > 1 else name) not in known)
+    return Membership(group, unique, values=values)

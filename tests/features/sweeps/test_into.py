@@ -1,0 +1,87 @@
+"""`up JOB --into GROUP`: one more variant of a sweep, on a free machine of its pool."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.features.sweeps.into import _member as member
+from tests.e2e.cli import Cli
+from tests.features.sweeps.test_pool import Job, group_of, wait_until_started
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture
+def job(home_cli: Cli) -> Job:
+    """A sweep of one variant, which is done, on a pool of two. Further variants run until `go` is there."""
+    job = Job(home_cli, ["local"] * 2, variants=1)
+    job.go.touch()
+    home_cli("up", job.file)
+    job.go.unlink()
+    return job
+
+
+def added(cli: Cli, job: Job, *more: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cli("up", job.file, "--into", "pool", "-d", "--json", *more).stdout)
+    return found
+
+
+def test_a_variant_is_added_on_a_free_machine_and_waits_for_one(home_cli: Cli, job: Job) -> None:
+    group = group_of(home_cli)
+    first = added(home_cli, job, "--set", "run.args.x=5")
+    assert first == {"run": home_cli.runs()[-1].name, "group": group, "variant": "x=5", "nodes": ["local-0"]}
+    second = added(home_cli, job, "--set", "run.args.x=5")
+    assert (second["variant"], second["nodes"]) == ("x=5 #2", ["local-1"])
+    refused = home_cli("up", job.file, "--into", group, code=3).stderr
+    assert f"node local-0: runs {first['run']} (x=5)" in refused
+    assert f"node local-1: runs {second['run']} (x=5 #2)" in refused
+    assert "wait for it: --wait" in refused
+    third = home_cli.start("up", job.file, "--into", group, "--wait", "--set", "run.args.x=7")
+    assert third.stderr
+    while "waiting: node local-0: runs " not in third.stderr.readline():
+        assert third.poll() is None
+    job.go.touch()
+    assert third.wait(120) == 0, third.stderr.read()
+    assert sorted(job.lines()) == sorted(f"{what} {x}" for x in (1, 5, 5, 7) for what in ("begin", "end"))
+    home_cli("logs", second["run"])
+    home_cli("logs", first["run"])
+    ledger = json.loads(home_cli("compare", group, "--json").stdout)
+    assert [(each["variant"], each["values"], each["state"]) for each in ledger] == [
+        ("x=1", {"x": "1"}, "done"),
+        ("x=5", {"x": "5"}, "done"),
+        ("x=5 #2", {"x": "5"}, "done"),
+        ("x=7", {"x": "7"}, "done"),
+    ]
+    assert len(home_cli.runs()) == 4  # a refused one leaves none
+
+
+def test_what_cannot_be_added_is_refused(home_cli: Cli, job: Job) -> None:
+    into = ("up", job.file, "--into")
+    assert "nothing is not a sweep recorded here" in home_cli(*into, "nothing", code=2).stderr
+    other = home_cli(*into, "pool", "--set", "name=other", code=2).stderr
+    assert f"{group_of(home_cli)} is a sweep of pool, and this job is other" in other
+    assert "needs -d" in home_cli(*into, "pool", "--json", code=2).stderr
+    assert "excludes --into" in home_cli(*into, "pool", "--max-parallel", 1, code=2).stderr
+    assert len(home_cli.runs()) == 1
+    sweep = home_cli.start("up", job.file)
+    wait_until_started(home_cli, 2)
+    assert "a launcher runs its variants, and would use the same machines" in home_cli(*into, "pool", code=2).stderr
+    job.go.touch()
+    assert sweep.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("sets", "name", "values"),
+    [
+        (["run.args.lr=0.1", "env.A=b c"], "lr=0.1 env.A=b c", {"lr": "0.1", "env.A": "b c"}),
+        (["env.HF_TOKEN=hf_123"], "env.HF_TOKEN=***", {"env.HF_TOKEN": "***"}),
+        ([], "default", {}),
+    ],
+)
+def test_an_added_variant_is_named_after_what_is_set(sets: list[str], name: str, values: dict[str, str]) -> None:
+    options = [word for each in sets for word in ("--set", each)]
+    made = member("pool-20261128-200000-bbbb", [*options, "--nodes", "a,b"])
+    assert (made.variant, made.values) == (name, values)
