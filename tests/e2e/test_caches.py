@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.bed.bed import Bed
+from tests.bed.settings import TRAIN_IMAGE, TRAINER
 from tests.e2e.cli import Cli, bed_job
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
@@ -51,3 +52,43 @@ def test_a_second_run_finds_what_the_first_one_has_left(bed_cli: Cli, bed: Bed) 
     bed_cli("clean", "--nodes", "node1,node2", "--yes", "--models")
     (one, two) = json.loads(bed_cli("clean", "--nodes", "node1,node2", "--json").stdout)
     assert [cache["kept"] for cache in (*one["caches"], *two["caches"])] == ["its image is there"] * 2
+
+
+WHOSE = """
+import os, pathlib
+file = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "whose")
+file.parent.mkdir(parents=True, exist_ok=True)
+if not file.exists():
+    file.write_text(os.environ["WHOSE"])
+print("cache of", file.read_text(), flush=True)
+"""
+
+
+def test_another_user_image_or_machine_has_a_cache_of_its_own(bed_cli: Cli, bed: Bed) -> None:
+    """machine: the home folder is on both, as on NFS."""
+    (bed_cli.cwd / "whose.py").write_text(WHOSE)
+    other = bed.docker(bed.nodes[0], "create", TRAIN_IMAGE)
+    bed.docker(bed.nodes[0], "commit", "--change", "LABEL other=1", other, "launcher-bed-other")
+
+    def cache(mine: str, node: str = "node1", image: str = TRAIN_IMAGE) -> str:
+        keys = bed_job(nodes=[node], run={"command": ["python3", "whose.py"]}, image={"ref": image})
+        job = bed_cli.job("whose", **{**keys, "env": {"WHOSE": mine}})
+        [found] = [line for line in bed_cli("up", job).stdout.splitlines() if line.startswith("cache of ")]
+        return found.removeprefix("cache of ")
+
+    try:
+        assert cache("first") == "first"
+        home = bed.sh(bed.nodes[0], "tar -C /home/trainer -c .launcher/cache | base64 -w 0", user=TRAINER)
+        bed.sh(bed.nodes[1], f"umask 077; echo {home} | base64 -d | tar -C /home/trainer -x", user=TRAINER)
+        assert cache("other user", "node1-root") == "other user"
+        assert cache("other image", image="launcher-bed-other") == "other image"
+        assert cache("other machine", "node2") == "other machine"
+        assert cache("again") == "first"
+        files = ".launcher/cache/*/torchinductor/whose"
+        assert bed.sh(bed.nodes[0], f"cd /home/trainer && stat -c %U {files}") == "trainer\ntrainer\n"
+        assert bed.sh(bed.nodes[0], f"cd /root && stat -c %U {files}") == "root\n"
+        found = bed.sh(bed.nodes[1], f"cd /home/trainer && for file in {files}; do cat $file; echo; done")
+        assert sorted(found.splitlines()) == ["first", "other machine"]
+    finally:
+        bed.sweep(bed.nodes[0])
+        bed.docker(bed.nodes[0], "rmi", "launcher-bed-other")
