@@ -122,10 +122,10 @@ def _up(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
     failing = [name for name in names if dice.random() < 0.25]
     program = Program(
         lines=dice.choice([1, 5, 20, 40, 200]),
-        pause=dice.choice([0.0, 0.02, 0.1]),
+        pause=dice.choice([0.0, 0.02, 0.1, 0.1]),
         wide=dice.choice([0, 20, 2000]),
         codes={name: dice.choice([1, 3, 77]) for name in failing},
-        hangs=dice.random() < 0.2,
+        hangs=dice.random() < 0.3,
         forks=dice.random() < 0.15,
         files=dice.random() < 0.8,
         term=dice.choices(["saves", "exits", "ignores"], [5, 5, 1])[0],
@@ -190,7 +190,7 @@ def _fault(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]
     about = dice.choice(list(ups)[-2:])
     step, several = _strike(dice, about, place), [_command(dice, ups, place)[0] for _ in range(3)]
     commands = [replace(each, waits=False) for each in several]
-    if dice.random() < 0.4:
+    if dice.random() < 0.5:
         return [replace(step, moment="began"), *commands]
     during = [replace(each, hit="") for each in commands]
     return [*during, replace(step, moment=f"{dice.uniform(0.05, 0.5):.2f}"), *commands[:1]]
