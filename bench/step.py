@@ -92,7 +92,7 @@ def our_loop(trainer: Trainer, stop: StopSignal, measuring: type[OwnWork] = OwnW
     batches = trainer.load()
 
     def train(steps: int) -> None:
-        trainer.clock, trainer.step.computed = clock, clock.computed
+        trainer.clock = clock
         for _ in range(steps):
             assert not stop.stopped()
             rate = trainer.train_step(micro_batches(batches))

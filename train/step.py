@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from train.config import Config
 from train.data.batch import Batch
@@ -42,8 +40,7 @@ class Objective:
         self._type = torch.promote_types(precision.weights, torch.float32)
         self._scale = (1 / std).view(1, 3, 1, 1).to(world.device, self._type)
         self._shift = (-mean / std).view(1, 3, 1, 1).to(world.device, self._type)
-        self._precision, self._world = precision, world
-        self.config = config
+        self.config, self.precision, self.world = config, precision, world
         self.has_logits = True  # False for all pipeline stages except the last
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -52,7 +49,7 @@ class Objective:
         A permuted view of NHWC is channels_last NCHW, so the type conversion is the only copy.
         """
         x = torch.addcmul(self._shift, images.permute(0, 3, 1, 2).to(self._type), self._scale)
-        return x.to(self._precision.weights).contiguous(memory_format=self._precision.layout)
+        return x.to(self.precision.weights).contiguous(memory_format=self.precision.layout)
 
     def forward_loss(
         self, model: nn.Module, batch: Batch, mix: Mix | None = None, kind: str = "ce", smoothing: float = 0.0
@@ -65,13 +62,13 @@ class Objective:
         images = self.normalise(batch.images)
         if mix:
             images = apply_mix(mix, images)
-        with self._precision.context(self._world.device):
+        with self.precision.context(self.world.device):
             logits: Tensor = model(images)
         if not self.has_logits:
-            return Output(logits, torch.zeros(4, dtype=torch.float64, device=self._world.device), None)
+            return Output(logits, torch.zeros(4, dtype=torch.float64, device=self.world.device), None)
         logits = logits.to(self._type)  # 16 bits are too few for a softmax over a thousand classes
         each = losses(logits, batch.labels, kind, smoothing, mix)
-        loss = (each * batch.weights).sum() * (self._world.data_shards / batch.total)
+        loss = (each * batch.weights).sum() * (self.world.data_shards / batch.total)
         return Output(loss, counts(logits.detach(), batch.labels, each.detach(), batch.weights), logits)
 
 
@@ -85,15 +82,13 @@ class Plan:
     momentum: float | None = None  # None: the optimiser's own
 
 
-def _nothing() -> None:
-    """Default for `Step.computed`."""
-
-
 class Step:
     """Updates the model identically on every rank; gradients are reduced once, with the last micro-batch."""
 
     sharded = False  # every rank has only a shard of each weight
     forward_waits = True  # whether the forward pass may wait for other ranks
+    keeps_gradients = False  # their memory is zeroed after an update, not freed
+    to_rehearse = False  # whether `rehearse` must be called before the first step
 
     def __init__(
         self,
@@ -105,68 +100,46 @@ class Step:
         parameters: list[nn.Parameter] | None = None,
     ) -> None:
         """`wrapped`: the module to call; `parameters`: what to update, if not the model's trainable parameters."""
-        self.config, self.world, self.precision = config, world, precision
+        self.objective = Objective(config, precision, world)
         self.model, self.wrapped = model, wrapped
         self.parameters = parameters or [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(config, model, self.parameters)
         self.scale = LossScale(precision.scaled)
         self.ema = EMA(model, config.ema_decay, self.parameters) if config.ema_decay else None
         self.evaluated = self.ema.model if self.ema else model  # the model to validate
-        self.objective = Objective(config, precision, world)
-        self.computed: Callable[[], None] = _nothing  # called after each forward pass
         self.bad = torch.zeros(1, dtype=torch.float64, device=world.device)  # number of updates by inf or nan
-        # two ranks are exact without: a + b = b + a, and x/2 = x * 0.5
-        self.to_rehearse = isinstance(wrapped, DistributedDataParallel) and world.size > 2
 
     def rehearse(self, batch: Batch) -> None:
-        """Compute the gradients of the process's first micro-batch once before the first step, and forget them.
+        """Compute what must not differ between a process's first step and later ones; only DDP has something."""
 
-        DDP's first reduction in a process rounds differently from all later ones: it has one bucket for all gradients,
-        which DDP arranges anew before the next forward pass, so that the sum over ranks has another order; and it
-        multiplies by 1/n where later ones divide by n. A resumed run would have it in the middle.
+    def sync(self, last: bool) -> None:
+        """Prepare for a micro-batch: with the `last` one of a step, gradients are reduced over ranks if there are any.
 
-        Nothing of it remains: gradients are zero, as before each later step, buffers (also those that the average
-        follows) have their values, and `Trainer.train_step` seeds torch. The batch is a real one because --compile
-        would keep a graph for another size, and which parameters are used may depend on the images. With a static
-        graph, DDP first counts the uses of each parameter, and arranges the buckets after the second backward pass.
+        Called before its forward pass.
         """
-        self.to_rehearse = False
-        buffers = [
-            (module, name, buffer, buffer.clone())
-            for module in self.model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-        ]
-        config = self.config
-        for _ in range(2 if config.static_graph else 1):
-            output = self.objective.forward_loss(self.wrapped, batch, None, config.loss, config.label_smoothing)
-            output.loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
-            self.wrapped.zero_grad(set_to_none=False)
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                setattr(module, name, buffer.copy_(value))  # a forward pass may also replace a buffer
 
-    def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        """Add a micro-batch's gradients; return its `counts` on the device."""
-        local = isinstance(self.wrapped, DistributedDataParallel) and not batch.last
-        with self.wrapped.no_sync() if local else nullcontext():  # type: ignore[operator]  # DDP, so it has one
-            config = self.config
-            output = self.objective.forward_loss(self.wrapped, batch, plan.mix, config.loss, config.label_smoothing)
-            self.computed()
-            (output.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]  # torch's stub
-        return output.counts
+    def forward(self, batch: Batch, plan: Plan) -> Output:
+        """Compute a micro-batch's loss, and its `counts` on the device."""
+        config = self.objective.config
+        return self.objective.forward_loss(self.wrapped, batch, plan.mix, config.loss, config.label_smoothing)
+
+    def backward(self, output: Output) -> None:
+        """Add the micro-batch's gradients."""
+        (output.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]  # torch's stub
 
     def update(self, plan: Plan) -> bool:
         """Update the weights with the accumulated gradients; return False if they overflowed and it was skipped."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         applied = self.scale.unscale(gradients)
         if applied:
-            clip = self.config.clip_norm
+            config = self.objective.config
+            clip = config.clip_norm
             self._watch([torch.nn.utils.clip_grad_norm_(self.parameters, clip)] if clip else gradients)
             set_rate(self.optimizer, plan.rate, plan.momentum)
             self.optimizer.step()
-            if self.ema and plan.update % self.config.ema_every == 0:
+            if self.ema and plan.update % config.ema_every == 0:
                 self.ema.update(plan.update)
-        self.wrapped.zero_grad(set_to_none=not isinstance(self.wrapped, DistributedDataParallel))
+        self.wrapped.zero_grad(set_to_none=not self.keeps_gradients)
         return applied
 
     @torch.no_grad()
@@ -175,7 +148,7 @@ class Step:
 
         With a loss scale, `LossScale.unscale` has found them finite.
         """
-        if gradients and not (self.config.allow_nan or self.scale.enabled):
+        if gradients and not (self.objective.config.allow_nan or self.scale.enabled):
             self.bad += finite(self._local(gradients)).logical_not()
 
     def _local(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -216,7 +189,7 @@ class Step:
 
         With --replicate, these are rank 0's running statistics: those of other ranks are unused, but would be saved.
         """
-        if self.config.replicated and self.world.size > 1:
+        if self.objective.config.replicated and self.objective.world.size > 1:
             averages = self.ema.averages if self.ema else {}
             found = [(buffer, averages.get(name)) for name, buffer in self.model.named_buffers()]
             broadcast_together([value for pair in found for value in pair if value is not None])

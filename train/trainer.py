@@ -136,7 +136,6 @@ class Trainer:
 
         self.meter: Meter[Interval] = Meter(world, bad=self.step.bad)
         self.clock = Clock(world.device, forward=not self.step.forward_waits)
-        self.step.computed = self.clock.computed
         self.stragglers = Stragglers(self.nodes if world.sharded else [])  # model stages have unequal work
         self.ports = Ports("nccl" in world.backend and world.local_rank == 0 and world.local_size < world.size)
         if self.resumed:
@@ -232,11 +231,10 @@ class Trainer:
     def train_step(self, batches: Iterable[Batch]) -> float:
         """Update the weights once, with the micro-batches of one step; return the learning rate.
 
-        `Step.accumulate` computes a micro-batch's loss and adds its gradients, with the last one the gradients of all
-        ranks are reduced, and `Step.update` applies them. torch is seeded for this step, so that dropout is the same
-        after a resume.
+        Gradients are added up over the micro-batches, and reduced over the ranks with the last one. torch is seeded
+        for this step, so that dropout is the same after a resume.
         """
-        config, progress = self.config, self.progress
+        config, progress, step = self.config, self.progress, self.step
         seed = sampler.fold(config.seed, progress.epoch, progress.step)
         torch.manual_seed(sampler.fold(seed, self.world.rank))
         update = progress.updates
@@ -249,13 +247,17 @@ class Trainer:
         for number, batch in enumerate(batches):
             if progress.epoch == progress.step == number == 0:  # later ones may be empty
                 self.log.images("Images/augmented", batch.images[:SHOWN].cpu().numpy(), 0)
-            self.meter.add(self.step.accumulate(batch, plan))
+            step.sync(batch.last)
+            output = step.forward(batch, plan)
+            self.clock.computed()
+            step.backward(output)
+            self.meter.add(output.counts)
         self.clock.images += batch.total
-        if self.step.update(plan):
+        if step.update(plan):
             progress.updates += 1
         else:
             progress.skipped += 1
-            scale = self.step.scale.value
+            scale = step.scale.value
             self.log.say(f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {scale}")
         progress.step += 1
         return plan.rate

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.gpu_scale import Figures, Scale, group, relative
+from tests.train.steps import accumulate
 from train.config import Config
 from train.data.batch import Batch
 from train.distributed.ddp import distributed
@@ -105,11 +106,11 @@ def fsdp(scale: Scale) -> Figures:
     for update in range(5):
         for step in (plain, divided):
             for last in (False, True):
-                step.accumulate(batch(world, 2 * update + last, last=last, total=32), Plan(0.05, update))
+                accumulate(step, batch(world, 2 * update + last, last=last, total=32), Plan(0.05, update))
             step.update(Plan(0.05, update))
     pairs = zip(divided.model.parameters(), plain.model.parameters(), strict=True)
     error = max(relative(ours.full_tensor(), theirs) for ours, theirs in pairs)  # type: ignore[attr-defined]  # a DTensor
-    layout = str(divided.precision.layout).removeprefix("torch.")
+    layout = str(divided.objective.precision.layout).removeprefix("torch.")
     dist.destroy_process_group()
     return {"ok": error < 1e-2 and layout == "channels_last", "error": f"{error:.1e}", "layout": layout}
 
@@ -124,7 +125,7 @@ def loss_scale(scale: Scale) -> Figures:
         images = batch(world, 0)
         if overflow:
             images.weights[0] = float("inf")
-        losses.append(float(step.accumulate(images, Plan(0.005, 0))[0]))
+        losses.append(float(accumulate(step, images, Plan(0.005, 0))[0]))
         return step.update(Plan(0.005, 0))
 
     applied = [advance() for _ in range(20)]  # the first ones may overflow as well, until the scale is small enough
@@ -147,7 +148,7 @@ def ema(scale: Scale) -> Figures:
         names = [name for name, parameter in step.model.named_parameters() if parameter.requires_grad]
         expected = [parameter.detach().double() for parameter in step.parameters]
         for update in range(10):
-            step.accumulate(batch(world, update), Plan(0.05, update))
+            accumulate(step, batch(world, update), Plan(0.05, update))
             step.update(Plan(0.05, update))
             decay = min(0.9, (1 + update) / (10 + update))
             now = [parameter.detach().double() for parameter in step.parameters]

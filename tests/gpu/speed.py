@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from bench.gpu_scale import Figures, Rows, Scale
 from bench.step import PUBLISHED, TARGET, compare, our_loop, timed
+from tests.train.steps import accumulate
 from train.config import Config
 from train.data.batch import Batch, Request
 from train.distributed.world import StopSignal, World
@@ -270,7 +271,7 @@ def short(scale: Scale) -> Figures:
         begin = time.perf_counter()
         for count in (images - 3, images - 5):
             short = Batch(full.images[:count], full.labels[:count], full.weights[:count], count, last=True)
-            run.step.accumulate(short, Plan(0.01, 0))
+            accumulate(run.step, short, Plan(0.01, 0))
             run.step.update(Plan(0.01, 0))
         took = time.perf_counter() - begin
         after = min(timed(loop, steps, world.device)[0] for _ in range(3))

@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config import Config
+from train.data.batch import Batch
 from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.errors import TrainError
@@ -33,7 +34,7 @@ ABILITIES = Abilities(problems=problems)
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
     """Return the step of a single process, or of several that average their gradients."""
     module = compiled(model, config)
-    kind: type[Step] = step_type(precision)
+    kind = step_type(precision, world.size > 1)
     if config.powersgd_rank:
         from train.distributed.powersgd import CompressedStep  # imports numpy's random numbers and torch's hooks
 
@@ -46,13 +47,62 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
     return step
 
 
-def step_type(precision: Precision) -> type[Step]:
-    """Return the class of a step in which every rank has the whole model."""
+def step_type(precision: Precision, several: bool) -> type[Step]:
+    """Return the class of a step in which every rank has the whole model; `several`: ranks."""
     if precision.masters:
-        from train.experiments.masters import MastersStep
+        from train.experiments.masters import DDPMastersStep, MastersStep
 
-        return MastersStep
-    return Step
+        return DDPMastersStep if several else MastersStep
+    return DDPStep if several else Step
+
+
+class DDPStep(Step):
+    """A step of a model that is wrapped in DDP."""
+
+    wrapped: DistributedDataParallel
+    keeps_gradients = True  # they are views of the communication buckets
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        precision: Precision,
+        model: nn.Module,
+        wrapped: DistributedDataParallel,
+        parameters: list[nn.Parameter] | None = None,
+    ) -> None:
+        super().__init__(config, world, precision, model, wrapped, parameters)
+        self.to_rehearse = world.size > 2  # two ranks are exact without: a + b = b + a, and x/2 = x * 0.5
+
+    def sync(self, last: bool) -> None:
+        self.wrapped.require_backward_grad_sync = last  # what its context manager no_sync sets
+
+    def rehearse(self, batch: Batch) -> None:
+        """Compute the gradients of the process's first micro-batch once before the first step, and forget them.
+
+        DDP's first reduction in a process rounds differently from all later ones: it has one bucket for all gradients,
+        which DDP arranges anew before the next forward pass, so that the sum over ranks has another order; and it
+        multiplies by 1/n where later ones divide by n. A resumed run would have it in the middle.
+
+        Nothing of it remains: gradients are zero, as before each later step, buffers (also those that the average
+        follows) have their values, and `Trainer.train_step` seeds torch. The batch is a real one because --compile
+        would keep a graph for another size, and which parameters are used may depend on the images. With a static
+        graph, DDP first counts the uses of each parameter, and arranges the buckets after the second backward pass.
+        """
+        self.to_rehearse = False
+        buffers = [
+            (module, name, buffer, buffer.clone())
+            for module in self.model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+        config = self.objective.config
+        for _ in range(2 if config.static_graph else 1):
+            output = self.objective.forward_loss(self.wrapped, batch, None, config.loss, config.label_smoothing)
+            output.loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
+            self.wrapped.zero_grad(set_to_none=False)
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                setattr(module, name, buffer.copy_(value))  # a forward pass may also replace a buffer
 
 
 class Compiled(nn.Module):

@@ -24,13 +24,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from train.config import Config
-from train.data.batch import Batch
 from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.errors import TrainError
 from train.models import elements
 from train.precision import Precision
-from train.step import Plan, Step
+from train.step import Step
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:
@@ -120,10 +119,8 @@ class ShardedStep(Step):
         self._sharded: Any = model  # fully_shard adds methods to the model's class
         super().__init__(config, world, precision, model, model)
 
-    def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        """Add a micro-batch's gradients; they are reduced and sharded with the last one."""
-        self._sharded.set_requires_gradient_sync(batch.last)
-        return super().accumulate(batch, plan)
+    def sync(self, last: bool) -> None:
+        self._sharded.set_requires_gradient_sync(last)
 
     def _local(self, tensors: list[Tensor]) -> list[Tensor]:
         return [each.to_local() if isinstance(each, DTensor) else each for each in tensors]

@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.config import Config
 from train.data.batch import Batch
+from train.distributed.ddp import DDPStep
 from train.distributed.world import World
 from train.errors import TrainError
 from train.precision import Precision
-from train.step import Step
 
 RATE = 2  # gradients are sent as they are if the two matrices are not at least so many times smaller
 REHEARSAL = 3  # more backward passes than a rehearsal has, whose gradients are sent as they are
@@ -118,17 +118,16 @@ class PowerSGD:
         state.rng.set_state(("MT19937", keys.numpy().astype(np.uint32), position, 0, 0.0))
 
 
-class CompressedStep(Step):
+class CompressedStep(DDPStep):
     """A step whose gradients are compressed.
 
     It is rehearsed on two ranks, too: the errors belong to the buckets that DDP arranges after its first pass.
     """
 
     def __init__(
-        self, config: Config, world: World, precision: Precision, model: nn.Module, wrapped: nn.Module
+        self, config: Config, world: World, precision: Precision, model: nn.Module, wrapped: DistributedDataParallel
     ) -> None:
         """Raises TrainError if the model has a parameter that cannot be compressed."""
-        assert isinstance(wrapped, DistributedDataParallel)  # of several ranks, see `train.combinations`
         check_model(config.gradient_compression, model)
         super().__init__(config, world, precision, model, wrapped)
         self.power = PowerSGD(config.powersgd_rank, config.seed, precision.weights)
@@ -144,16 +143,16 @@ class CompressedStep(Step):
         super().rehearse(batch)
         self.power.begin()
         if self._loaded is not None:
-            self.power.restore(self._loaded, self.world)
+            self.power.restore(self._loaded, self.objective.world)
             self._loaded = None
 
     @property
     def bytes_besides(self) -> int:
-        return self.world.size * sum(each.numel() * each.element_size() for each in self.parameters)
+        return self.objective.world.size * sum(each.numel() * each.element_size() for each in self.parameters)
 
     def before_checkpoint(self) -> None:
         super().before_checkpoint()
-        self._kept = self._loaded or self.power.kept(self.world, self.config.replicated)
+        self._kept = self._loaded or self.power.kept(self.objective.world, self.objective.config.replicated)
 
     def state(self) -> dict[str, Any]:
         kept, self._kept = self._kept, None  # as large as the gradients of all ranks
@@ -171,7 +170,7 @@ class CompressedStep(Step):
             return "its run did not compress the gradients; the compression begins anew"
         if kept["how"] != self._how:
             return f"its gradients were compressed with {kept['how']}, not {self._how}; the compression begins anew"
-        if len(kept["errors"]) != self.world.size:
-            ranks = f"{len(kept['errors'])} ranks, not {self.world.size}"
+        if len(kept["errors"]) != self.objective.world.size:
+            ranks = f"{len(kept['errors'])} ranks, not {self.objective.world.size}"
             return f"its gradients were compressed on {ranks}; what was still to be sent is dropped"
         return ""

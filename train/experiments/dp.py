@@ -37,7 +37,7 @@ ABILITIES = Abilities(frozenset({"syncbn", "compile", "checkpoint_activations"})
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
     """Return the step of one process that uses all devices."""
     callee = InContext(model, precision, world.device)
-    return step_type(precision)(config, world, precision, model, wrap(callee, world, config))
+    return step_type(precision, several=False)(config, world, precision, model, wrap(callee, world, config))
 
 
 class Replicas(nn.Module):

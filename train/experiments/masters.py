@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from train.config import Config
-from train.data.batch import Batch
+from train.distributed.ddp import DDPStep
 from train.distributed.world import World
 from train.foreach import add_, copy_, zero_
 from train.precision import Precision
-from train.step import Plan, Step
+from train.step import Output, Plan, Step
 
 
 class Masters:
@@ -66,16 +66,19 @@ class MastersStep(Step):
     def __init__(
         self, config: Config, world: World, precision: Precision, model: nn.Module, wrapped: nn.Module
     ) -> None:
-        self._masters = Masters(model)
+        self._masters, self._last = Masters(model), True
         super().__init__(config, world, precision, model, wrapped, self._masters.parameters)
 
-    def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        if batch.last:
+    def sync(self, last: bool) -> None:
+        super().sync(last)
+        self._last = last
+        if last:
             self._masters.add_back()
-        found = super().accumulate(batch, plan)
-        if not batch.last:
+
+    def backward(self, output: Output) -> None:
+        super().backward(output)
+        if not self._last:
             self._masters.set_aside()
-        return found
 
     def update(self, plan: Plan) -> bool:
         self._masters.take_gradients()
@@ -87,3 +90,7 @@ class MastersStep(Step):
     @property
     def masters(self) -> list[Tensor] | None:
         return [parameter.detach() for parameter in self._masters.parameters]
+
+
+class DDPMastersStep(MastersStep, DDPStep):
+    """The same with several ranks."""

@@ -135,7 +135,7 @@ class StageStep(Step):
         own = self.whole.state_dict(keep_vars=True)
         mine = {id(value) for value in self.model.state_dict(keep_vars=True).values()}
         part = {name: value.detach().cpu() for name, value in own.items() if id(value) in mine}
-        parts: list[Any] | None = [None] * self.world.size if self.world.first else None
+        parts: list[Any] | None = [None] * self.objective.world.size if self.objective.world.first else None
         # on the CPU: tensors unpickled from another process would be placed on the GPU with the same index
         dist.gather_object((part, snapshot(self.optimizer.state_dict())), parts)
         if parts:
@@ -152,13 +152,13 @@ class StageStep(Step):
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
         """Restore the state of this stage."""
-        found = len(state.get("stages", []))
-        if found != self.world.size:
+        found, world = len(state.get("stages", [])), self.objective.world
+        if found != world.size:
             raise TrainError(
-                f"the checkpoint has {found or 'no'} stages, this run has {self.world.size}; use the same number of "
+                f"the checkpoint has {found or 'no'} stages, this run has {world.size}; use the same number of "
                 f"processes and the same --parallel"
             )
-        load_state(self.optimizer, state["stages"][self.world.rank])
+        load_state(self.optimizer, state["stages"][world.rank])
 
 
 # (architecture, ranks) -> the first layer of every stage except stage 0; the published split of experiment 4

@@ -16,7 +16,7 @@ from train.experiments import model
 from train.loss import losses
 from train.metrics import counts
 from train.precision import InContext, Precision
-from train.step import Plan, Step
+from train.step import Output, Plan, Step
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:
@@ -61,20 +61,25 @@ class PipelineStep(model.StageStep):
         # gradients are already sums over the pieces: do not divide by their number
         self._schedule = SCHEDULES[config.pipeline_schedule](stage, pieces, loss_fn=self._loss, scale_grads=False)
 
-    def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
+    def forward(self, batch: Batch, plan: Plan) -> Output:
+        """Compute all pieces' forward and backward passes, in the order of the schedule."""
         del plan  # the mix is None: mixup and cutmix are not supported
-        self._total = batch.total
-        if self.world.first:
+        self._total, device = batch.total, self.objective.world.device
+        done = torch.zeros((), device=device)
+        if self.objective.world.first:
             self._schedule.step(self.objective.normalise(batch.images))
         elif not self.objective.has_logits:
             self._schedule.step()
         if not self.objective.has_logits:
-            return torch.zeros(4, dtype=torch.float64, device=self.world.device)
+            return Output(done, torch.zeros(4, dtype=torch.float64, device=device), None)
         target = torch.stack([batch.labels.double(), batch.weights.double()], 1)
         # not computed in the loss function, which the schedule calls once more to determine shapes
         logits = self._schedule.step(target=target).detach()
         loss = self._losses(logits, target)
-        return counts(logits, target[:, 0].long(), loss, target[:, 1])
+        return Output(done, counts(logits, target[:, 0].long(), loss, target[:, 1]), logits)
+
+    def backward(self, output: Output) -> None:
+        """Nothing: `forward` has added the gradients."""
 
     def _loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return a piece's share of the batch's mean loss. `target`: (n, 2), label and weight."""
@@ -82,4 +87,5 @@ class PipelineStep(model.StageStep):
 
     def _losses(self, logits: Tensor, target: Tensor) -> Tensor:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return losses(wide, target[:, 0].long(), self.config.loss, self.config.label_smoothing)
+        config = self.objective.config
+        return losses(wide, target[:, 0].long(), config.loss, config.label_smoothing)

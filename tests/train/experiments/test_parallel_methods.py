@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tests.train.runs import Rank, digit_tree, finish, run, start
+from tests.train.steps import accumulate
 from train.config import Config
 from train.data.batch import Batch
 from train.distributed.methods import make_step
@@ -191,7 +192,7 @@ def test_replicas_compute_in_the_runs_precision() -> None:
     model.register_forward_hook(lambda module, inputs, out: seen.append(out.dtype))
     step = make_step(config, world, choose_precision(config, CPU), model)
     images = torch.zeros(4, 8, 8, 3, dtype=torch.uint8)
-    step.accumulate(Batch(images, torch.arange(4), torch.ones(4), 4, last=True), Plan(0.1, 0))
+    accumulate(step, Batch(images, torch.arange(4), torch.ones(4), 4, last=True), Plan(0.1, 0))
     assert seen == [torch.bfloat16] * 2
 
 

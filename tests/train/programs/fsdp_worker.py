@@ -12,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
+from tests.train.steps import accumulate
 from train.__main__ import leave
 from train.checkpoint import digest, read
 from train.config import Config
@@ -41,7 +42,7 @@ def work(step: Step, world: World, updates: int) -> None:
         for last in (False, True):
             images = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8, generator=draw)
             weights = torch.tensor([1.0, 1.0, 1.0, float(world.rank > 0)])
-            step.accumulate(Batch(images, torch.arange(4), weights, 8 * world.size - 2, last), Plan(0.1, update))
+            accumulate(step, Batch(images, torch.arange(4), weights, 8 * world.size - 2, last), Plan(0.1, update))
         step.update(Plan(0.1, update))
 
 

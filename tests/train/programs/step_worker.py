@@ -11,18 +11,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.train.steps import accumulate
 from train.__main__ import leave
 from train.config import Config
 from train.data.batch import Batch, Transfer
 from train.data.loader import Loader
 from train.data.repeat import synthetic
 from train.distributed.ddp import wrap
+from train.distributed.methods import make_step
 from train.distributed.world import World, start
 from train.evaluate import evaluate
 from train.experiments.syncbn import SyncBatchNorm
 from train.models import SmallCNN, make_model
 from train.precision import choose_precision
-from train.step import Objective, Plan, Step
+from train.step import Objective, Plan
 
 
 def norm_error(
@@ -105,14 +107,14 @@ def overflow(world: World) -> dict[str, object]:
     config = Config(data="", image_size=8, amp="fp16", momentum=0.9)
     torch.manual_seed(0)
     model = SmallCNN(10)
-    step = Step(config, world, choose_precision(config, world.device), model, wrap(model, world, config))
+    step = make_step(config, world, choose_precision(config, world.device), model)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     images = torch.from_numpy(np.random.default_rng(world.rank).integers(0, 256, (4, 8, 8, 3), np.uint8))
     result: dict[str, object] = {}
     for name, weight in (("bad", float("inf") if world.rank == 1 else 1.0), ("good", 1.0)):
         batch = Batch(images, torch.arange(4), torch.full((4,), weight), total=8, last=True)
         plan = Plan(rate=0.1, update=0)
-        step.accumulate(batch, plan)
+        accumulate(step, batch, plan)
         result[name] = step.update(plan)
         result[f"{name} scale"] = step.scale.value
         moved = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
@@ -130,14 +132,14 @@ def reductions(world: World) -> dict[str, int]:
 
     config = Config(data="", image_size=8)
     model = SmallCNN(10)
-    step = Step(config, world, choose_precision(config, world.device), model, wrap(model, world, config))
+    step = make_step(config, world, choose_precision(config, world.device), model)
     images = torch.from_numpy(np.random.default_rng(world.rank).integers(0, 256, (4, 8, 8, 3), np.uint8))
 
     def update(pieces: int) -> None:
         for piece in range(pieces):
             last = piece + 1 == pieces
             batch = Batch(images, torch.arange(4), torch.ones(4), total=8 * pieces, last=last)
-            step.accumulate(batch, Plan(rate=0.1, update=0))
+            accumulate(step, batch, Plan(rate=0.1, update=0))
         step.update(Plan(rate=0.1, update=0))
 
     update(1)  # DDP arranges its buckets after the first one

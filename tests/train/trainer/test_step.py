@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from torch import nn
 
 from tests.train.runs import finish, start
+from tests.train.steps import accumulate
 from train import foreach
 from train.config import Config
 from train.data.batch import Batch
-from train.distributed.ddp import compiled
+from train.distributed.ddp import DDPStep, compiled
 from train.distributed.methods import make_step
 from train.distributed.world import World
 from train.ema import EMA
@@ -312,7 +313,7 @@ def test_accumulated_steps_of_fp16_weights_equal_one_step() -> None:
             part = slice(piece * 8 // pieces, (piece + 1) * 8 // pieces)
             labels = torch.arange(8)[part]
             batch = Batch(images[part], labels, torch.ones(len(labels)), 8, last=piece == pieces - 1)
-            step.accumulate(batch, Plan(0.1, 0))
+            accumulate(step, batch, Plan(0.1, 0))
         assert step.update(Plan(0.1, 0))
         found.append([new.detach() - old for new, old in zip(step.parameters, before, strict=True)])
     for one, four in zip(*found, strict=True):
@@ -333,7 +334,7 @@ def test_a_short_batch_leaves_the_full_ones_their_static_graph(monkeypatch: pyte
     step = make_step(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), SmallCNN(10))
     for size in (8, 8, 5, 8, 5):
         images = torch.ones(size, 8, 8, 3).byte()
-        step.accumulate(Batch(images, torch.arange(size), torch.ones(size), size, last=True), Plan(0.1, 0))
+        accumulate(step, Batch(images, torch.arange(size), torch.ones(size), size, last=True), Plan(0.1, 0))
     assert graphs == [True, True], "a graph of a size of its own each, and no further one"
 
 
@@ -368,7 +369,7 @@ def test_every_kind_of_batch_is_compiled_in_training_and_in_validation(
         for side in config.sides():
             for count in (8, 5, 2):
                 step.model.train()
-                step.accumulate(sample(count, side), Plan(0.1, 0))
+                accumulate(step, sample(count, side), Plan(0.1, 0))
                 step.update(Plan(0.1, 0))
         for count in (8, 5, 2):
             step.evaluated.eval()
@@ -381,9 +382,9 @@ def test_what_would_run_uncompiled_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     graphs, config = counting(monkeypatch), Config(data="", image_size=8, compile=True)
     step = make_step(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), SmallCNN(10))
     for count in range(2, 8):
-        step.accumulate(sample(count), Plan(0.1, 0))
+        accumulate(step, sample(count), Plan(0.1, 0))
     with pytest.raises(TrainError, match=r"compiled 6 times.*images of shape \(8, 3, 8, 8\) need another time"):
-        step.accumulate(sample(8), Plan(0.1, 0))
+        accumulate(step, sample(8), Plan(0.1, 0))
     assert len(graphs) == 6
 
 
@@ -490,7 +491,7 @@ def test_weights_are_averaged_at_the_given_interval() -> None:
     changed = []
     for update in range(7):
         before = step.ema.averages["classifier.weight"].clone()
-        step.accumulate(Batch(torch.ones(2, 8, 8, 3).byte(), torch.arange(2), torch.ones(2), 2, last=True), Plan(1, 0))
+        accumulate(step, Batch(torch.ones(2, 8, 8, 3).byte(), torch.arange(2), torch.ones(2), 2, last=True), Plan(1, 0))
         step.update(Plan(rate=1.0, update=update))
         changed.append(not torch.equal(before, step.ema.averages["classifier.weight"]))
     assert changed == [True, False, False, True, False, False, True]
@@ -523,7 +524,8 @@ def test_a_rehearsal_leaves_only_gradients_of_zero() -> None:
     config = Config(data="", image_size=8, ema_decay=0.5)
     model = Counting()
     before = {name: (value, value.clone()) for name, value in model.named_buffers()}
-    step = make_step(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), model)
+    alone: Any = model  # in DDP's place
+    step = DDPStep(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), model, alone)
     batch = Batch(torch.arange(8 * 8 * 3 * 2).view(2, 8, 8, 3).byte(), torch.arange(2), torch.ones(2), 2, last=True)
     step.rehearse(batch)
     for name, value in model.named_buffers():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.train.steps import accumulate
 from train.config import Config
 from train.data.augment import JITTER, OPERATIONS, Changes, Operation
 from train.data.batch import Batch
@@ -125,7 +126,7 @@ def test_no_step_waits_for_the_device(options: dict[str, Any]) -> None:
     with Operations() as asked:
         for update in range(2):
             batch = Batch(torch.ones(4, 8, 8, 3).byte(), torch.arange(4), torch.ones(4), 4, last=True)
-            step.accumulate(batch, Plan(0.1, update))
+            accumulate(step, batch, Plan(0.1, update))
             step.update(Plan(0.1, update))
     assert "convolution" in asked.names
     assert not set(asked.names) & WAITS

@@ -86,17 +86,19 @@ def train_epoch(
         TrainError: a gradient is inf or nan.
     """
     step.model.train()
-    config, images = step.config, len(loader.source.labels)
+    config, images = step.objective.config, len(loader.source.labels)
     order = sampler.order(sampler.fold(config.seed, worker), grant.number, images)
     torch.manual_seed(sampler.fold(config.seed, worker, grant.number))
-    sums = torch.zeros(4, dtype=torch.float64, device=step.world.device)
+    sums = torch.zeros(4, dtype=torch.float64, device=step.objective.world.device)
     for number, batch in enumerate(
         loader.batches(_requests(order[: share.samples], share.batch, fewest), grant.number, config.side(grant.round))
     ):
         if stop.is_set():
             raise Stopped
         plan = Plan(grant.rate, number)
-        sums += step.accumulate(batch, plan)
+        output = step.forward(batch, plan)
+        step.backward(output)
+        sums += output.counts
         step.update(plan)
     if step.bad:
         raise TrainError(f"a gradient is inf or nan: {DIVERGED}")
