@@ -35,6 +35,7 @@ KILLED = -9
 TOGETHER = 5.0  # seconds: of two nodes that failed within this time, either may be named
 ENDED = {"done", "failed", "stopped"}
 SECRET = "a-secret-that-is-never-shown"
+MASTERS = {"local", "local-0", "node1"}  # whose program has rank 0, where it takes part
 COMMAND_CODE = 7  # of the command that `exec` runs
 
 
@@ -242,7 +243,7 @@ def owners(view: View) -> Iterator[Broken]:
         run for run in view.lives if (job := view.job(run)) and job.nodes > 1
     ]  # one node needs no rendezvous
     every = [life for run in with_others for life in view.lives[run]]
-    for one in every:
+    for one in (life for life in every if life.began.node in MASTERS):  # which listens there
         for other in every:
             meets = one.began.run != other.began.run and one.began.port == other.began.port
             meets = meets and not any(fault.how == "kill supervisor" for fault in view.struck(one.began.run))
@@ -439,7 +440,7 @@ def _expected(view: View, call: Asked, run: str, end: Exited) -> set[int]:
 
 def _alive_throughout(view: View, run: str, start: float, end: float) -> bool:
     """Whether the master's program was there before, and after, and no node of it was touched."""
-    masters = [life for life in view.lives.get(run, []) if life.began.node in ("local", "local-0", "node1")]
+    masters = [life for life in view.lives.get(run, []) if life.began.node in MASTERS]
     return bool(masters) and not view.struck(run) and any(m.began.at < start and m.last > end for m in masters)
 
 

@@ -97,6 +97,19 @@ KEEP = {
     "down": [DETACHED, *programs(), ended(0, 2), *DOWN, look(5.5, RUN), look(8), collected()],
     "a peer is stopped for one who is attached": [UP, *PEER_TOLD, ended(1, 6), collected("failed", failed="local-1")],
     "one after another on a port": [*WHOLE, SECOND, *programs(run=OTHER, at=5), ended(0, 6.5, 3)],
+    "on the port of a run whose master has ended": [
+        UP,
+        *(
+            replace(each, at=5.5) if each.at == 3 and each.pid == 11 else each
+            for each in programs()
+            if hasattr(each, "pid")
+        ),
+        ended(0, 6),
+        collected(),
+        replace(SECOND, at=3.1),
+        *programs(run=OTHER, at=4),
+        ended(0, 5.5, 3),
+    ],
     "a file in the output folder": [*WHOLE, KEPT, Found(9, "", RUN, files={"made": "text"})],
     "a file that was fetched": [*WHOLE, KEPT, collected(files={"made": "text"})],
     "a file that was given up": [
