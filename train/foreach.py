@@ -1,8 +1,9 @@
 """Operations on lists of tensors, for which torch has kernels but no public functions.
 
-The only module that uses private names of torch: `_foreach_mul_` and similar, which torch's optimisers and gradient
-clipping have used since torch 1.9. A loop over public operations would launch one kernel per tensor, hundreds per
-step, instead of a few. tests/train/trainer/test_step.py compares the results with such a loop.
+The only module that uses private names of torch, but for one in `train.distributed.ddp`: `_foreach_mul_` and similar,
+which torch's optimisers and gradient clipping have used since torch 1.9. A loop over public operations would launch one
+kernel per tensor, hundreds per step, instead of a few. tests/train/trainer/test_step.py compares the results with such
+a loop.
 """
 
 from __future__ import annotations

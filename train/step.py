@@ -170,6 +170,10 @@ class Step:
             found |= {f"{key} of {name}": value for key, value in state.items() if isinstance(value, Tensor)}
         return first_not_finite(zip(found, self._local([value.detach() for value in found.values()]), strict=True))
 
+    def gradient_seconds(self) -> float | None:
+        """Return by how much the sum of gradients over ranks made a step longer; None if that is not known."""
+        return None
+
     @property
     def bytes_besides(self) -> int:
         """Return the size of what a checkpoint has besides weights, optimiser, average and fp32 copies."""

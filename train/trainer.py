@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from train import checkpoint, infiniband, loaded_code
+from train import checkpoint, gradients, infiniband, loaded_code
 from train.combinations import check
 from train.config import Config, Every
 from train.data import sampler
@@ -34,6 +34,7 @@ from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
 from train.forecast import forecast
 from train.foreign import about_model
+from train.gradients import Cost
 from train.hardware import device_name, ideal_seconds, node_name, peak_memory
 from train.infiniband import Ports
 from train.log import Interval, Validated, Writer, common_facts, conclude, make_log
@@ -136,6 +137,7 @@ class Trainer:
 
         self.meter: Meter[Interval] = Meter(world, bad=self.step.bad)
         self.clock = Clock(world.device, forward=not self.step.forward_waits)
+        self.seconds, self.steps = 0.0, 0  # of the training steps of this process
         self.stragglers = Stragglers(self.nodes if world.sharded else [])  # model stages have unequal work
         self.ports = Ports("nccl" in world.backend and world.local_rank == 0 and world.local_size < world.size)
         if self.resumed:
@@ -253,6 +255,7 @@ class Trainer:
             step.backward(output)
             self.meter.add(output.counts)
         self.clock.images += batch.total
+        self.steps += 1
         if step.update(plan):
             progress.updates += 1
         else:
@@ -486,6 +489,7 @@ class Trainer:
         if progress.step == self.epoch_steps:
             self.meter.wait()  # validation would wait anyway; images/s then covers all work of the interval
         took = self.clock.restart(self.ports.check())
+        self.seconds += took.seconds
         ideal = self.ideal_seconds[config.side(progress.epoch)]
         now = Interval(
             epoch=progress.epoch + 1,
@@ -551,7 +555,7 @@ class Trainer:
         if self.config.print_digest:
             print(f"train: rank {self.world.rank} weights {digest}", flush=True)
         facts = {"cpu_seconds": round(cpu, 3), "step": self.global_step, "steps": self.total_steps, "digest": digest}
-        facts |= self._report_stragglers()
+        facts |= self._report_stragglers() | self._report_gradients()
         conclude(self.log, scores, self.progress.best, seconds, facts, f"; weights {digest[:16]}")
 
     def _report_stragglers(self) -> dict[str, str]:
@@ -559,6 +563,20 @@ class Trainer:
         if text := self.stragglers.conclusion():
             self.log.say(f"train: {text}")
         return {"slow": text} if text else {}
+
+    def _report_gradients(self) -> dict[str, Any]:
+        """Print what the gradients have cost on several nodes; return it for the last line of metrics.jsonl.
+
+        Of the rank that waited least for the others: that is the network.
+        """
+        world, known = self.world, self.step.gradient_seconds()
+        if world.local_size == world.size or known is None or not self.steps:
+            return {}
+        ranks = world.gather((known, world.local_rank))
+        cost = Cost(min(seconds for seconds, _ in ranks), self.seconds / self.steps)
+        nodes = sum(local == 0 for _, local in ranks)
+        self.log.say(f"train: {gradients.conclusion(cost, nodes, self.config, self.precision.name)}")
+        return {"gradients": asdict(cost)}
 
     def close(self) -> None:
         """Stop the threads of the loaders, and of the store once it has written the last checkpoint."""

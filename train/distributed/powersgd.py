@@ -7,6 +7,7 @@ the errors, which are as large as the gradients, and part of a checkpoint.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ class PowerSGD:
         last digit of any other norm.
         """
         self.rank = rank
+        self.seconds, self.steps = 0.0, 0  # in `reduce`, since gradients are compressed
         epsilon = 1e-8 if dtype is torch.float32 else 1e-16
         self.state = PowerSGDState(None, rank, REHEARSAL, rate, orthogonalization_epsilon=epsilon, random_seed=seed)
 
@@ -69,8 +71,12 @@ class PowerSGD:
         bucket: over gloo, ranks then take the sums of two buckets in different orders, and mix them up. On a GPU it
         waits for the device anyway.
         """
+        began, compressed = time.perf_counter(), self.state.iter >= REHEARSAL
         future: torch.futures.Future[Tensor] = powerSGD_hook(self.state, bucket)
         future.wait()
+        if compressed:
+            self.seconds += time.perf_counter() - began
+            self.steps += bucket.is_last()
         return future
 
     def register(self, wrapped: DistributedDataParallel) -> None:
@@ -145,6 +151,11 @@ class CompressedStep(DDPStep):
         if self._loaded is not None:
             self.power.restore(self._loaded, self.objective.world)
             self._loaded = None
+
+    def gradient_seconds(self) -> float | None:
+        if self.objective.world.device.type == "cuda":  # the hook begins before the device has computed the gradients
+            return None
+        return self.power.seconds / self.power.steps if self.power.steps else None
 
     @property
     def bytes_besides(self) -> int:
