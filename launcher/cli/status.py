@@ -50,7 +50,7 @@ def status(
     """
     console = terminal.console(soft_wrap=False)
     machines, reasons = _machines(nodes, ssh_config) if run is None and on is None else ([], [])
-    every, rows = list[RunStatus](), list[RunRow]()
+    every, rows, unmasked = list[RunStatus](), list[RunRow](), list[str]()
     named = options.named(run, nodes, on, ssh_config)
     for one in named.runs:
         try:
@@ -61,6 +61,7 @@ def status(
                 raise
             continue
         every.append(seen)
+        unmasked += [found.unmasked] if any(node.last for node in seen.nodes) else []
         rows.append(RunRow(seen.run, seen.state, None, (), group=found.group))
         if not json and not watch and named.group is None:
             console.print(render(seen, console.width))
@@ -78,6 +79,8 @@ def status(
         terminal.say_json(reports if named.group is not None else dict(*reports) | shown)
     elif machines:
         terminal.table_console().print(gpus.table(machines))
+    for warning in dict.fromkeys(filter(None, unmasked)):
+        Reporter().warn(warning)
     reasons += [node.reason for seen in every for node in seen.nodes if node.reason is not None]
     for reason in dict.fromkeys(reasons):
         terminal.note(reason)

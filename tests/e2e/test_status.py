@@ -59,6 +59,19 @@ def test_the_table_has_only_columns_with_known_values(running: Cli) -> None:
     assert all(0 < node["use"]["memory"] < node["use"]["memory_total"] for node in seen["nodes"])
 
 
+def test_a_folder_that_does_not_know_the_secrets_says_that_the_last_lines_are_not_masked(
+    running: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    run, other = running.runs()[-1].name, Cli(tmp_path / "other", running.env)
+    said = "warning: not masked, as their values are unknown on this machine: secrets of this run"
+    for options in ([], ["--json"]):
+        assert "not masked" not in running("status", *options).stderr
+        shown = other("status", run, "--nodes", "local", *options)
+        assert "token is hush-hush" in shown.stdout
+        assert shown.stderr.count(said) == 1
+
+
 def test_the_live_table_updates_until_the_run_has_ended(running: Cli) -> None:
     process = running.start("status", "--watch")
     finish(running)

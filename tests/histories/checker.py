@@ -110,7 +110,11 @@ class View:
             return call in self.history.ups_of(run)
         if call.has("--all", "--all-projects") or call.command in ("clean", "runs"):
             return call.has("--all-projects") or self._of_folder(call, run)
-        return run.startswith(call.target) if call.target else self._of_folder(call, run) or call.has("--nodes")
+        if call.target:
+            return run.startswith(call.target)
+        end = self.exits.get(call.call)
+        chosen = end is not None and f"run is {run}" in end.err  # the only one of a folder without an own run
+        return self._of_folder(call, run) or call.has("--nodes") or chosen
 
     def _of_folder(self, call: Asked, run: str) -> bool:
         return any(up.folder == call.folder for up in self.history.ups_of(run))

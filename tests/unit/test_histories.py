@@ -148,6 +148,14 @@ KEEP = {
         Asked(2.4, 1, "two", ("down", "--nodes", "local")),
         Exited(6, 1, 0, "", ""),
     ],
+    "down in a folder that only knows the run of another": [
+        DETACHED,
+        ended(0, 2),
+        *TOLD,
+        *programs((143, 143)),
+        Asked(2.4, 1, "two", ("down",)),
+        Exited(6, 1, 0, "", f"launcher: the latest run is {RUN}"),
+    ],
     "another variant": [
         SWEEP,
         *VARIANT,
