@@ -1,7 +1,8 @@
 """Builds the wheel, whose only package is `launcher`; pyproject.toml has everything else.
 
 A package `train` or `images` in site-packages would be imported in place of a user's folder of that name without an
-__init__.py, so the wheel has them, and the example, below launcher/bundled (launcher/shipped.py finds them).
+__init__.py, so the wheel has them, the example and the page for assistants below launcher/bundled, where
+launcher/shipped.py finds them.
 """
 
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-EXAMPLES = ("jobs/quickstart.yaml", "jobs/data/digits.tar", "jobs/data/LICENCE.md")
+FILES = ("jobs/quickstart.yaml", "jobs/data/digits.tar", "jobs/data/LICENCE.md", "docs/agents.md")
 
 
 class Bundle(build_py):
@@ -26,7 +27,7 @@ class Bundle(build_py):
         bundled.mkdir()
         for name in ("train", "images"):
             shutil.move(built / name, bundled / name)
-        for name in EXAMPLES:
+        for name in FILES:
             (bundled / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(name, bundled / name)
 

@@ -56,6 +56,7 @@ def test_the_example_runs_from_an_empty_folder(installed: Path, home_cli: Cli) -
     assert "Epoch: [1] val" in done.stdout
     assert "already exists" in cli("init", "--example", "quickstart", code=2).stderr
     assert "omit job.yaml" in cli("init", "job.yaml", "--example", "quickstart", code=2).stderr
+    assert "# For coding assistants" in cli("init", "--skill").stdout
 
 
 @pytest.mark.ci

@@ -159,7 +159,7 @@ ALL = ("a", "b", "a-20260102-120000-000c", "b-20260101-130000-000b", "b-20260101
     [
         (["logs", ""], [*ALL]),
         (["status", "a-20260102"], ["a-20260102-120000-000c"]),
-        (["compare", "b-"], ["b-20260101-130000-000b", "b-20260101-125900-00bb"]),  # the second is a sweep
+        (["fetch", "b-"], ["b-20260101-130000-000b", "b-20260101-125900-00bb"]),  # the second is a sweep
         (["up", "job.yaml", "--nodes", "gpu-a,gpu"], ["gpu-a,gpu-b"]),
         (["stat"], ["status"]),
         (["doctor", "gpu"], ["gpu-a", "gpu-b"]),

@@ -253,6 +253,15 @@ def test_runs_whose_end_is_not_recorded_are_asked_for_and_not_ignored_silently(n
     )
 
 
+def test_a_table_in_a_pipe_has_the_width_that_is_set(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    del night
+    assert max(map(len, call("compare")[1].splitlines()[:5])) > 50
+    monkeypatch.setenv("COLUMNS", "50")
+    printed = call("compare")[1]
+    assert max(map(len, printed.splitlines()[:5])) <= 50
+    assert "other tags (--tag): x, y, z" in printed
+
+
 def test_columns_keep_their_order_while_runs_write(night: Path) -> None:
     """A tag that one run more has does not move before the others."""
     board(night / "runs" / "night-20261128-200002-0002" / "tensorboard" / "events.out.tfevents.1", "y", {1: 2.0})

@@ -29,6 +29,7 @@ def added(cli: Cli, job: Job, *more: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.ci
 def test_a_variant_is_added_on_a_free_machine_and_waits_for_one(home_cli: Cli, job: Job) -> None:
     group = group_of(home_cli)
     first = added(home_cli, job, "--set", "run.args.x=5")
