@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields
 from typing import Any, NoReturn
 
 from train.errors import TrainError
+
+OWN = "MODULE:FUNCTION"
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 def option(group: str, text: str, default: Any, **limits: Any) -> Any:
     """Return a field that is also a command-line option, as fields without a group are not.
 
-    `limits`: argparse keywords, `above`, `minimum`, `maximum`.
+    `limits`: argparse keywords, `above`, `minimum`, `maximum`; `own`: beside `choices`, a function of the user.
     """
     return field(default=default, metadata={"group": group, "help": text, **limits})
 
@@ -79,6 +82,9 @@ def _parser(declared: Any, prog: str, description: str) -> Parser:
 
 def _argument(default: Any, meta: dict[str, Any]) -> dict[str, Any]:
     keywords: dict[str, Any] = {key: meta[key] for key in ("help", "choices", "nargs") if key in meta}
+    if meta.get("own"):
+        choices = keywords.pop("choices")
+        return keywords | {"type": _choice(choices), "default": default, "metavar": f"{{{','.join(choices)},{OWN}}}"}
     if default is MISSING:
         return keywords | {"required": True, "metavar": "PATH"}
     if isinstance(default, bool):
@@ -87,6 +93,17 @@ def _argument(default: Any, meta: dict[str, Any]) -> dict[str, Any]:
     if "choices" not in keywords:
         keywords["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
     return keywords | {"type": kind, "default": default}
+
+
+def _choice(choices: Sequence[str]) -> Callable[[str], str]:
+    """Return a function that accepts one of these words, or the name of a function."""
+
+    def check(text: str) -> str:
+        if text in choices or re.fullmatch(r"[\w.]+:\w+", text):
+            return text
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(choices)}, {OWN})")
+
+    return check
 
 
 def check_limits(options: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from train.config import CUDA_GRAPHS, Config
 from train.distributed.methods import abilities
 from train.errors import TrainError
+from train.own import is_own
 
 ADAM = ("adamw", "muon")
 SCALED_OR_HALF = ("fp16", "O2", "O3")
@@ -39,6 +40,8 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         yield f"--gradient-compression {config.gradient_compression} needs ddp on several processes, not {kind}"
     if config.powersgd_rank:
         yield from _problems_of_powersgd(config, amp)
+    if config.label_smoothing and is_own(config.loss):
+        yield f"--label-smoothing with --loss {config.loss}: smooth the labels in your function"
     if config.syncbn == "library" and device == "cpu":
         yield "--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom"
     if config.dtype == "float64" and amp != "none":
@@ -122,6 +125,7 @@ def used(config: Config, amp: str) -> dict[str, str]:
         "metrics": config.metrics != "exact",
         "print_digest": config.print_digest,
         "last_batch": config.last_batch != "keep",
+        "loss": is_own(config.loss),
     }
     texts = {name: f"--{name.replace('_', '-')} {getattr(config, name)}" for name, on in found.items() if on}
     if "replicate" in texts and not config.replicate:

@@ -14,6 +14,8 @@ from typing import Any
 from train.arguments import check_limits, option, parsed
 from train.errors import TrainError
 from train.foreign import RECOMMENDED, about_timm, builder, is_foreign, is_timm, recommended
+from train.own import CALLS as OWN
+from train.own import is_own, own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +203,11 @@ class TrainingOptions:
     ema_every: int = option("training", "steps between EMA updates", 1, minimum=1)
     loss: str = option(
         "training",
-        "ce: cross-entropy; bce: binary cross-entropy, summed over classes; validation always uses ce",
+        "ce: cross-entropy; bce: binary cross-entropy, summed over classes; or your function of logits and labels; "
+        "validation always uses ce",
         "ce",
         choices=("ce", "bce"),
+        own=True,
     )
     label_smoothing: float = option("training", "label smoothing", 0.0, minimum=0, maximum=1)
     mixup: float = option("training", "Mixup alpha; 0: off", 0.0, minimum=0)
@@ -526,6 +530,9 @@ def parse(argv: list[str]) -> Config:
         TrainError: an option is unknown or missing, or its value is invalid.
     """
     config, given = declared(argv)
+    for name in OWN:
+        if is_own(text := getattr(config, name)):
+            own(name, text)  # it can be imported and called
     if not is_foreign(config.arch):
         return config
     config = replace(config, left_to_model=frozenset(RECOMMENDED) - given)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from train.errors import TrainError
+from train.own import imported
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +33,7 @@ def builder(arch: str) -> Build:
         TrainError: the model or function does not exist.
     """
     where, _, name = arch.partition(":")
-    return _of_timm(name) if where == "timm" else _of_user(arch, where, name)
+    return _of_timm(name) if where == "timm" else _of_user(arch, name)
 
 
 RECOMMENDED = ("mean", "std", "image_size", "val_resize")  # options that a model may set
@@ -82,13 +83,8 @@ def _of_timm(name: str) -> Build:
     return lambda **options: timm.create_model(name, pretrained=False, **options)
 
 
-def _of_user(arch: str, where: str, name: str) -> Build:
-    try:
-        module = importlib.import_module(where)
-    except ImportError as error:
-        raise TrainError(
-            f"--arch {arch}: cannot import {where} ({error}); start in the folder that contains it, or set PYTHONPATH"
-        ) from error
+def _of_user(arch: str, name: str) -> Build:
+    module = imported("arch", arch)
     function = getattr(module, name, None)
     if not callable(function):
         raise TrainError(f"--arch {arch}: {module.__file__} has no function {name}")

@@ -19,21 +19,25 @@ def loaded(program: bool = False) -> dict[str, str]:
     Compiled modules are left out: two machines never build the same bytes. `program`: also the one that was started,
     which may differ in a resumed run (python -m train or a script that calls it) and in a guarded worker.
     """
-    paths = sysconfig.get_paths()
-    library = {Path(paths[name]) for name in ("stdlib", "platstdlib")}
     found = {}
     for name, module in sorted(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "")
-        installed = bool(library.intersection(path.parents)) or any(part in INSTALLED for part in path.parts)
         if name == "__mp_main__" or (name == "__main__" and not program):
             continue
-        if path.suffix != ".py" or (installed and name.partition(".")[0] != "train"):
+        if path.suffix != ".py" or (name.partition(".")[0] != "train" and is_installed(path)):
             continue
         try:
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
         except OSError:  # it was removed since, or is in an archive
             continue
     return found
+
+
+def is_installed(file: str | Path) -> bool:
+    """Whether a file is of the standard library or an installed package."""
+    path, paths = Path(file), sysconfig.get_paths()
+    library = {Path(paths[name]) for name in ("stdlib", "platstdlib")}
+    return bool(library.intersection(path.parents)) or any(part in INSTALLED for part in path.parts)
 
 
 def changed(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:

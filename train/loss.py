@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from train.config import Config
+from train.own import is_own, own, tried, unfit
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits (n, classes), labels (n,) -> losses (n,)
 
 
 @dataclass(frozen=True)
@@ -51,18 +56,39 @@ def apply_mix(mix: Mix, images: Tensor) -> Tensor:
     return mixed
 
 
-def losses(logits: Tensor, labels: Tensor, kind: str = "ce", smoothing: float = 0.0, mix: Mix | None = None) -> Tensor:
-    """Return the (n,) losses of --loss `kind`; for mixed images the mean over both labels, weighted by share.
+def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the (n,) losses of (n, classes) logits."""
+    return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
 
-    bce: Wightman et al., arXiv 2110.00476, section 3.2.
-    """
 
-    def against(labels: Tensor) -> Tensor:
-        if kind == "ce":
-            return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-        target = functional.one_hot(labels, logits.shape[1]) * (1 - smoothing) + smoothing / logits.shape[1]
-        each = functional.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
-        return each.sum(1)
+def binary_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the (n,) losses, summed over classes: Wightman et al., arXiv 2110.00476, section 3.2."""
+    target = functional.one_hot(labels, logits.shape[1]) * (1 - smoothing) + smoothing / logits.shape[1]
+    each = functional.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
+    return each.sum(1)
 
-    loss = against(labels)
-    return loss if mix is None else torch.lerp(against(labels.roll(1, 0)), loss, mix.share)
+
+def make_loss(config: Config) -> Loss:
+    """Return the loss function of training, --loss. Raises TrainError: see `own`."""
+    if is_own(config.loss):
+        return own("loss", config.loss)
+    kinds = {"ce": cross_entropy, "bce": binary_cross_entropy}
+    return partial(kinds[config.loss], smoothing=config.label_smoothing)
+
+
+def try_loss(text: str, classes: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Call the user's loss function. Raises TrainError if it does not return losses that depend on the logits."""
+    logits = torch.linspace(-1, 1, 3 * classes, dtype=dtype, device=device).view(3, classes).requires_grad_()
+    found = tried("loss", text, logits, torch.arange(3, device=device) % classes)
+    if not isinstance(found, Tensor):
+        raise unfit("loss", text, f"a {type(found).__name__}")
+    if found.shape != (3,):
+        raise unfit("loss", text, f"shape {tuple(found.shape)} for logits of shape {tuple(logits.shape)}")
+    if not found.requires_grad:
+        raise unfit("loss", text, "values without a gradient")
+
+
+def losses(loss: Loss, logits: Tensor, labels: Tensor, mix: Mix | None = None) -> Tensor:
+    """Return the (n,) losses; for mixed images the mean over both labels, weighted by share."""
+    each = loss(logits, labels)
+    return each if mix is None else torch.lerp(loss(logits, labels.roll(1, 0)), each, mix.share)

@@ -15,7 +15,7 @@ from train.distributed.world import World, broadcast_together
 from train.ema import EMA
 from train.errors import TrainError
 from train.foreach import finite, first_not_finite
-from train.loss import Mix, apply_mix, losses
+from train.loss import Loss, Mix, apply_mix, cross_entropy, losses, make_loss
 from train.metrics import counts
 from train.models import statistics
 from train.optim import load_state, make_optimizer, set_rate
@@ -41,6 +41,7 @@ class Objective:
         self._scale = (1 / std).view(1, 3, 1, 1).to(world.device, self._type)
         self._shift = (-mean / std).view(1, 3, 1, 1).to(world.device, self._type)
         self.config, self.precision, self.world = config, precision, world
+        self.loss = make_loss(config)  # of training
         self.has_logits = True  # False for all pipeline stages except the last
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -52,9 +53,9 @@ class Objective:
         return x.to(self.precision.weights).contiguous(memory_format=self.precision.layout)
 
     def forward_loss(
-        self, model: nn.Module, batch: Batch, mix: Mix | None = None, kind: str = "ce", smoothing: float = 0.0
+        self, model: nn.Module, batch: Batch, mix: Mix | None = None, loss: Loss = cross_entropy
     ) -> Output:
-        """Compute the model's output and loss, for training and validation.
+        """Compute the model's output and loss, for training and, with cross-entropy, for validation.
 
         A rank's loss is its sum over samples x ranks / total, so that DDP's mean over ranks is the mean over all
         samples of all ranks and micro-batches, even if the last batch of an epoch is split unevenly.
@@ -67,9 +68,9 @@ class Objective:
         if not self.has_logits:
             return Output(logits, torch.zeros(4, dtype=torch.float64, device=self.world.device), None)
         logits = logits.to(self._type)  # 16 bits are too few for a softmax over a thousand classes
-        each = losses(logits, batch.labels, kind, smoothing, mix)
-        loss = (each * batch.weights).sum() * (self.world.data_shards / batch.total)
-        return Output(loss, counts(logits.detach(), batch.labels, each.detach(), batch.weights), logits)
+        each = losses(loss, logits, batch.labels, mix)
+        share = (each * batch.weights).sum() * (self.world.data_shards / batch.total)
+        return Output(share, counts(logits.detach(), batch.labels, each.detach(), batch.weights), logits)
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,7 @@ class Step:
 
     def forward(self, batch: Batch, plan: Plan) -> Output:
         """Compute a micro-batch's loss, and its `counts` on the device."""
-        config = self.objective.config
-        return self.objective.forward_loss(self.wrapped, batch, plan.mix, config.loss, config.label_smoothing)
+        return self.objective.forward_loss(self.wrapped, batch, plan.mix, self.objective.loss)
 
     def backward(self, output: Output) -> None:
         """Add the micro-batch's gradients."""

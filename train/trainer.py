@@ -38,7 +38,7 @@ from train.gradients import Cost
 from train.hardware import device_name, ideal_seconds, node_name, peak_memory
 from train.infiniband import Ports
 from train.log import Interval, Validated, Writer, common_facts, conclude, make_log
-from train.loss import draw_mix
+from train.loss import draw_mix, try_loss
 from train.metrics import NO_SCORES, Closed, Meter, Scores, check_finite
 from train.models import (
     check_sides,
@@ -48,6 +48,7 @@ from train.models import (
     parameter_count,
     without_gradient,
 )
+from train.own import is_own
 from train.precision import choose_precision
 from train.profile import tracing
 from train.recompute import recompute_blocks
@@ -592,6 +593,8 @@ class Trainer:
         Also return the options, with those that are left to the model.
         """
         classes, say = self.dataset.classes, self.log.say
+        if is_own(self.config.loss):
+            try_loss(self.config.loss, len(classes), getattr(torch, self.config.dtype), self.world.device)
         model = configured_model(self.config, len(classes))
         config = self.config.settled(about_model(model))
         on_device = partial(self.precision.trial, device=self.world.device)

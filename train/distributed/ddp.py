@@ -105,9 +105,9 @@ class DDPStep(Step):
             for module in self.model.modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]
-        config = self.objective.config
-        for _ in range(2 if config.static_graph else 1):
-            output = self.objective.forward_loss(self.wrapped, batch, None, config.loss, config.label_smoothing)
+        objective = self.objective
+        for _ in range(2 if objective.config.static_graph else 1):
+            output = objective.forward_loss(self.wrapped, batch, None, objective.loss)
             output.loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
             self.wrapped.zero_grad(set_to_none=False)
         with torch.no_grad():

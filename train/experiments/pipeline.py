@@ -87,5 +87,4 @@ class PipelineStep(model.StageStep):
 
     def _losses(self, logits: Tensor, target: Tensor) -> Tensor:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        config = self.objective.config
-        return losses(wide, target[:, 0].long(), config.loss, config.label_smoothing)
+        return losses(self.objective.loss, wide, target[:, 0].long())

@@ -26,7 +26,7 @@ from train.ema import EMA
 from train.errors import TrainError
 from train.experiments.masters import Masters
 from train.experiments.syncbn import SyncBatchNorm, convert, convert_by_library
-from train.loss import Mix, apply_mix, draw_mix, losses
+from train.loss import Mix, apply_mix, binary_cross_entropy, cross_entropy, draw_mix, losses
 from train.models import SmallCNN, configured_model, make_model, parameter_count
 from train.optim import LARS, make_optimizer
 from train.precision import LossScale, choose_precision
@@ -578,7 +578,7 @@ def test_mixup_and_cutmix_mix_by_the_reported_share() -> None:
 
 def test_a_mixed_images_loss_is_that_of_its_mixed_label() -> None:
     logits, labels = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 5, 2, 2])
-    ours = losses(logits, labels, "ce", 0.1, Mix(0.7, None))
+    ours = losses(partial(cross_entropy, smoothing=0.1), logits, labels, Mix(0.7, None))
     one_hot = nn.functional.one_hot(labels, 6).double()
     target = 0.9 * (0.7 * one_hot + 0.3 * one_hot.roll(1, 0)) + 0.1 / 6
     assert torch.allclose(ours, nn.functional.cross_entropy(logits, target, reduction="none"))
@@ -589,7 +589,9 @@ def test_binary_cross_entropy_is_that_of_the_soft_label_summed_over_the_classes(
     one_hot = nn.functional.one_hot(labels, 6).double()
     target = 0.9 * (0.7 * one_hot + 0.3 * one_hot.roll(1, 0)) + 0.1 / 6
     expected = -(target * logits.sigmoid().log() + (1 - target) * (-logits).sigmoid().log()).sum(1)
-    assert torch.allclose(losses(logits, labels, "bce", 0.1, Mix(0.7, None)), expected)
+    assert torch.allclose(
+        losses(partial(binary_cross_entropy, smoothing=0.1), logits, labels, Mix(0.7, None)), expected
+    )
 
 
 def test_residual_branches_start_at_zero_only_with_the_option() -> None:
@@ -607,6 +609,6 @@ def test_options_of_a_models_constructor_by_name() -> None:
 def test_the_initial_loss_is_at_chance_level() -> None:
     torch.manual_seed(0)
     model = SmallCNN(10)
-    loss = losses(model(torch.randn(64, 3, 32, 32)), torch.arange(64) % 10).mean()
+    loss = cross_entropy(model(torch.randn(64, 3, 32, 32)), torch.arange(64) % 10).mean()
     assert float(loss.detach()) == pytest.approx(math.log(10), abs=0.2)
     assert copy.deepcopy(model)(torch.randn(2, 3, 8, 8)).shape == (2, 10)
