@@ -40,6 +40,8 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         yield f"--gradient-compression {config.gradient_compression} needs ddp on several processes, not {kind}"
     if config.powersgd_rank:
         yield from _problems_of_powersgd(config, amp)
+    if config.warmup >= 0 and is_own(config.schedule):
+        yield f"--warmup {config.warmup} with --schedule {config.schedule}: your function has the factors of all steps"
     if config.label_smoothing and is_own(config.loss):
         yield f"--label-smoothing with --loss {config.loss}: smooth the labels in your function"
     if config.syncbn == "library" and device == "cpu":

@@ -214,9 +214,11 @@ class TrainingOptions:
     cutmix: float = option("training", "CutMix alpha; 0: off", 0.0, minimum=0)
     schedule: str = option(
         "training",
-        "learning rate schedule, updated every step",
+        "learning rate schedule, updated every step; or your function of a step, from 0, and the number of steps that "
+        "returns a factor of --lr",
         "onecycle",
         choices=("onecycle", "cosine", "linear", "multistep"),
+        own=True,
     )
     warmup: float = option(
         "training", "warm-up, as a fraction of all steps; -1: 0.3 for onecycle, 0.05 for others", -1.0, maximum=1

@@ -16,6 +16,7 @@ Function = Callable[..., Any]
 
 # by option: the arguments, and what is to be returned
 CALLS = {
+    "schedule": (("step", "steps"), "a factor of --lr for the step, counted from 0"),
     "loss": (("logits", "labels"), "a tensor of shape (n,): the loss of each image"),
 }
 

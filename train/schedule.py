@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 from train.config import Config
+from train.own import Function, is_own, own, tried, unfit
 
 Schedule = Callable[[int], float]
 CYCLED_MOMENTUM = 0.85, 0.95  # torch's defaults
@@ -67,6 +69,31 @@ class MultiStep:
         return self.peak * self.gamma ** sum(step >= round(share * self.total) for share in self.milestones)
 
 
+@dataclass(frozen=True)
+class Own:
+    """The user's function of a step and the number of steps, times the peak."""
+
+    peak: float
+    total: int
+    factor: Function
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of step `step` (counted from 0); the last rate for steps past the end."""
+        return self.peak * float(self.factor(min(step, self.total - 1), self.total))
+
+
+def own_schedule(text: str, peak: float, total: int) -> Own:
+    """Return the schedule of --schedule MODULE:FUNCTION. Raises TrainError if it is not a number of at least 0.
+
+    It is tried at the first, the middle and the last step.
+    """
+    for step in (0, total // 2, total - 1):
+        found = tried("schedule", text, step, total)
+        if not isinstance(found, Real) or not 0 <= float(found) < math.inf:
+            raise unfit("schedule", text, f"{found!r} for step {step} of {total}")
+    return Own(peak, total, own("schedule", text))
+
+
 def _rising(peak: float, start: float, step: int, steps: int) -> float:
     """Rise from start * peak, as torch's LinearLR(start, 1, steps); with start 0, in equal parts from peak / steps."""
     return peak * ((start + (1 - start) * step / steps) if start else (step + 1) / steps)
@@ -101,9 +128,11 @@ def peak_rate(config: Config, global_batch: int) -> float:
 
 
 def make_schedule(config: Config, global_batch: int, total: int) -> Schedule:
-    """Return the schedule for a run of `total` optimiser steps."""
+    """Return the schedule for a run of `total` optimiser steps. Raises TrainError: see `own_schedule`."""
     peak = peak_rate(config, global_batch)
     warmup = _warmup(config)
+    if is_own(config.schedule):
+        return own_schedule(config.schedule, peak, total)
     if config.schedule == "onecycle":
         return OneCycle(peak, total, warmup, config.div_factor, config.final_div_factor)
     steps = round(warmup * total)

@@ -128,7 +128,7 @@ class Trainer:
             together(lambda: recompute_blocks(self.model, config.arch))
         self.nodes = world.gather(node_name())  # by rank
         self.step = together(lambda: make_step(config, world, self.precision, self.model))
-        self.schedule = make_schedule(config, self.global_batch, self.total_steps)
+        self.schedule = together(lambda: make_schedule(config, self.global_batch, self.total_steps))
 
         transfer = Transfer(world.device)
         loader = Loader(config, self.dataset.train, decoder, config.batch_size, world.core_sharers, transfer)

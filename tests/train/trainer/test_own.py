@@ -12,6 +12,7 @@ from train.config import Config, parse
 from train.errors import TrainError
 from train.loss import Mix, cross_entropy, losses, make_loss
 from train.own import own
+from train.schedule import make_schedule
 
 QUICK = "--arch smallcnn --image-size 8 --epochs 1 --batch-size 4 --workers 1 --threads 1 --device cpu"
 MODULE = """
@@ -41,6 +42,18 @@ def hits(logits, labels):
 
 def wrong(logits, labels):
     return functional.cross_entropy(logits, labels[:2])
+
+
+def half(step, steps):
+    return 1 - step / steps / 2
+
+
+def past(step, steps):
+    return [1.0, 0.5][step]
+
+
+def negative(step, steps):
+    return 0.5 - step
 
 
 number = 3
@@ -117,6 +130,27 @@ def test_a_function_of_ones_own_has_the_weights_and_mixes_of_ours(module: str) -
     ours, theirs = losses(make_loss(config), logits, labels, mix), losses(cross_entropy, logits, labels, mix)
     assert torch.equal(ours, theirs)
     assert own("loss", f"{module}:ce") is own("loss", config.loss)
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "says"),
+    [
+        ("past", 35, "IndexError: list index out of range; it is called as f(step, steps)"),
+        ("negative", 38, "it returned -0.5 for step 1 of 3; it is called as f(step, steps), and must return a factor"),
+    ],
+)
+def test_an_unusable_schedule_is_refused_in_one_line(
+    function: str, line: int, says: str, module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(capfd, tmp_path, "--schedule", f"{module}:{function}")
+    assert error.startswith(f"train: error: --schedule {module}:{function}: {tmp_path}/{module}.py:{line}: ")
+    assert says in error
+
+
+def test_a_schedule_of_ones_own_is_a_factor_of_the_scaled_rate(module: str) -> None:
+    config = Config(data="", lr=0.2, schedule=f"{module}:half")
+    rate = make_schedule(config, 512, 10)
+    assert [rate(0), rate(5), rate(9), rate(20)] == pytest.approx([0.4, 0.3, 0.22, 0.22])
 
 
 def test_a_run_with_ones_own_loss_equals_that_with_the_same_of_ours(module: str, tmp_path: Path) -> None:
