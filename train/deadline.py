@@ -1,4 +1,4 @@
-"""Exit within a time limit after SIGTERM, even if the process is blocked.
+"""Exit within a time limit after SIGTERM or Ctrl-C (SIGINT), even if the process is blocked.
 
 Training stops between two steps. A read that does not return, or a missing peer, would block the process until it is
 killed, without a message. Python's signal handlers do not run during such calls, but the signal is written to the
@@ -19,26 +19,37 @@ from train.data import reading
 
 # torchrun kills its workers after 40 s, `launcher down` the container after 45 s; Slurm a job, by default, after 30 s
 SECONDS = 25.0
+INTERRUPTED = b"train: Ctrl-C: stopping with a checkpoint; a second one ends the training at once\n"
 EXIT_STOPPED = 143
 
 
 @contextmanager
 def exit_after_sigterm(process: str, ask: Callable[[], None], over: threading.Event) -> Iterator[None]:
-    """Call `ask` on SIGTERM, and exit SECONDS later, unless `over` is set or the block is left before.
+    """Call `ask` on SIGTERM or SIGINT, and exit SECONDS later, unless `over` is set or the block is left before.
 
-    `process`: its name in the message. Must be called in the main thread.
+    A second SIGINT ends the process. `process`: its name in the message. Must be called in the main thread.
     """
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # it also ends a call that does not return
+        if os.environ.get("RANK", "0") == "0":
+            os.write(2, INTERRUPTED)  # not print, which this signal may have interrupted
+        ask()
+
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     descriptor = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     watch = threading.Thread(target=_watch, args=(ours, over, process), name="deadline", daemon=True)
     watch.start()
     # last: from now on SIGTERM does not end the process by itself
-    handler = signal.signal(signal.SIGTERM, lambda *_: ask())
+    handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: ask())}
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell starts jobs in the background
+        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         over.set()
         signal.set_wakeup_fd(descriptor)
         theirs.close()
@@ -48,7 +59,7 @@ def exit_after_sigterm(process: str, ask: Callable[[], None], over: threading.Ev
 
 def _watch(signals: socket.socket, over: threading.Event, process: str) -> None:
     while numbers := signals.recv(16):
-        if signal.SIGTERM in numbers:
+        if asked := [number for number in (signal.SIGTERM, signal.SIGINT) if number in numbers]:
             break
     else:
         return
@@ -57,7 +68,8 @@ def _watch(signals: socket.socket, over: threading.Event, process: str) -> None:
     found = reading.longest()
     why = f"; reading {found[0]} has taken {found[1]:.0f} s so far" if found and found[1] >= SECONDS else ""
     text = (
-        f"train: {process}: no step finished within {SECONDS:g} s after SIGTERM{why}; exiting without a new checkpoint"
+        f"train: {process}: no step finished within {SECONDS:g} s after {asked[0].name}{why}; exiting without a new "
+        f"checkpoint"
     )
     print(text, file=sys.stderr, flush=True)
     os._exit(EXIT_STOPPED)

@@ -1,4 +1,4 @@
-"""The time that a process has after SIGTERM; a read that never returns is in test_bad_input."""
+"""The time that a process has after SIGTERM or Ctrl-C; a read that never returns is in test_bad_input."""
 
 import os
 import signal
@@ -44,3 +44,30 @@ def test_a_sigterm_that_comes_as_soon_as_it_is_caught_has_the_deadline() -> None
     assert ended.returncode == 143
     assert "asked" in ended.stdout
     assert "rank 0 on here: no step finished within 0.1 s after SIGTERM" in ended.stderr
+
+
+TWICE = """
+import os, signal, sys, threading
+from train import deadline
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+over = threading.Event()
+with deadline.exit_after_sigterm("rank 0 on here", lambda: print("asked", flush=True), over):
+    signal.raise_signal(signal.SIGINT)
+    print("goes on", flush=True)
+    if sys.argv[1] == "twice":
+        signal.raise_signal(signal.SIGINT)
+    over.set()
+print("done", flush=True)
+"""
+
+
+def test_ctrl_c_asks_for_a_stop_and_a_second_one_ends_the_process() -> None:
+    said = ["asked", "goes on"]
+    for times, code, lines in (("once", 0, [*said, "done"]), ("twice", -signal.SIGINT, said)):
+        ended = subprocess.run(
+            [sys.executable, "-c", TWICE, times], check=False, capture_output=True, text=True, timeout=60
+        )
+        assert ended.returncode == code, ended.stderr
+        assert ended.stdout.splitlines() == lines
+        assert ended.stderr == "train: Ctrl-C: stopping with a checkpoint; a second one ends the training at once\n"

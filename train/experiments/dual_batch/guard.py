@@ -35,7 +35,8 @@ def guard(argv: Sequence[str]) -> int:
     env = os.environ | {GUARDED: str(os.getpid())}
     worker = subprocess.Popen([sys.executable, "-m", "train", *argv], env=env)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: worker.send_signal(number))
+        # Ctrl-C reaches the worker too: by a second SIGINT it would end at once
+        signal.signal(number, lambda *_: worker.send_signal(signal.SIGTERM))
     code = worker.wait()
     if code >= 0:
         return code
