@@ -156,7 +156,6 @@ def test_a_schedule_of_ones_own_is_a_factor_of_the_scaled_rate(module: str) -> N
 def test_a_run_with_ones_own_loss_equals_that_with_the_same_of_ours(module: str, tmp_path: Path) -> None:
     """On two ranks, whose last batches are of unequal size."""
     options = [*QUICK.split(), "--data", "synthetic:13", "--mixup", "0.4", "--print-digest"]
-    env = {"PYTHONPATH": str(tmp_path)}
-    mine = run(tmp_path / "own", 2, *options, "--loss", f"{module}:ce", env=env)
+    mine = run(tmp_path / "own", 2, *options, "--loss", f"{module}:ce")
     ours = run(tmp_path / "ours", 2, *options)
     assert mine[0].digest == ours[0].digest
