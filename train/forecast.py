@@ -30,20 +30,23 @@ def forecast(config: Config, world: World, model: nn.Module, step: Step, epochs:
 
     count = files(config, epochs)
     names = ["last", "previous", *([] if step.sharded else ["best"])]
-    names += ["one that is uploaded"] * bool(config.mirror)
-    names += [f"{config.keep} epoch{'s' * (config.keep > 1)}"] * (config.keep > 0) + ["the next while it is written"]
-    text, needed = f"about {count} x {amount(whole)} ({', '.join(names)})", count * whole
+    if config.mirror:
+        names.append("one that is uploaded")
+    if config.keep:
+        names.append("1 epoch" if config.keep == 1 else f"{config.keep} epochs")
+    names.append("the next while it is written")
+    text = f"about {count} x {amount(whole)} ({', '.join(names)})"
+    needed = count * whole
     if step.sharded:
-        text, needed = (
-            f"{text} and {amount(weights)} (best)",
-            needed + 2 * weights,
-        )  # it is also written beside the old
+        text += f" and {amount(weights)} (best)"
+        needed += 2 * weights  # it is also written beside the old
     folder = config.checkpoint_folder.absolute()
     try:
         free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-        warning = "warning: " * (needed - _taken(folder) > free)
+        missing = needed - _taken(folder) > free
     except OSError:  # the first checkpoint will say why
         return f"train: checkpoints of this run: {text}"
+    warning = "warning: " if missing else ""
     return f"train: {warning}checkpoints of this run: {text}; {folder} has {amount(free)} free"
 
 

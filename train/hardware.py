@@ -35,8 +35,12 @@ TRAINING = 3  # relative to a forward pass: backward computes the gradients of i
 
 def peak_flops(device: str, amp: str, tf32: bool) -> float | None:
     """Return the GPU's peak FLOP/s in the run's precision; None if the GPU is not in the table."""
-    peaks = next((peak for name, peak in PEAKS.items() if re.search(rf"\b{name}\b", device)), None)
-    return peaks and peaks[1 if amp == "none" and tf32 else 0 if amp == "none" else 2] * 1e12
+    for name, (fp32, by_tf32, half) in PEAKS.items():
+        if re.search(rf"\b{name}\b", device):
+            if amp != "none":
+                return half * 1e12
+            return (by_tf32 if tf32 else fp32) * 1e12
+    return None
 
 
 def forward_flops(model: nn.Module, side: int) -> float:
@@ -55,10 +59,13 @@ def ideal_seconds(model: nn.Module, side: int, device: str, amp: str, tf32: bool
     al., arXiv 2204.02311, appendix B.
     """
     peak = peak_flops(device, amp, tf32)
+    if peak is None:
+        return None
     try:
-        return peak and TRAINING * forward_flops(model, side) / peak
+        operations = TRAINING * forward_flops(model, side)
     except Exception:  # noqa: BLE001 - as in `models.check_sides`
         return None
+    return operations / peak
 
 
 def device_name(device: torch.device) -> str:

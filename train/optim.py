@@ -1,4 +1,4 @@
-"""Optimisers by name, and their parameter groups: weight decay, learning rates by layer, and what Muon gets."""
+"""The optimizer by its name, and its parameter groups: weight decay, learning rates by layer, and what Muon gets."""
 
 from __future__ import annotations
 

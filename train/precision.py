@@ -1,4 +1,4 @@
-"""Mixed precision: autocast, or 16-bit weights with fp32 master weights, and the loss scale that fp16 needs.
+"""Mixed precision: autocast, or 16-bit weights with fp32 master weights, and the gradient scaler that fp16 needs.
 
 The levels are those of apex, as in experiment 1: O0 off, O1 autocast per operator, O2 fp16 weights with fp32 batch
 norm and fp32 master weights, O3 fp16 throughout. The default is bf16 autocast if the hardware has it; bf16 needs no
@@ -106,7 +106,7 @@ def choose_precision(config: Config, device: torch.device) -> Precision:
 
 
 class LossScale:
-    """Dynamic loss scale: starts at 2^16, doubles after 2000 clean steps (cap 2^24), halves when a gradient overflows.
+    """The gradient scaler: from 2^16, doubled after 2000 clean steps (cap 2^24), halved when a gradient overflows.
 
     Micikevicius et al., arXiv 1710.03740, section 3.2. If disabled, the scale is 1 and gradients are not checked.
     """

@@ -1,4 +1,4 @@
-"""Learning rate schedules as pure functions of the step, so that a checkpoint stores only the step."""
+"""The learning rate scheduler: pure functions of the step, so that a checkpoint stores only the step."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def own_schedule(text: str, peak: float, total: int) -> Own:
 
 def _rising(peak: float, start: float, step: int, steps: int) -> float:
     """Rise from start * peak, as torch's LinearLR(start, 1, steps); with start 0, in equal parts from peak / steps."""
-    return peak * ((start + (1 - start) * step / steps) if start else (step + 1) / steps)
+    if start == 0:
+        return peak * ((step + 1) / steps)
+    return peak * (start + (1 - start) * step / steps)
 
 
 def _two_phases(step: int, total: int, warmup: float, values: tuple[float, float, float]) -> float:

@@ -181,7 +181,9 @@ class Step:
 
     def unused(self, state: Mapping[str, Any]) -> str:
         """Return what a checkpoint has that a run of these options cannot go on with, or ""."""
-        return "its run compressed the gradients, and what was still to be sent is dropped" * ("compression" in state)
+        if "compression" in state:
+            return "its run compressed the gradients, and what was still to be sent is dropped"
+        return ""
 
     @property
     def masters(self) -> list[Tensor] | None:

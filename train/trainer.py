@@ -308,18 +308,22 @@ class Trainer:
 
     def _finish_epoch(self, stop: StopSignal) -> Scores | None:
         """Validate if due, report and save a checkpoint after an epoch of training."""
-        progress, config, log, scores, best = self.progress, self.config, self.log, None, False
+        progress, config = self.progress, self.config
+        scores, best = None, False
         if progress.epoch % config.val_interval == 0 or progress.epoch == config.epochs:
             start = time.perf_counter()
             scores = self.validate(stop)
-            train, seconds = Scores.of(progress.sums), time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            train = Scores.of(progress.sums)
             memory = self.world.max(peak_memory(self.world.device))
             skipped = self.train_loader.skipped() + self.val_loader.skipped()
             skipped = int(self.world.sum(torch.tensor([skipped])))
             at = progress.epoch, config.epochs, self.global_step
-            log.validated(Validated(*at, train, scores, seconds, memory, skipped))
-            best, progress.best = scores.top1 > progress.best, max(scores.top1, progress.best)
-        progress.validated, progress.sums = progress.epoch, torch.zeros_like(progress.sums)
+            self.log.validated(Validated(*at, train, scores, seconds, memory, skipped))
+            best = scores.top1 > progress.best
+            progress.best = max(scores.top1, progress.best)
+        progress.validated = progress.epoch
+        progress.sums = torch.zeros_like(progress.sums)
         self.save(best, progress.epoch)
         return scores
 

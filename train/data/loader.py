@@ -1,4 +1,4 @@
-"""Prefetch batches: a thread pool decodes into preallocated slots, which are copied to the device.
+"""The dataloader: a thread pool decodes into preallocated slots, which are copied to the device.
 
 Threads, not processes: the decoders release the GIL, nothing is pickled, and /dev/shm is not used.
 """

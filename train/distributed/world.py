@@ -1,4 +1,4 @@
-"""The processes of a run: this process's rank and device, and the collectives that the trainer needs.
+"""The processes of a run: rank, world size and device of this one, and the collectives that the trainer needs.
 
 Collectives are no-ops for a single process, which needs no process group.
 """
