@@ -196,7 +196,7 @@ def without_sshd(bed: Bed, node: Node, *, sessions: bool = True) -> Iterator[Non
 def kill_ssh_sessions(bed: Bed, node: Node) -> None:
     """Breaks every open ssh connection to the node; new ones work, so there is nothing to heal."""
     # a session may end by itself before it is killed
-    bed.sh(node, 'pgrep -x sshd | grep -vx "$(cat /run/sshd.pid)" | xargs -r kill -KILL || true')
+    bed.sh(node, 'pgrep ^sshd | grep -vx "$(cat /run/sshd.pid)" | xargs -r kill -KILL || true')
 
 
 @contextlib.contextmanager

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from tests.bed.archive import debian_archive
 from tests.bed.host import docker
-from tests.bed.settings import BASE_IMAGE, BASE_SUITE, NODE_IMAGE, TRAIN_IMAGE, BedUnavailable, Settings
+from tests.bed.settings import BASE_SUITE, NODE_IMAGE, NODE_SUITE, TRAIN_IMAGE, BedUnavailable, Settings
 from tests.bed.shell import CommandFailed, run, succeeds
 
 FOLDER = Path(__file__).parent
 INCLUDE = "python3,python3-venv,python3-pip,ca-certificates"
+NEWER_INCLUDE = "ca-certificates,docker-cli"  # since Debian 13 the `docker` command is a package of its own
 CONTENT = "launcher-bed.content"  # label: digest of the image's inputs
 
 
@@ -25,34 +26,39 @@ def image_id(reference: str) -> str | None:
 
 
 def ensure(settings: Settings) -> None:
-    """Makes sure that all three images exist and are up to date. Raises BedUnavailable, CommandFailed."""
-    if image_id(BASE_IMAGE) is None:
-        make_base(settings)
-    base = image_id(BASE_IMAGE) or ""
-    _build(NODE_IMAGE, "node.Dockerfile", ["node-start.sh", "bed-dockerd.sh"], base)
-    _build(TRAIN_IMAGE, "train.Dockerfile", [], base)
+    """Makes sure that all images exist and are up to date. Raises BedUnavailable, CommandFailed."""
+    _build(NODE_IMAGE, "node.Dockerfile", ["node-start.sh", "bed-dockerd.sh"], base_image(settings, NODE_SUITE))
+    _build(TRAIN_IMAGE, "train.Dockerfile", [], base_image(settings, BASE_SUITE))
 
 
-def base_tarball(settings: Settings) -> Path:
+def base_tarball(settings: Settings, suite: str = BASE_SUITE) -> Path:
     """The cached root file system of the base image."""
-    return settings.cache / f"{BASE_SUITE}-{hashlib.sha256(INCLUDE.encode()).hexdigest()[:8]}.tar"
+    return settings.cache / f"{suite}-{hashlib.sha256(_include(suite).encode()).hexdigest()[:8]}.tar"
 
 
-def make_base(settings: Settings) -> None:
-    """Creates BASE_IMAGE from the cached tarball, else by debootstrap, else from a registry. Raises BedUnavailable."""
-    tarball = base_tarball(settings)
+def _include(suite: str) -> str:
+    return INCLUDE if suite == BASE_SUITE else NEWER_INCLUDE
+
+
+def base_image(settings: Settings, suite: str) -> str:
+    """The tag of a Debian; made from the cached tarball, else by debootstrap, else pulled. Raises BedUnavailable."""
+    tag = f"debian:{suite}-slim"
+    if image_id(tag) is not None:
+        return tag
+    tarball = base_tarball(settings, suite)
     if not tarball.exists():
         if os.geteuid() != 0 or not shutil.which("debootstrap", path=os.environ.get("PATH", "") + ":/usr/sbin"):
-            if not succeeds(["docker", "pull", "-q", BASE_IMAGE], timeout=120):
+            if not succeeds(["docker", "pull", "-q", tag], timeout=120):
                 raise BedUnavailable(
-                    f"no {BASE_IMAGE} here, no registry to pull it from, and only root with debootstrap can build it"
+                    f"no {tag} here, no registry to pull it from, and only root with debootstrap can build it"
                 )
-            return
-        _bootstrap(tarball)
-    docker("import", "--change", 'CMD ["bash"]', str(tarball), BASE_IMAGE)
+            return tag
+        _bootstrap(tarball, suite)
+    docker("import", "--change", 'CMD ["bash"]', str(tarball), tag)
+    return tag
 
 
-def _bootstrap(tarball: Path) -> None:
+def _bootstrap(tarball: Path, suite: str) -> None:
     """A minimal Debian as a tarball, without apt's downloads and the documentation (a third of the size)."""
     archive = debian_archive()
     tarball.parent.mkdir(parents=True, exist_ok=True)
@@ -62,13 +68,16 @@ def _bootstrap(tarball: Path) -> None:
         argv = [
             "debootstrap",
             "--variant=minbase",
-            f"--include={INCLUDE}",
+            f"--include={_include(suite)}",
             *keyring,
-            BASE_SUITE,
+            suite,
             str(root),
             archive.uri,
+            *([] if suite == BASE_SUITE else ["sid"]),  # the script, for a suite that debootstrap does not know yet
         ]
         run(argv, timeout=900)
+        # Lists of testing expire after a week, which a copy of the archive may be behind.
+        (root / "etc/apt/apt.conf.d/80-copies").write_text('Acquire::Check-Valid-Until "false";\n')
         leave_out = (
             "./var/cache/apt/*",
             "./var/lib/apt/lists/*",
@@ -83,8 +92,8 @@ def _bootstrap(tarball: Path) -> None:
 
 
 def _build(tag: str, dockerfile: str, files: list[str], base: str) -> None:
-    """Builds `tag`, unless its label has the digest of the current files and base."""
-    content = hashlib.sha256(base.encode())
+    """Builds `tag`, unless its label has the digest of the current files and base image."""
+    content = hashlib.sha256((image_id(base) or "").encode())
     for name in [dockerfile, *files]:
         content.update((FOLDER / name).read_bytes())
     digest = content.hexdigest()
@@ -104,7 +113,7 @@ def _build(tag: str, dockerfile: str, files: list[str], base: str) -> None:
         "--label",
         f"{CONTENT}={digest}",
         "--build-arg",
-        f"BASE_IMAGE={BASE_IMAGE}",
+        f"BASE_IMAGE={base}",
     ]
     argv += ["-t", tag, "-f", str(FOLDER / dockerfile), str(FOLDER)]
     run(["env", "DOCKER_BUILDKIT=0", *argv], timeout=600)
@@ -112,10 +121,12 @@ def _build(tag: str, dockerfile: str, files: list[str], base: str) -> None:
 
 def purge(settings: Settings) -> None:
     """Removes the images and the cached tarball."""
-    for tag in (NODE_IMAGE, TRAIN_IMAGE, BASE_IMAGE):
+    suites = {BASE_SUITE, NODE_SUITE}
+    for tag in (NODE_IMAGE, TRAIN_IMAGE, *(f"debian:{suite}-slim" for suite in suites)):
         if image_id(tag):
             try:
                 docker("image", "rm", "-f", tag)
             except CommandFailed as error:
                 raise BedUnavailable(f"cannot remove {tag}, is another bed using it? {error}") from error
-    base_tarball(settings).unlink(missing_ok=True)
+    for suite in suites:
+        base_tarball(settings, suite).unlink(missing_ok=True)

@@ -7,10 +7,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-BASE_IMAGE = "debian:bookworm-slim"
 BASE_SUITE = "bookworm"
+BASE_IMAGE = f"debian:{BASE_SUITE}-slim"
 CONTAINER_PYTHON = "python3.11"  # Debian 12's; the mounted virtual environment must be of the same version
-NODE_IMAGE = "launcher-bed-node"
+NODE_SUITE = os.environ.get("LAUNCHER_BED_NODE_SUITE", BASE_SUITE)  # whose sshd and Docker the nodes have
+NODE_IMAGE = "launcher-bed-node" if NODE_SUITE == BASE_SUITE else f"launcher-bed-node-{NODE_SUITE}"
 TRAIN_IMAGE = "launcher-bed-train"
 VENV_IN_NODE = "/opt/venv"
 SITE_PACKAGES_IN_NODE = f"{VENV_IN_NODE}/lib/{CONTAINER_PYTHON}/site-packages"

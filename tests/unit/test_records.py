@@ -325,7 +325,7 @@ def test_limits_of_the_settings_file_bound_what_is_collected(tmp_path: Path, mon
     here, file = tmp_path / "here", tmp_path / "launcher" / "settings.yaml"
     here.mkdir()
     file.parent.mkdir()
-    file.write_text("limits: {file: 6m, collect: 1s}\n")
+    file.write_text("limits: {file: 6m}\n")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     folder = output(tmp_path / "1", tensorboard__small=b"1")
     os.truncate(output(tmp_path / "1", tensorboard__large=b"").path + "/tensorboard/large", 6 << 20)
@@ -336,6 +336,7 @@ def test_limits_of_the_settings_file_bound_what_is_collected(tmp_path: Path, mon
     assert result.moved == 0
     assert "was not copied: it has 6,291,457 bytes" in str(result.problems[0])
     output(tmp_path / "1", **{"logs/a.log": b"later"})
+    file.write_text("limits: {collect: 1s}\n")
     slow = OutputFolder(Drips(LocalMachine("a", "me")), folder.path, ("a",))
     (late,) = collect([slow], here)
     assert isinstance(late, NodeUnreachable)

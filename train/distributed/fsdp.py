@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from train.config import Config
 from train.distributed.methods import Abilities
@@ -34,6 +34,11 @@ from train.step import Step
 
 def problems(config: Config, processes: int) -> Iterator[str]:
     """Yield reasons to reject these options with this number of processes."""
+    if not hasattr(torch.distributed.fsdp, "fully_shard"):
+        yield (
+            f"--parallel {config.parallel} needs torch.distributed.fsdp.fully_shard, which torch {torch.__version__} "
+            "lacks; use an image with torch 2.6 or newer, or --parallel ddp"
+        )
     if processes == 1:
         yield f"--parallel {config.parallel} shards the weights over processes; start two or more (processes: 2)"
 
@@ -66,6 +71,13 @@ def only_products(block: nn.Module) -> bool:
     return all(isinstance(part, PRODUCTS) or not any(True for _ in part.children()) for part in holders)
 
 
+def local(tensors: list[Tensor]) -> list[Tensor]:
+    """Return this rank's shards of DTensors, and other tensors as they are."""
+    from torch.distributed.tensor import DTensor  # not in torch 2.4, see `problems`
+
+    return [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+
+
 def nodes_and_ranks(world: World, timeout: float) -> DeviceMesh:
     """Return the mesh of nodes and their ranks; fully_shard replicates over the first dimension.
 
@@ -90,18 +102,9 @@ class ShardedStep(Step):
     sharded = True
 
     def __init__(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
-        """`model` may be on the CPU: its blocks are moved to the device and sharded one by one.
+        """`model` may be on the CPU: its blocks are moved to the device and sharded one by one."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # not in torch before 2.6, see `problems`
 
-        Raises:
-            TrainError: this torch has no fully_shard.
-        """
-        try:
-            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-        except ImportError:
-            raise TrainError(
-                f"--parallel {config.parallel} needs torch.distributed.fsdp.fully_shard, which torch "
-                f"{torch.__version__} lacks; use an image with torch 2.6 or newer, or --parallel ddp"
-            ) from None
         if config.parallel == "hsdp":
             mesh = nodes_and_ranks(world, config.timeout)
         else:
@@ -123,7 +126,7 @@ class ShardedStep(Step):
         self._sharded.set_requires_gradient_sync(last)
 
     def _local(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+        return local(tensors)
 
     def before_checkpoint(self) -> None:
         """Reshard: a forward pass without a backward pass leaves some weights gathered, in 16 bits."""

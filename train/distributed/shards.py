@@ -31,10 +31,10 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
 from train.checkpoint import BEST, Background, HostCopy, Loaded, State, map_tensors, names_before, read, select, write
 from train.config import Config
+from train.distributed.fsdp import local
 from train.distributed.world import World
 from train.errors import TrainError
 from train.mirror import RESUMED, Entry, Mirror, Place, download, find, is_url, new_name
@@ -138,7 +138,7 @@ class Shards:
             return tensor
 
         parts = map_tensors({name: whole[name] for name in PARTS}, listed)
-        copies = self._copy.take([each.to_local() if isinstance(each, DTensor) else each for each in tensors])
+        copies = self._copy.take(local(tensors))
         by_id = {id(tensor): copy for tensor, copy in zip(tensors, copies, strict=True)}
         self._background.start(lambda: self._write(parts, by_id, rest, best, epoch))
 

@@ -36,6 +36,7 @@ class Backend(c10d.Backend):
 
 dist.Backend.register_backend("stands-in", Backend, devices=["cpu"])
 """
+loaded_by_torch = pytest.mark.skipif(torch.__version__ < "2.5", reason="torch before 2.5 loads no extension")
 PROGRAM = """
 import sys, time
 import torch, torch.distributed as dist
@@ -66,6 +67,7 @@ def written_kit(output: Path) -> Path:
 HAS_NCCL2 = torch.__version__ >= "2.15"
 
 
+@loaded_by_torch
 @pytest.mark.ci
 @pytest.mark.parametrize(("how", "recorder"), [("hangs", "gloo"), ("fails", "nccl2" if HAS_NCCL2 else "gloo")])
 def test_a_worker_records_its_collectives_and_its_stack(tmp_path: Path, how: str, recorder: str) -> None:
@@ -132,6 +134,7 @@ BLIND += "; time.sleep = lambda _: (looked.set(), threading.Event().wait()); imp
 START = f'import subprocess, sys, torch; subprocess.run([sys.executable, "-c", "{JOIN}"], check=True)'
 
 
+@loaded_by_torch
 @pytest.mark.parametrize(
     ("program", "noted"),
     [

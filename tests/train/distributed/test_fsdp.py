@@ -12,13 +12,11 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from tests.train.experiments.test_parallel_methods import distance
-from tests.train.runs import ROOT, Rank, digit_tree, finish, run, start
-from train.config import Config
-from train.distributed.fsdp import ShardedStep, blocks, only_products, unrounded
-from train.distributed.world import World
-from train.errors import TrainError
+from tests.train.runs import OLD, ROOT, Rank, digit_tree, finish, run, start
+from train.distributed.fsdp import blocks, only_products, unrounded
 from train.models import make_model
-from train.precision import choose_precision
+
+pytestmark = pytest.mark.skipif(OLD, reason="torch before 2.6")
 
 WORKER = (str(ROOT / "tests" / "train" / "programs" / "fsdp_worker.py"),)
 # ten updates of two micro-batches each; the last one and the validation are divided unevenly
@@ -145,13 +143,6 @@ def test_shards_inside_a_node_equal_one_process_and_are_read_by_any_number_of_ra
     assert distance(best(whole), alone.checkpoint()["model"]) < 1e-12
     assert distance(torch.load(tmp_path / "hsdp" / "checkpoints" / "best.pt")["model"], best(whole)) == 0
     assert len({rank.digest for rank in whole}) == 1
-
-
-def test_a_torch_without_fully_shard_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("torch.distributed.fsdp.fully_shard")
-    config, world = Config(data=""), World(0, 2, 0, 2, torch.device("cpu"), "gloo")
-    with pytest.raises(TrainError, match=r"needs torch.distributed.fsdp.fully_shard, which torch \S+ lacks"):
-        ShardedStep(config, world, choose_precision(config, world.device), make_model("smallcnn", 10))
 
 
 @pytest.mark.parametrize(

@@ -190,9 +190,10 @@ def statistics(world: World) -> dict[str, object]:
     expected = evaluate(model, loader, Objective(config, precision, alone), alone)[0].tolist()
     scores = evaluate(model, loader, Objective(config, precision, world), world)[0].tolist()
     spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
+    option = "forward_sync_buffers" if hasattr(wrapped, "forward_sync_buffers") else "broadcast_buffers"  # before 2.14
     sent = {"batch norm": wrapped, "spectral norm": wrap(spectral, world, config)}
     return {
-        "sent in steps": {name: module.forward_sync_buffers for name, module in sent.items()},
+        "sent in steps": {name: getattr(module, option) for name, module in sent.items()},
         "changed by validation": not all(map(torch.equal, before, model.buffers())),
         "alone": expected,
         "scores": scores,

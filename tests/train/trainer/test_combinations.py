@@ -1,11 +1,14 @@
 """Unsupported combinations of options are refused by name, before anything is read."""
 
+import re
+import runpy
 from collections.abc import Sequence
 
 import pytest
 
+from tests.train.runs import OLD, ROOT
 from train.combinations import check
-from train.config import parse
+from train.config import Config, parse
 from train.errors import TrainError
 
 FAMILY = {"O0": "none", "O1": "fp16"}
@@ -17,6 +20,8 @@ def problem(
     """The message for these options; `amp` is what --amp auto selects on this device."""
     config = parse(["--data", "unused", *options.split()])
     kind = config.parallel if config.parallel != "auto" else "ddp" if processes > 1 else "single"
+    if OLD and kind in ("fsdp", "hsdp"):
+        pytest.skip("torch before 2.6")
     amp = amp or FAMILY.get(config.amp, config.amp).replace("auto", "none")
     try:
         check(config, kind, amp, local_sizes or [processes] * processes, device)
@@ -101,6 +106,17 @@ def test_cuda_graphs_are_refused_where_fewer_nodes_would_take_more_micro_batches
 def test_hsdp_needs_nodes_with_the_same_number_of_processes(local_sizes: list[int], found: str) -> None:
     message = problem("--parallel hsdp", local_sizes=local_sizes)
     assert message.endswith(f"here they have {found}; use fsdp") if found else not message
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
+def test_a_torch_without_fully_shard_is_refused_by_name(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 2.4, which has no public DTensor either, and 2.5."""
+    for name in ("fsdp.fully_shard", "tensor.DTensor"):
+        monkeypatch.delattr(f"torch.distributed.{name}", raising=False)
+    problems = runpy.run_path(str(ROOT / "train/distributed/fsdp.py"))["problems"]
+    found = next(problems(Config(data="", parallel=kind), 2))
+    assert re.match(rf"--parallel {kind} needs torch.distributed.fsdp.fully_shard, which torch \S+ lacks; use", found)
+    runpy.run_path(str(ROOT / "train/distributed/shards.py"))
 
 
 @pytest.mark.parametrize("kind", ["model", "fsdp", "pipeline --last-batch drop", "dual_batch --schedule multistep"])
