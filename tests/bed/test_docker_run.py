@@ -61,6 +61,8 @@ def inspected(bed: Bed, name: str) -> dict[str, Any]:
     config["Env"].sort()
     requested = container_request(FULL)["HostConfig"]  # docker's command line fills in engine defaults for the rest
     host = {key: value for key in requested if (value := found["HostConfig"][key])}
+    if "CapAdd" in host:  # the `docker` of newer engines writes the names out
+        host["CapAdd"] = [name.removeprefix("CAP_") for name in host["CapAdd"]]
     return {"Program": program, "Config": config, "HostConfig": host}
 
 

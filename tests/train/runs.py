@@ -26,7 +26,8 @@ from tests.train.forks import Forked
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "jobs" / "data" / "digits.tar"
 Process = subprocess.Popen[str] | Forked
-OLD = not hasattr(torch.distributed.fsdp, "fully_shard")  # torch before 2.6, which refuses --parallel fsdp
+OLD = not hasattr(torch.distributed.fsdp, "fully_shard")  # torch before 2.6
+REFUSED_BY_OLD = {"fsdp", "hsdp", "pipeline"}
 SECONDS = 300  # time limit of a run; runs take a few seconds, ten times longer on a busy machine
 
 
@@ -109,7 +110,7 @@ def start(
 
     nodes: how many machines they take themselves to be on. own: options of each rank alone.
     """
-    if OLD and not {"fsdp", "hsdp"}.isdisjoint(args):
+    if OLD and not REFUSED_BY_OLD.isdisjoint(args):
         pytest.skip("torch before 2.6")
     local = world // nodes
     port, ranks = free_port(), []

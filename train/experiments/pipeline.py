@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import torch
@@ -21,6 +22,11 @@ from train.step import Output, Plan, Step
 
 def problems(config: Config, processes: int) -> Iterator[str]:
     """Yield reasons to reject these options with this number of processes."""
+    if inspect.signature(PipelineStage).parameters["input_args"].default is inspect.Parameter.empty:
+        yield (
+            "--parallel pipeline needs stages that find out the shapes of their inputs, which torch "
+            f"{torch.__version__} lacks; use an image with torch 2.6 or newer, or --parallel model"
+        )
     yield from model.problems(config, processes)
     pieces = config.micro_batches or processes
     if config.batch_size % pieces:

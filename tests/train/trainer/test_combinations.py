@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.train.runs import OLD, ROOT
+from tests.train.runs import OLD, REFUSED_BY_OLD, ROOT
 from train.combinations import check
 from train.config import Config, parse
 from train.errors import TrainError
@@ -20,7 +20,7 @@ def problem(
     """The message for these options; `amp` is what --amp auto selects on this device."""
     config = parse(["--data", "unused", *options.split()])
     kind = config.parallel if config.parallel != "auto" else "ddp" if processes > 1 else "single"
-    if OLD and kind in ("fsdp", "hsdp"):
+    if OLD and kind in REFUSED_BY_OLD:
         pytest.skip("torch before 2.6")
     amp = amp or FAMILY.get(config.amp, config.amp).replace("auto", "none")
     try:
@@ -117,6 +117,18 @@ def test_a_torch_without_fully_shard_is_refused_by_name(kind: str, monkeypatch: 
     found = next(problems(Config(data="", parallel=kind), 2))
     assert re.match(rf"--parallel {kind} needs torch.distributed.fsdp.fully_shard, which torch \S+ lacks; use", found)
     runpy.run_path(str(ROOT / "train/distributed/shards.py"))
+
+
+def test_a_torch_whose_stages_do_not_find_out_shapes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stage:
+        """As of 2.4 and 2.5."""
+
+        def __init__(self, submodule: object, index: int, stages: int, device: object, input_args: object) -> None: ...
+
+    monkeypatch.setattr("torch.distributed.pipelining.PipelineStage", Stage)
+    problems = runpy.run_path(str(ROOT / "train/experiments/pipeline.py"))["problems"]
+    found = next(problems(Config(data="", parallel="pipeline"), 2))
+    assert re.match(r"--parallel pipeline needs stages that .*, which torch \S+ lacks; use", found)
 
 
 @pytest.mark.parametrize("kind", ["model", "fsdp", "pipeline --last-batch drop", "dual_batch --schedule multistep"])

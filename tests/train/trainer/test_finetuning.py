@@ -89,6 +89,7 @@ def test_what_is_not_decayed() -> None:
     assert all(decay for decay, _ in by_name(replace(CONFIG, decay="all"), Net()).values())
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9")
 def test_muon_has_the_matrices_of_hidden_layers() -> None:
     hidden = {"stem.weight", *(f"blocks.{block}.{layer}.weight" for block in (0, 1) for layer in (0, 2))}
     assert hidden_matrices(Net()) == hidden
