@@ -31,8 +31,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("launcher", "train", "images", "jobs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    (source / "docs").mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "docs/agents.md"):
+        shutil.copy(ROOT / name, source / name)
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", out, source)  # setuptools is here: torch needs it
     (made,) = out.iterdir()
     return made
