@@ -30,6 +30,7 @@ our_grace=45 # seconds from SIGTERM to SIGKILL at the time limit, as for `launch
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
 our_drain=3  # seconds for which orphaned processes may keep the log open
+our_when=''  # when the program ended, which may be before those
 
 . "$our_kit/environment.sh"
 
@@ -120,7 +121,7 @@ tick() {
 
 note() {
     [ -p "$our_attempts" ] || # of the program; it would block
-        (echo "$* $(date +%s)" >>"$our_attempts") 2>/dev/null # a full disk must not stop the job
+        (echo "$* ${our_when:-$(date +%s)}" >>"$our_attempts") 2>/dev/null # a full disk must not stop the job
 }
 
 # --- signals: TERM and INT are forwarded only once each, because both the engine and a user may send them
@@ -245,6 +246,7 @@ else
         if [ $our_status -ne 127 ] || [ $our_code -le 128 ]; then our_code=$our_status; fi
         if [ -z "$our_caught" ] || [ $our_code -le 128 ]; then break; fi
     done
+    our_when=$(date +%s)
 fi
 
 if [ -n "$our_over" ] && [ "$our_code" -eq 137 ]; then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -63,9 +64,16 @@ class Evidence:
         return when and when - self.ahead
 
     @property
-    def ended_at(self) -> float:
-        """When it ended, by this machine's clock; inf: unknown."""
-        return self.state.finished - self.ahead if self.state.finished else float("inf")
+    def ended_at(self) -> tuple[float, bool, float]:
+        """Sorts nodes by the end of their programs, by this machine's clock; unknown ends last.
+
+        entry.sh notes it in whole seconds; the container may end later, as orphaned processes keep its log open. Within
+        a second, nodes that failed come first: they may have ended those that did not.
+        """
+        ended = self.last.ended or self.state.finished
+        if not ended:
+            return math.inf, False, math.inf
+        return math.floor(ended - self.ahead), self.state.exit_code == 0, self.state.finished - self.ahead
 
     @property
     def logs(self) -> tuple[str, ...]:

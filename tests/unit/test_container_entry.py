@@ -269,6 +269,9 @@ def test_an_orphan_that_keeps_the_log_open_delays_the_exit_by_only_seconds(box: 
     os.kill(
         int((box.root / "pid").read_text()), signal.SIGKILL
     )  # the pid is still valid: its parent has not waited for it
+    _, exited = box.attempts
+    noted = (box.output / "state/gpu-a.attempts").stat().st_mtime
+    assert noted - int(exited.split()[2]) > 1.5  # the moment at which the program ended, not its orphan
 
 
 @needs_root

@@ -86,6 +86,17 @@ def test_a_peer_that_was_stopped_and_saved_its_work_is_not_the_cause_of_an_earli
     assert (left.node, left.exit_code) == ("n1", 0)
 
 
+def test_a_killed_node_whose_orphans_outlive_it_ended_before_its_peer() -> None:
+    """They keep its container for some seconds, as do those of the peer, which ended with 0."""
+    peer = dataclasses.replace(evidence(0, "step 3\n", 0, finished=14.2), attempts=(Attempt(1, ended=11, code=0),))
+    for ended in (10, 11):
+        killed = evidence(1, "Killed\n", 137, finished=14.5)
+        killed = dataclasses.replace(killed, attempts=(Attempt(1, ended=ended, code=137),))
+        found = first_failure([peer, killed])
+        assert found is not None
+        assert (found.node, found.exit_code) == ("n1", 137)
+
+
 def test_the_first_failure_is_not_decided_by_a_wrong_clock() -> None:
     ahead = dataclasses.replace(evidence(0, OWN, finished=3609.0), ahead=3600.0)
     for found in (first_failure([ahead, evidence(1, OWN, finished=10.0)]), first_failure([evidence(1, OWN), ahead])):
