@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,6 +106,8 @@ def bind_to_gpu(near: Sequence[frozenset[int]], local_rank: int) -> int:
 
     `near`: the cores near each local rank's GPU. If unknown, the process is not bound, and all share all cores.
     """
+    if sys.platform != "linux":
+        return len(near)
     allowed = os.sched_getaffinity(0)
     mine = near[local_rank] & allowed
     if not mine or mine == allowed:

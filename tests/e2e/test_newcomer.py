@@ -27,7 +27,7 @@ PROCESS = settings(runtime="process", nodes="[local]", port=str(free_port()))
 def test_the_wheel_has_every_file_of_its_packages(wheel: Path) -> None:
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("*.*")}
     bundled = [path for name in ("train", "images") for path in (ROOT / name).rglob("*.*")]
-    bundled += [ROOT / "images" / "Dockerfile", *(ROOT / name for name in Example.quickstart.files)]
+    bundled += [ROOT / name for name in ("images/Dockerfile", "docs/agents.md", *Example.quickstart.files)]
     there |= {f"launcher/bundled/{path.relative_to(ROOT).as_posix()}" for path in bundled}
     listed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert listed == {name for name in there if "__pycache__" not in name}
