@@ -64,7 +64,7 @@ def resume_command(record: Record, group: str) -> str:
 
 
 def command_of(sweep: KnownSweep | None, group: str, on: str | None = None) -> str:
-    """Return the same. on: the cluster on which the sweep runs."""
+    """Return the command that resumes a sweep. sweep: None if it is not known. on: the cluster on which it runs."""
     file, options = ((sweep.file or "JOB"), sweep.options) if sweep else ("JOB", ())
     return shlex.join(["launcher", "up", file, *options, *(["--on", on] if on else []), "--resume", group])
 

@@ -318,8 +318,9 @@ def _appended(known: Observed, event: Appended) -> tuple[Observed, Sequence[Mess
 def _at_breakpoints(name: str, before: bytes, text: bytes) -> list[Message]:
     """Report what is new in a node's attempts file."""
     known = {(one.rank, one.pid) for one in attempts.waiting(before) if one.waits}
+    told = attempts.skipping(before)
     new = [one for one in attempts.waiting(text) if one.waits and (one.rank, one.pid) not in known]
-    skipped = [each for each in attempts.skipping(text) if each not in attempts.skipping(before)]
+    skipped = [each for each in attempts.skipping(text) if each not in told]
     return [
         *(messages.RankAtBreakpoint(f"{one.on(name)}: launcher debug --rank {one.rank}") for one in new),
         *(messages.RankAtBreakpoint(f"rank {rank} on {name} skips breakpoint() in {why}") for rank, why in skipped),

@@ -178,9 +178,9 @@ class CompressedStep(DDPStep):
     def unused(self, state: Mapping[str, Any]) -> str:
         kept = state.get("compression")
         if kept is None:
-            return "its run did not compress the gradients; the compression begins anew"
+            return "its run did not compress the gradients; it starts from zero"
         if kept["how"] != self._how:
-            return f"its gradients were compressed with {kept['how']}, not {self._how}; the compression begins anew"
+            return f"its gradients were compressed with {kept['how']}, not {self._how}; it starts from zero"
         if len(kept["errors"]) != self.objective.world.size:
             ranks = f"{len(kept['errors'])} ranks, not {self.objective.world.size}"
             return f"its gradients were compressed on {ranks}; what was still to be sent is dropped"

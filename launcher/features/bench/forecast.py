@@ -176,7 +176,8 @@ def ways(work: TrainingStep, nodes: int, bandwidth: float, latency: float) -> It
     took = step(alone, work.passes, count, short) + half.seconds
     yield way("bf16", half.bytes, took, "gradient_compression: bf16", 1)
     for times in (1 << power for power in range(1, MOST_DOUBLED)):
-        took, passes = step(alone * times, work.passes * times, count, bucket), work.passes * times
+        passes = work.passes * times
+        took = step(alone * times, passes, count, bucket)
         if times * alone / took >= WORTH:
             change = 2 if times <= LARGER else 5
             yield way(f"accumulate {passes}", work.gradients, took, f"accumulate: {passes}", change, times)

@@ -97,7 +97,8 @@ def _turn(group: RunId) -> Iterator[None]:
 
 def _start(job: Job, group: RunId, options: StartOptions, *, wait: bool) -> Run:
     """Start a run of the job on free machines of its pool; wait for them if that is allowed."""
-    said, inputs = set[str](), inputs_of(job, own_machines(job), options.log)
+    inputs = inputs_of(job, own_machines(job), options.log)
+    told = ""
     while True:
         with _turn(group):
             try:
@@ -106,9 +107,9 @@ def _start(job: Job, group: RunId, options: StartOptions, *, wait: bool) -> Run:
                 if not wait or not any(isinstance(each, InUse) for each in error.errors):
                     raise
                 text = "; ".join(f"{each.where}: {each.what}" for each in error.errors)
-        if text not in said:
+        if text != told:
             options.log(f"waiting: {text}")
-        said = {text}
+        told = text
         time.sleep(PAUSE + random.random())  # noqa: S311 - waiting launchers must not retry in lockstep
 
 

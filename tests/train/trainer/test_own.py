@@ -77,22 +77,35 @@ def refused(capfd: pytest.CaptureFixture[str], tmp_path: Path, *options: str) ->
 
 
 @pytest.mark.parametrize(
-    ("function", "line", "says"),
+    ("option", "function", "line", "says"),
     [
-        ("no_such", "", "has no function no_such"),
-        ("number", "", "has no function number"),
-        ("one", 10, "too many positional arguments; it is called as f(logits, labels)"),
-        ("mean", 14, "it returned shape () for logits of shape (3, 9); it is called as f(logits, labels)"),
-        ("text", 18, "it returned a str; it is called as f(logits, labels), and must return a tensor of shape (n,)"),
-        ("hits", 22, "it returned values without a gradient"),
-        ("wrong", 27, "ValueError: Expected input batch_size (3) to match target batch_size (2)"),
+        ("loss", "no_such", "", "has no function no_such"),
+        ("loss", "number", "", "has no function number"),
+        ("loss", "one", 10, "too many positional arguments; it is called as f(logits, labels)"),
+        ("loss", "mean", 14, "it returned shape () for logits of shape (3, 9); it is called as f(logits, labels)"),
+        (
+            "loss",
+            "text",
+            18,
+            "it returned a str; it is called as f(logits, labels), and must return a tensor of shape (n,)",
+        ),
+        ("loss", "hits", 22, "it returned values without a gradient"),
+        ("loss", "wrong", 27, "ValueError: Expected input batch_size (3) to match target batch_size (2)"),
+        ("schedule", "past", 35, "IndexError: list index out of range; it is called as f(step, steps)"),
+        (
+            "schedule",
+            "negative",
+            38,
+            "it returned -0.5 for step 1 of 3; it is called as f(step, steps), and must return a factor",
+        ),
     ],
 )
 def test_an_unusable_function_is_refused_in_one_line(
-    function: str, line: object, says: str, module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    option: str, function: str, line: object, says: str, module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    error = refused(capfd, tmp_path, "--loss", f"{module}:{function}")
-    assert error.startswith(f"train: error: --loss {module}:{function}: {tmp_path}/{module}.py{line and f':{line}: '}")
+    error = refused(capfd, tmp_path, f"--{option}", f"{module}:{function}")
+    where = f"{tmp_path}/{module}.py{line and f':{line}: '}"
+    assert error.startswith(f"train: error: --{option} {module}:{function}: {where}")
     assert says in error
 
 
@@ -130,21 +143,6 @@ def test_a_function_of_ones_own_has_the_weights_and_mixes_of_ours(module: str) -
     ours, theirs = losses(make_loss(config), logits, labels, mix), losses(cross_entropy, logits, labels, mix)
     assert torch.equal(ours, theirs)
     assert own("loss", f"{module}:ce") is own("loss", config.loss)
-
-
-@pytest.mark.parametrize(
-    ("function", "line", "says"),
-    [
-        ("past", 35, "IndexError: list index out of range; it is called as f(step, steps)"),
-        ("negative", 38, "it returned -0.5 for step 1 of 3; it is called as f(step, steps), and must return a factor"),
-    ],
-)
-def test_an_unusable_schedule_is_refused_in_one_line(
-    function: str, line: int, says: str, module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    error = refused(capfd, tmp_path, "--schedule", f"{module}:{function}")
-    assert error.startswith(f"train: error: --schedule {module}:{function}: {tmp_path}/{module}.py:{line}: ")
-    assert says in error
 
 
 def test_a_schedule_of_ones_own_is_a_factor_of_the_scaled_rate(module: str) -> None:

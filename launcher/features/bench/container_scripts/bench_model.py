@@ -108,7 +108,7 @@ class Steps:
             powers = {f"powersgd:{rank}": PowerSGD(rank, 0, kind) for rank in RANKS}
             sizes |= {name: kind.itemsize * sent(shapes, power.rank) for name, power in powers.items()}
             ways |= {name: power.reduce for name, power in powers.items()}
-        for _ in range(2):  # the buckets are arranged anew after the first
+        for _ in range(2):  # DDP rebuilds its buckets after the first
             self._backward(wrapped, images, labels)
         for name, way in ways.items():
             hook.way, times = way, list[float]()
