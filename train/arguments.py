@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields
 from typing import Any, NoReturn
 
 from train.errors import TrainError
+from train.own import is_own
 
 OWN = "MODULE:FUNCTION"
 
@@ -99,7 +99,7 @@ def _choice(choices: Sequence[str]) -> Callable[[str], str]:
     """Return a function that accepts one of these words, or the name of a function."""
 
     def check(text: str) -> str:
-        if text in choices or re.fullmatch(r"[\w.]+:\w+", text):
+        if text in choices or is_own(text):
             return text
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(choices)}, {OWN})")
 

@@ -128,6 +128,7 @@ def used(config: Config, amp: str) -> dict[str, str]:
         "print_digest": config.print_digest,
         "last_batch": config.last_batch != "keep",
         "loss": is_own(config.loss),
+        "data": is_own(config.data),
     }
     texts = {name: f"--{name.replace('_', '-')} {getattr(config, name)}" for name, on in found.items() if on}
     if "replicate" in texts and not config.replicate:

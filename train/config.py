@@ -24,7 +24,8 @@ class DataOptions:
 
     data: str = option(
         "data",
-        "data set: folder with train/CLASS/ and val/CLASS/, .tar of it, tar shards, CIFAR, packed file, synthetic[:N]",
+        "data set: folder with train/CLASS/ and val/CLASS/, .tar of it, tar shards, CIFAR, packed file, "
+        "synthetic[:N], or your function MODULE:FUNCTION",
         MISSING,
     )
     image_size: int = option("data", "training image size in pixels", 224, minimum=8)

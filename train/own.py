@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import traceback
 from collections.abc import Callable
 from types import ModuleType
@@ -14,15 +15,23 @@ from train.loaded_code import is_installed
 
 Function = Callable[..., Any]
 
+NAMED = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+
 # by option: the arguments, and what is to be returned
 CALLS = {
+    "data": (
+        (),
+        "(classes, train, val): the names of the classes, and two data sets, each with all `targets` or `labels` and "
+        "images: PIL images, encoded files, or uint8 arrays (H, W, 3) or tensors (3, H, W)",
+    ),
     "schedule": (("step", "steps"), "a factor of --lr for the step, counted from 0"),
     "loss": (("logits", "labels"), "a tensor of shape (n,): the loss of each image"),
 }
 
 
 def is_own(text: str) -> bool:
-    return ":" in text
+    """Whether an option names a function; synthetic:9 does not."""
+    return NAMED.fullmatch(text) is not None
 
 
 def own(option: str, text: str) -> Function:
@@ -57,7 +66,7 @@ def imported(option: str, text: str) -> ModuleType:
             f"PYTHONPATH"
         ) from error
     except Exception as error:
-        raise TrainError(f"--{option} {text}: {_said(error)}") from error
+        raise TrainError(f"--{option} {text}: {said(error)}") from error
 
 
 def tried(option: str, text: str, *arguments: Any) -> Any:
@@ -66,7 +75,7 @@ def tried(option: str, text: str, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
-        raise TrainError(f"--{option} {text}: {_said(error)}; {_call(option)}") from error
+        raise TrainError(f"--{option} {text}: {said(error)}; {_call(option)}") from error
 
 
 def unfit(option: str, text: str, found: str) -> TrainError:
@@ -85,7 +94,7 @@ def _place(function: Function, module: ModuleType) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else f"{module.__file__}"
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """Return the file and line of the user that an error comes from, and its first line."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"

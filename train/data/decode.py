@@ -247,7 +247,7 @@ def upright(data: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
-            return _upright_rgb(image)
+            return rgb(image)
     except UnidentifiedImageError as error:
         if data.startswith(SIGNATURES):
             raise DecodeError("its header is damaged") from error
@@ -271,7 +271,8 @@ def _resample(image: Image.Image, view: View, out: Pixels) -> None:
     finish(np.asarray(image.resize((len(out), len(out)), Image.Resampling.BILINEAR, box=box)), view, out)
 
 
-def _upright_rgb(image: Image.Image) -> Image.Image:
+def rgb(image: Image.Image) -> Image.Image:
+    """Return an image of 8 bits a channel, with its EXIF rotation applied."""
     if image.mode.startswith(("I", "F")):  # 16-bit integers, or floats from 0 to 1: Pillow would clip, not scale
         brightest = 1.0 if image.mode.startswith("F") else 65535.0
         share = np.asarray(image, np.float64) / brightest

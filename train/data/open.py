@@ -7,11 +7,13 @@ from pathlib import Path
 
 from train.data.cifar import find_cifar, open_cifar
 from train.data.folder import SPLITS, open_folder, open_tar
+from train.data.own import open_own
 from train.data.packed import is_packed, open_packed
 from train.data.repeat import synthetic
 from train.data.shards import find_shards, open_shards
 from train.data.source import Dataset
 from train.errors import TrainError
+from train.own import is_own
 
 SYNTHETIC = re.compile(r"synthetic(:(\d+))?")
 IMAGENET = 1_281_167  # images: the default size of `synthetic`
@@ -30,6 +32,8 @@ def open_dataset(data: str, side: int = 224) -> Dataset:
     """
     if found := SYNTHETIC.fullmatch(data):
         return synthetic(max(2, int(found[2] or IMAGENET)), side)
+    if is_own(data):
+        return open_own(data)
     path = Path(data).expanduser()
     try:
         return _open(data, path)

@@ -18,6 +18,7 @@ from train.config import Config
 from train.data.contents import Contents
 from train.distributed.world import World
 from train.errors import TrainError
+from train.own import is_own
 
 T = TypeVar("T")
 # Options that may differ between machines
@@ -78,7 +79,8 @@ def agree_on_data(data: str, contents: Contents, world: World) -> None:
         return
     digests = world.gather(contents.digest(*contents.splits))
     if not all(mine.same(other) for mine in digests for other in (digests[0], digests[-1])):
-        _refuse(f"--data {data}", contents, lambda mine, theirs: mine.difference(theirs), world)
+        fix = "no randomness in it, and the same packages" if is_own(data) else "copy it from there"
+        _refuse(f"--data {data}", contents, lambda mine, theirs: mine.difference(theirs), world, fix)
 
 
 def agree_on_layers(arch: str, model: nn.Module, world: World) -> None:

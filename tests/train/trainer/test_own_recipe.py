@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "own-recipe.md").read_text()
 
 @pytest.mark.ci
 def test_the_example_ends_alike_with_and_without_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = re.findall(r"```python\n(# recipe.py.*?)```", PAGE, re.DOTALL)
     (tmp_path / "recipe.py").write_text(code)
     (command,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     own = [word for word in command.split() if word.startswith("recipe:")]
