@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from train.config import CUDA_GRAPHS, Config
+from train.config import ADAM, CUDA_GRAPHS, Config
 from train.distributed.methods import abilities
 from train.errors import TrainError
 from train.own import is_own
 
-ADAM = ("adamw", "muon")
 SCALED_OR_HALF = ("fp16", "O2", "O3")
 
 
@@ -118,6 +117,7 @@ def used(config: Config, amp: str) -> dict[str, str]:
         "repeats": config.repeats > 1,
         "pretrained": bool(config.pretrained),
         "evaluate": bool(config.evaluate),
+        "freeze": bool(config.freeze),
         "optimizer": config.optimizer in ("lars", "muon"),
         "layer_decay": config.layer_decay < 1,
         "no_decay": bool(config.no_decay),

@@ -118,6 +118,12 @@ class ModelOptions:
         "",
     )
     evaluate: str = option("model", "validate the weights in this file, without training", "")
+    freeze: str = option(
+        "model",
+        "regular expression: parameters in whose name it is found are not trained, and batch norm layers of such "
+        "parameters keep their statistics; '^(?!fc\\.)' trains only fc",
+        "",
+    )
     blurpool: bool = option("model", "use anti-aliased strided convolutions (BlurPool), as in ffcv", False)
     drop_path: float = option(
         "model", "stochastic depth rate of the last block; -1: the model's default", -1.0, minimum=-1, maximum=1
@@ -148,6 +154,10 @@ class ModelOptions:
         for text in self.model_kwargs:
             if not re.match(r"[a-z_]\w*=.", text):
                 raise TrainError(f"--model-kwargs {text}: must have the form NAME=VALUE, such as dropout=0.2")
+        try:
+            re.compile(self.freeze)
+        except re.error as error:
+            raise TrainError(f"--freeze {self.freeze}: not a regular expression: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +170,10 @@ class TrainingOptions:
     lr: float = option("training", "peak learning rate at the reference batch size", 0.1, above=0)
     lr_reference_batch: int = option("training", "global batch size that --lr refers to", 256, minimum=1)
     lr_scaling: str = option(
-        "training", "linear: lr x global batch size / reference batch size", "linear", choices=("linear", "none")
+        "training",
+        "factor of --lr: global batch size / reference batch size (linear), its square root (sqrt), or 1 (none)",
+        "linear",
+        choices=("linear", "sqrt", "none"),
     )
     momentum: float = option("training", "SGD momentum; beta1 of AdamW", 0.9, minimum=0)
     cycle_momentum: bool = option(
@@ -325,6 +338,7 @@ class PrecisionOptions:
 
 
 POWERSGD = re.compile(r"powersgd:([1-9]\d{0,3})")
+ADAM = ("adamw", "muon")  # optimizers with Adam's betas
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 
 

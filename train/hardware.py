@@ -47,10 +47,26 @@ def peak_flops(device: str, amp: str, tf32: bool) -> float | None:
 def forward_flops(model: nn.Module, side: int) -> float:
     """Return the FLOPs of a forward pass per image (a multiply-add counts as two), computed from shapes only."""
     state = {name: value.to("meta") for name, value in (*model.named_parameters(), *model.named_buffers())}
-    dtype = next(model.parameters()).dtype
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        functional_call(model, state, (torch.empty(2, 3, side, side, device="meta", dtype=dtype),))
+        functional_call(model, state, (_two_images(model, side),))
     return float(counter.get_total_flops()) / 2
+
+
+def training_flops(model: nn.Module, side: int) -> float:
+    """Return the FLOPs of forward and backward pass per image; without those of gradients that --freeze saves."""
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        return TRAINING * forward_flops(model, side)
+    state = {
+        name: value.detach().to("meta").requires_grad_(value.requires_grad)
+        for name, value in (*model.named_parameters(), *model.named_buffers())
+    }
+    with FlopCounterMode(display=False) as counter:
+        functional_call(model, state, (_two_images(model, side),)).sum().backward()
+    return float(counter.get_total_flops()) / 2
+
+
+def _two_images(model: nn.Module, side: int) -> torch.Tensor:
+    return torch.empty(2, 3, side, side, device="meta", dtype=next(model.parameters()).dtype)
 
 
 def ideal_seconds(model: nn.Module, side: int, device: str, amp: str, tf32: bool) -> float | None:
@@ -63,7 +79,7 @@ def ideal_seconds(model: nn.Module, side: int, device: str, amp: str, tf32: bool
     if peak is None:
         return None
     try:
-        operations = TRAINING * forward_flops(model, side)
+        operations = training_flops(model, side)
     except Exception:  # noqa: BLE001 - as in `models.check_sides`
         return None
     return operations / peak

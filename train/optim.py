@@ -153,9 +153,11 @@ class MuonAdamW(torch.optim.Optimizer):
         mine, others = ([group for group in groups if group["muon"] == muon] for muon in (True, False))
         if not mine:
             raise TrainError(
-                "--optimizer muon: the model has no linear layers except its classifier; Muon is for transformers: "
-                "use sgd or adamw"
+                "--optimizer muon: the model has no linear layers except its classifier that are trained; Muon is for "
+                "transformers: use sgd or adamw"
             )
+        if not others:
+            raise TrainError("--optimizer muon: --freeze leaves nothing for its AdamW; train the last layer too")
         self._muon = torch.optim.Muon(mine, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
         self._adamw = torch.optim.AdamW(others, lr=lr, betas=betas, fused=fused)
         super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 
-from train.config import Config
+from train.config import ADAM, Config
 from train.own import Function, is_own, own, tried, unfit
 
 Schedule = Callable[[int], float]
@@ -125,8 +125,23 @@ def straight(share: float) -> float:
 
 
 def peak_rate(config: Config, global_batch: int) -> float:
-    """Return --lr, by default scaled linearly with the global batch (Goyal et al., arXiv 1706.02677, section 2.1)."""
-    return config.lr * (global_batch / config.lr_reference_batch if config.lr_scaling == "linear" else 1.0)
+    """Return --lr, by default scaled linearly with the global batch (Goyal et al., arXiv 1706.02677, section 2.1).
+
+    sqrt is for Adam (Malladi et al., arXiv 2205.10287, without its changes of beta1 and beta2).
+    """
+    times = global_batch / config.lr_reference_batch
+    return config.lr * {"linear": times, "sqrt": math.sqrt(times), "none": 1.0}[config.lr_scaling]
+
+
+def scaled_for_sgd(config: Config, global_batch: int) -> str:
+    """Return what to say of a rate of Adam that is scaled linearly with the batch, or ""."""
+    peak = peak_rate(config, global_batch)
+    if config.optimizer not in ADAM or config.lr_scaling != "linear" or peak == config.lr:
+        return ""
+    return (
+        f"--lr {config.lr:g} is scaled linearly to {peak:g} for the global batch of {global_batch}, which is for sgd; "
+        f"for {config.optimizer} --lr-scaling sqrt or none is usual"
+    )
 
 
 def make_schedule(config: Config, global_batch: int, total: int) -> Schedule:

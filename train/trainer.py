@@ -34,6 +34,7 @@ from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
 from train.forecast import forecast
 from train.foreign import about_model
+from train.freeze import freeze, train_mode
 from train.gradients import Cost
 from train.hardware import device_name, ideal_seconds, node_name, peak_memory
 from train.infiniband import Ports
@@ -52,7 +53,7 @@ from train.own import is_own
 from train.precision import choose_precision
 from train.profile import tracing
 from train.recompute import recompute_blocks
-from train.schedule import make_schedule, momentum_at
+from train.schedule import make_schedule, momentum_at, scaled_for_sgd
 from train.step import Plan
 from train.stragglers import WINDOW, Stragglers
 from train.timing import Clock, Figures
@@ -208,7 +209,7 @@ class Trainer:
             Stopped: between two steps; `progress` has the position.
         """
         config, progress, begun = self.config, self.progress, self.progress.step
-        self.model.train()
+        train_mode(self.model, config.freeze)
         self.meter = Meter(self.world, progress.sums, progress.interval, self.step.bad)
         self.clock.restart()
         every, trace = Every(config.checkpoint_every), tracing(config, self.world, progress.epoch)
@@ -420,9 +421,15 @@ class Trainer:
         if files := loaded_code.changed(self.code, state.get("code", {})):
             self.log.say(f"train: changed since {found.path} was saved: the code of {files}")
         # other settings may change, but these determine the parameter groups
-        for name in ("optimizer", "decay", "no_decay", "layer_decay"):
-            if (saved := state["config"].get(name, here := getattr(self.config, name))) != here:
-                raise TrainError(f"{found.path} was saved with --{name} {saved}, not {here}; use the same value")
+        for name in ("optimizer", "decay", "no_decay", "layer_decay", "freeze"):
+            saved, here = state["config"].get(name, getattr(Config, name)), getattr(self.config, name)
+            if saved != here:
+                option = f"--{name.replace('_', '-')}"
+                hint = "; to train other parts of these weights, use --pretrained" if name == "freeze" else ""
+                raise TrainError(
+                    f"{found.path} was saved with {option} {saved or 'unset'}, not {here or 'unset'}; use the same "
+                    f"value{hint}"
+                )
         try:
             self.step.load_state(state)
         except TrainError as error:
@@ -456,6 +463,8 @@ class Trainer:
             f"global batch {self.global_batch}{self._parts()}, {self.total_steps:,} steps, amp {self.precision.name}, "
             f"decoder {compared(self.decoder)}"
         )
+        if warning := scaled_for_sgd(config, self.global_batch):
+            self.log.say(f"train: {warning}")
         if config.powersgd_rank and self.world.device.type == "cuda":
             self.log.say(
                 f"train: --gradient-compression {config.gradient_compression} waits for the GPU at each bucket of "
@@ -604,6 +613,8 @@ class Trainer:
         on_device = partial(self.precision.trial, device=self.world.device)
         if warning := check_sides(model, config.arch, config.sides(), len(classes), on_device):
             say(warning)
+        if config.freeze and not config.evaluate:
+            say(freeze(model, config.freeze))
         if not config.evaluate and (names := without_gradient(model, config.image_size)):
             found = f"--arch {config.arch}: no gradient for {', '.join(names[:3])}" + (", ..." if names[3:] else "")
             if self.method == "ddp" and not config.static_graph:

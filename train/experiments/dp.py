@@ -62,7 +62,9 @@ class Replicas(nn.Module):
                 if replica == 0:
                     out = self.module(piece)
                 else:
-                    copied = self._copies[replica - 1].train(self.module.training)
+                    copied = self._copies[replica - 1]
+                    for ours, theirs in zip(copied.modules(), self.module.modules(), strict=True):
+                        ours.training = theirs.training  # frozen batch norm is not in training mode
                     out = functional_call(copied, states[replica - 1], (piece,))
                 return out
 

@@ -34,7 +34,7 @@ def problems(config: Config, processes: int) -> Iterator[str]:
 ABILITIES = Abilities(
     # stages do not share overflows or the norm of all gradients; parameter names differ between stages
     frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "replicate", "layer_decay", "no_decay"})
-    | {"checkpoint_activations"},
+    | {"checkpoint_activations", "freeze"},
     problems,
 )
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

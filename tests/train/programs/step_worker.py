@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from tests.train.steps import accumulate
 from train.__main__ import leave
@@ -22,6 +23,7 @@ from train.distributed.methods import make_step
 from train.distributed.world import World, start
 from train.evaluate import evaluate
 from train.experiments.syncbn import SyncBatchNorm
+from train.freeze import freeze
 from train.models import SmallCNN, make_model
 from train.precision import choose_precision
 from train.step import Objective, Plan
@@ -153,6 +155,25 @@ def reductions(world: World) -> dict[str, int]:
     return result
 
 
+def frozen(world: World) -> dict[str, int]:
+    """The number of gradients that DDP sums over ranks, without and with --freeze."""
+    found = {}
+    for pattern in ("", "features"):
+        model, summed = SmallCNN(10), list[int]()
+        if pattern:
+            freeze(model, pattern)
+        wrapped = wrap(model, world, Config(data=""))
+
+        def hook(state: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            state.append(bucket.buffer().numel())
+            return default_hooks.allreduce_hook(None, bucket)
+
+        wrapped.register_comm_hook(summed, hook)
+        wrapped(torch.rand(2, 3, 8, 8)).sum().backward()
+        found[pattern] = sum(summed)
+    return found
+
+
 def compression(world: World) -> dict[str, float]:
     """Largest relative error of the gradients reduced in bf16, against the same in plain tensors and against fp32."""
     config = Config(data="", image_size=8, gradient_compression="bf16")
@@ -218,6 +239,7 @@ if __name__ == "__main__":
                 "calls": calls(world),
                 "overflow": overflow(world),
                 "reductions": reductions(world),
+                "frozen": frozen(world),
                 "compression": compression(world),
                 "statistics": statistics(world),
             }

@@ -1,10 +1,12 @@
 """Every rate equals its formula and torch's scheduler."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from train.config import Config
-from train.schedule import OneCycle, make_schedule, momentum_at, peak_rate
+from train.schedule import OneCycle, make_schedule, momentum_at, peak_rate, scaled_for_sgd
 
 
 @pytest.mark.parametrize("total", [5, 10, 101, 5006])
@@ -89,9 +91,25 @@ def test_multistep_drops_at_its_milestones() -> None:
     assert [rate(step) for step in range(10)] == pytest.approx([1] * 5 + [0.1] * 3 + [0.01] * 2)
 
 
-@pytest.mark.parametrize(("scaling", "peak"), [("linear", 2.0), ("none", 1.0)])
+@pytest.mark.parametrize(("scaling", "peak"), [("linear", 2.0), ("sqrt", 2.0**0.5), ("none", 1.0)])
 def test_the_peak_scales_with_the_global_batch(scaling: str, peak: float) -> None:
     assert peak_rate(Config(data="", lr=1.0, lr_scaling=scaling), global_batch=512) == peak
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "--lr 0.001 is scaled linearly to 0.004 for the global batch of 1024, which is for sgd; for adamw"),
+        ({"optimizer": "muon"}, "for muon --lr-scaling sqrt or none is usual"),
+        ({"optimizer": "lars"}, ""),
+        ({"lr_scaling": "sqrt"}, ""),
+        ({"lr_reference_batch": 1024}, ""),
+    ],
+)
+def test_a_rate_of_adam_that_is_scaled_linearly_is_said(options: dict[str, Any], said: str) -> None:
+    found = scaled_for_sgd(Config(**{"data": "", "optimizer": "adamw", "lr": 0.001} | options), 1024)
+    assert said in found
+    assert bool(said) == bool(found)
 
 
 def test_a_warm_up_starts_at_the_given_fraction() -> None:

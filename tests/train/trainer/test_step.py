@@ -103,6 +103,12 @@ def test_gradients_are_reduced_once_per_update_for_any_number_of_micro_batches(r
         }
 
 
+def test_gradients_of_frozen_parameters_are_not_reduced(reports: list[dict[str, Any]]) -> None:
+    model = SmallCNN(10)
+    every, last = parameter_count(model), parameter_count(model.classifier)
+    assert [report["frozen"] for report in reports] == [{"": every, "features": last}] * 2
+
+
 def test_gradients_are_reduced_in_bf16_on_request(reports: list[dict[str, Any]]) -> None:
     """Each rank's half of the mean is rounded to 8 bits before they are added, and their sum after."""
     for report in reports:
