@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.api.jobs import chosen_config
 from launcher.errors import LauncherError
+from launcher.model.container import ContainerState
 from launcher.model.plan import Membership, RunId
 from launcher.model.progress import silent
 from launcher.node.connect import Fleet, connect
@@ -27,7 +28,7 @@ from launcher.records.paths import RUNS, NodePaths, RunPaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run import attempts
 from launcher.run.locate import Note, RunListing, list_runs
-from launcher.run.state import RunState, state_of
+from launcher.run.state import BUDGET, RunState, at_budget, state_of
 
 NOT_STARTED = "not started"  # state of a variant of a sweep that has no run yet
 REFUSED = "refused"  # state of a run whose `up` failed before every container was started
@@ -40,7 +41,7 @@ class RunRow:
 
     exit_code: of a command that waits for it; None if it has not ended. top1: percent. started_by: user@host of the
     caller, and the uid on the first node. stopped_by: user@host. group: the sweep to which it
-    belongs.
+    belongs. ended_by: "budget", if it ended at its budget.
     """
 
     run: str
@@ -51,6 +52,7 @@ class RunRow:
     started_by: str = ""
     stopped_by: str = ""
     group: Membership | None = None
+    ended_by: str | None = None
 
 
 def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None = None) -> list[RunRow]:
@@ -65,7 +67,8 @@ def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None =
         state = REFUSED if record.refused and result["state"] == RunState.FAILED else result["state"]
         by, best = result.get("stopped_by") or "", top1(result.get("last", {}))
         code, group = result.get("exit_code"), record.group
-        rows.append(RunRow(record.run, state, code, names, best, stopped_by=by, group=group))
+        ended_by = result.get("ended_by")
+        rows.append(RunRow(record.run, state, code, names, best, stopped_by=by, group=group, ended_by=ended_by))
     return rows
 
 
@@ -76,15 +79,16 @@ def runs_on(
     rows = []
     with connect([(host, host) for host in nodes], None, chosen_config(ssh_config), allow_failures=True) as fleet:
         listing = list_runs(fleet, log)
-        stopped = _who_stopped({run: [f.node for f in listing.runs[run]] for run in _ended(listing)}, fleet, listing)
+        stopped = _why_ended({run: [f.node for f in listing.runs[run]] for run in _ended(listing)}, fleet, listing)
     for run, found in listing.runs.items():
         states, labels = [f.state for f in found], found[0].labels
         names = tuple(f.labels.node for f in found)
         away = labels.nodes - len(found) if listing.failed else 0  # may be on a node that does not respond
-        by = None if away else stopped.get(run)
-        state = state_of(states, labels.nodes, min_nodes=labels.min_nodes, silent=away, stopped=by is not None)
+        end = _END if away else stopped.get(run, _END)
+        state = end.state(states, labels.nodes, labels.min_nodes, away)
         code, who = state.exit_code if state.ended else None, labels.started_by
-        rows.append(RunRow(run, state.value, code, names, None, who, stopped_by=by or "", group=labels.group))
+        row = RunRow(run, state.value, code, names, None, who, stopped_by=end.stopped_by or "", group=labels.group)
+        rows.append(replace(row, ended_by=end.ended_by(state)))
     return rows, [*listing.failed.values()]
 
 
@@ -245,8 +249,8 @@ def sweeps_that_go_on(runs: Iterable[RunId]) -> list[str]:
 
 
 def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None) -> dict[RunId, Mapping[str, Any]]:
-    """Return `state`, `exit_code` and `stopped_by` of these runs; `unreachable` if the reachable nodes do not determine
-    it.
+    """Return `state`, `exit_code`, `stopped_by` and `ended_by` of these runs; `unreachable` if the reachable nodes do
+    not determine it.
     """
     hosts = sorted({node.host for record in records for node in record.nodes()})
     named = [(host, host) for host in hosts]
@@ -254,15 +258,16 @@ def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None
         listing = list_runs(fleet, log)
         ended = _ended(listing)
         over = {each.run: each.nodes() for each in records if each.run in ended or each.run not in listing.runs}
-        stopped = _who_stopped(over, fleet, listing)
+        stopped = _why_ended(over, fleet, listing)
     seen: dict[RunId, Mapping[str, Any]] = {}
     for record in records:
         states, nodes = [f.state for f in listing.runs.get(record.run, ())], record.nodes()
         away = sum(node.host in listing.failed for node in nodes)
-        by = None if away else stopped.get(record.run)
-        state = state_of(states, len(nodes), min_nodes=record.min_nodes, silent=away, stopped=by is not None)
-        code = state.exit_code if state.ended else None
-        seen[record.run] = {"state": state.value, "exit_code": code, "stopped_by": by}
+        end = _END if away else stopped.get(record.run, _END)
+        state = end.state(states, len(nodes), record.min_nodes, away)
+        code, ended_by = state.exit_code if state.ended else None, end.ended_by(state)
+        known = {"stopped_by": end.stopped_by, "ended_by": ended_by}
+        seen[record.run] = {"state": state.value, "exit_code": code, **known}
     return seen
 
 
@@ -270,9 +275,27 @@ def _ended(listing: RunListing) -> set[RunId]:
     return {run for run, found in listing.runs.items() if all(each.state.phase.ended for each in found)}
 
 
-def _who_stopped(runs: Mapping[RunId, Sequence[NodeOfRun]], fleet: Fleet, listing: RunListing) -> dict[RunId, str]:
-    """Return who stopped these runs, by the files on their nodes; not those of which nothing is left there."""
-    found: dict[RunId, str] = {}
+@dataclass(frozen=True)
+class _WhyEnded:
+    """What the files of its nodes say of a run that has ended."""
+
+    stopped_by: str | None = None
+    budget: bool = False
+
+    def state(self, states: Sequence[ContainerState], nodes: int, min_nodes: int, silent: int) -> RunState:
+        counted, stopped = at_budget(states, self.budget), self.stopped_by is not None
+        return state_of(counted, nodes, min_nodes=min_nodes, silent=silent, stopped=stopped)
+
+    def ended_by(self, state: RunState) -> str | None:
+        return BUDGET if self.budget and state is RunState.DONE else None
+
+
+_END = _WhyEnded()
+
+
+def _why_ended(runs: Mapping[RunId, Sequence[NodeOfRun]], fleet: Fleet, listing: RunListing) -> dict[RunId, _WhyEnded]:
+    """Return why these runs ended, by the files on their nodes; not those of which nothing is left there."""
+    found: dict[RunId, _WhyEnded] = {}
 
     def ask(engine: Engine) -> None:
         nodes = [(run, node) for run, on in runs.items() for node in on if node.host == engine.host]
@@ -283,8 +306,10 @@ def _who_stopped(runs: Mapping[RunId, Sequence[NodeOfRun]], fleet: Fleet, listin
                 if posixpath.dirname(node.output) == root
             }
             for span, pieces in groupby(engine.files.read_spans([*spans], below=root), key=itemgetter(0)):
-                if by := attempts.stopped_by(b"".join(piece for _, piece in pieces)):
-                    found[spans[span]] = by
+                text, run = b"".join(piece for _, piece in pieces), spans[span]
+                known = found.get(run, _END)
+                by, budget = attempts.stopped_by(text), attempts.reached_budget(text)
+                found[run] = _WhyEnded(by or known.stopped_by, budget or known.budget)
 
     engines = [engine for engine in fleet.engines if engine.node not in listing.failed] if runs else []
     run_all_settled([partial(ask, engine) for engine in engines])  # a node without that folder knows nothing

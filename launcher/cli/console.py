@@ -364,7 +364,9 @@ def print_outcome(
     if outcome.state is RunState.DONE:
         accuracy = top1(outcome.last)
         extra = "" if accuracy is None else f", validation top-1 {accuracy:.2f} %"
+        extra = f", ended by its {outcome.ended_by}{extra}" if outcome.ended_by else extra
         lost = [node.node for node in outcome.nodes if node.exit_code != 0]  # with min_nodes
+        lost = [] if outcome.ended_by else lost
         extra += f" without {escape(', '.join(lost))}" if lost else ""
         if outcome.apart:
             console.print(f"[yellow]{escape(outcome.apart)}[/]")

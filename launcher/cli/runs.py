@@ -109,7 +109,8 @@ def _variant(row: RunRow | SweepRow) -> Text:
 def _run(row: RunRow) -> tuple[str, Text, str, Text, Text]:
     return (
         row.run,
-        Text(row.state, style=STYLES.get(row.state, "")) + (f" by {row.stopped_by}" if row.stopped_by else ""),
+        Text(row.state, style=STYLES.get(row.state, ""))
+        + (f" by {by}" if (by := row.stopped_by or row.ended_by) else ""),
         "" if row.exit_code is None else str(row.exit_code),
         Text(", ".join(row.nodes)),
         Text(row.started_by if row.top1 is None else f"{row.top1:.2f}"),

@@ -122,10 +122,10 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     if seen.variant:
         head += Text(f"{seen.variant}  ", style="bold cyan")
     head += Text(seen.state, style=STYLES.get(seen.state, ""))
-    if seen.stopped_by:
-        head += Text(f" by {seen.stopped_by}")
+    if by := seen.stopped_by or seen.ended_by:
+        head += Text(f" by {by}")
     if seen.started_by:
-        head += Text(f"  {'started ' if seen.stopped_by else ''}by {seen.started_by}", style="dim")
+        head += Text(f"  {'started ' if by else ''}by {seen.started_by}", style="dim")
     why = [
         Text(f"{node.node}: restart {number} after {reason}", style="yellow")
         for node in shown
@@ -185,7 +185,7 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
         room -= columns + 2
     for row in rows:
         cells = {name: Text(text) for name, text in row.items()}
-        cells["state"].stylize(STYLES.get(row["state"], ""))
+        cells["state"].stylize(STYLES.get(row["state"].partition(" ")[0], ""))
         table.add_row(*(cells[str(column.header)] for column in table.columns))
     return table
 
@@ -235,7 +235,7 @@ def _variant_cells(seen: RunStatus) -> dict[str, str]:
     last = seen.progress.last if seen.progress is not None else {}
     return {
         "variant": seen.variant,
-        "state": seen.state,
+        "state": f"{seen.state} by {seen.ended_by}" if seen.ended_by else seen.state,
         "run": seen.run,
         "nodes": ", ".join(node.node for node in seen.nodes),
         "exit": next((str(node.exit_code) + " OOM" * node.oom_killed for node in failed), ""),

@@ -1,12 +1,14 @@
 #!/bin/sh
 # sh entry.sh ARGV...: runs ARGV, the container's program, and records its output and exit code. POSIX sh with coreutils
 # or busybox, as any uid. Requires LAUNCHER_OUTPUT and LAUNCHER_NODE; optional: LAUNCHER_TIMEOUT (whole seconds since
-# the first start, across restarts) and LAUNCHER_HANG_TIMEOUT (seconds without growth of any log or metrics in the
-# output folder). Files for this node in LAUNCHER_OUTPUT:
+# the first start, across restarts), LAUNCHER_HANG_TIMEOUT (seconds without growth of any log or metrics in the output
+# folder) and LAUNCHER_BUDGET (whole seconds since the first step of metrics.jsonl, before that since the first start).
+# Files for this node in LAUNCHER_OUTPUT:
 #   logs/NODE.log         stdout and stderr, merged in order, appended across restarts
 #   logs/NODE.clock       `<epoch seconds> <size of the log in bytes>`, at most once a second, while the log grows
 #   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; `halted <rank> <epoch>` for a suspended rank;
-#                         `left <epoch>` if all ranks had exited before the program was stopped; torchrun.py
+#                         `left <epoch>` if all ranks had exited before the program was stopped; on the node with
+#                         rank 0 `stepped <epoch>` and `budget <epoch>`: its first step, and its budget; torchrun.py
 #                         adds `failed <rank> <code> <epoch>` (code: negative for a signal), and `killed <rank> <epoch>` for one
 #                         that did not exit in time when the program was stopped; elastic.py adds
 #                         `generation <number> <size of the log in bytes> <node,node,...> <text>`,
@@ -14,10 +16,12 @@
 #                         launcher_breakpoint.py adds `waits <rank> <pid> <epoch> <place>`, taken, busy, goes and skips
 #   state/NODE.alive      with a hang timeout: grows while a rank waits in breakpoint() (launcher_breakpoint.py)
 #   state/NODE.began      for the first start: `<boot id of the machine> <seconds>` (below)
+#   state/budget          not empty once the run has reached its budget: the node with rank 0 writes it, and, where
+#                         nodes have folders of their own, launchers; it stops the others
 # LAUNCHER_ENTRY contains this script's pid for the program: on SIGQUIT, every rank prints its stack and exits; before
 # that, and on SIGURG, it records its pending collectives (flight_recorder.py).
-# Exit code: that of ARGV, 128+n if signal n killed it, 124 at the time limit, 125 after a hang, 73 if the output cannot
-# be written. All variables in this script start with our_, so that none of the job's environment is overwritten.
+# Exit code: that of ARGV, 128+n if signal n killed it, 0 at the budget, 124 at the time limit, 125 after a hang, 73 if
+# the output cannot be written. All variables in this script start with our_, so that none of the job's environment is overwritten.
 
 our_kit=$(cd "${0%/*}" && pwd)
 our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
@@ -25,8 +29,10 @@ our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
 our_began=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.began
 our_alive=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.alive
+our_budget=$LAUNCHER_OUTPUT/state/budget
+our_metrics=$LAUNCHER_OUTPUT/metrics.jsonl
 our_patience=15 # seconds from a hang to SIGKILL, including 5 for the ranks' recordings
-our_grace=45 # seconds from SIGTERM to SIGKILL at the time limit, as for `launcher down`; torchrun's ranks have 40
+our_grace=45 # seconds from SIGTERM to SIGKILL at the time limit and the budget, as for `launcher down`; torchrun's ranks have 40
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
 our_drain=3  # seconds for which orphaned processes may keep the log open
@@ -48,7 +54,7 @@ cannot_write() {
 }
 our_why=$(LC_ALL=C mkdir -p "$LAUNCHER_OUTPUT/logs" "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" 2>&1) ||
     cannot_write "$our_why"
-for our_file in "$our_log" "$our_clock" "$our_attempts" "$our_began" "$our_alive"; do
+for our_file in "$our_log" "$our_clock" "$our_attempts" "$our_began" "$our_alive" "$our_budget"; do
     # made by the program in an earlier attempt; to open a named pipe would block
     if [ -e "$our_file" ] && [ ! -f "$our_file" ]; then refuse "$our_file is not a regular file: remove it"; fi
 done
@@ -84,14 +90,37 @@ seconds() {
     if read -r our_up our_file 2>/dev/null </proc/uptime; then echo "${our_up%%.*}"; else date +%s; fi
 }
 
-# In the background, once a second: update the clock file, check the time limit and the hang timeout, and kill tee if
+# Whether the run has reached its budget. The file exists from the start and is opened: what is on NFS is then known.
+spent() {
+    our_word=''
+    [ ! -f "$our_budget" ] || read -r our_word 2>/dev/null <"$our_budget"
+    [ -n "$our_word" ]
+}
+# Whether metrics.jsonl has a step of this start: a line of the kind "step", or with a step and without a kind.
+has_step() {
+    [ -f "$our_metrics" ] && tail -c "+$((our_size + 1))" "$our_metrics" 2>/dev/null |
+        grep -E '"step" *: *[0-9]' | grep -qvE '"kind" *: *"([^s]|s[^t]|st[^e])'
+}
+reaches_budget() {
+    if [ "${LAUNCHER_NODE_RANK:-0}" != 0 ]; then
+        spent
+        return
+    fi
+    if [ -z "$our_stepped" ] && has_step; then
+        our_stepped=yes our_spend=$(($(seconds) + LAUNCHER_BUDGET))
+        note stepped
+    fi
+    [ "$(seconds)" -ge "$our_spend" ]
+}
+
+# In the background, once a second: update the clock file, check the limits, the budget and whether it hangs, and kill tee if
 # orphaned processes keep its pipe open. It is stopped by SIGKILL, which a starting shell cannot miss; its sleep exits
 # on its own. A job is considered alive while the sizes of its logs or metrics change, or a rank is debugged.
 signs() {
     (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log state/*.alive metrics.jsonl generations/*/* 2>/dev/null)
 }
 tick() {
-    our_last='' our_late=0 our_idle=0 our_stuck=0 our_before=none our_quiet=0
+    our_last='' our_late=0 our_idle=0 our_stuck=0 our_before=none our_quiet=0 our_saving=0
     while :; do
         our_now=$(log_state)
         [ "$our_now" = "$our_last" ] || echo "$our_now"
@@ -102,7 +131,12 @@ tick() {
             [ $our_late -ne $our_grace ] || kill -s KILL "$our_child"
             our_late=$((our_late + 1))
         fi
-        if [ -n "$LAUNCHER_HANG_TIMEOUT" ]; then
+        if [ -n "$LAUNCHER_BUDGET" ] && { [ $our_saving -ne 0 ] || reaches_budget; }; then
+            [ $our_saving -ne 0 ] || kill -s PROF $$
+            [ $our_saving -ne $our_grace ] || kill -s KILL "$our_child"
+            our_saving=$((our_saving + 1))
+        fi
+        if [ -n "$LAUNCHER_HANG_TIMEOUT" ] && [ $our_saving -eq 0 ]; then
             our_now=$(signs)
             if [ "$our_now" != "$our_before" ] || [ -e "$our_kit/home/quiet" ]; then our_quiet=$(seconds); fi
             our_before=$our_now
@@ -141,7 +175,28 @@ over() {
     our_over=1
     echo "launcher: time limit of $LAUNCHER_TIMEOUT s reached" >&3
 }
+# The launcher reads the note, other nodes the file. What ends the program first, counts.
+end_budget() {
+    our_spent=1
+    if [ "${LAUNCHER_NODE_RANK:-0}" != 0 ]; then
+        echo "launcher: the run has reached its budget of $LAUNCHER_BUDGET s" >&3
+        return
+    fi
+    note budget
+    (date +%s >"$our_budget") 2>/dev/null # a full disk: a launcher tells the other nodes
+    our_name="its start: metrics.jsonl has no step"
+    if grep -qs '^stepped ' "$our_attempts"; then our_name="its first step"; fi
+    echo "launcher: budget of $LAUNCHER_BUDGET s reached, counted from $our_name" >&3
+}
+at_budget() {
+    our_caught=1
+    [ -z "$our_sent$our_over$our_hung" ] || return
+    end_budget
+    forward TERM
+}
 at_limit() {
+    our_caught=1
+    [ -z "$our_spent" ] || return
     over # if this blocks because the log is not read, tick still sends SIGKILL
     forward TERM
 }
@@ -211,8 +266,8 @@ if [ "$our_name" != unlimited ] && [ "$our_name" -lt "$our_files" ]; then ulimit
 rm -rf "$our_kit/home/.flight_recorder" # the pipes of an earlier attempt
 [ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # of an earlier attempt
 note start || cannot_write
-our_child='' our_sent='' our_end='' our_over='' our_hung='' our_code=0
-if [ -n "$LAUNCHER_TIMEOUT" ]; then
+our_child='' our_sent='' our_end='' our_over='' our_hung='' our_spent='' our_code=0
+if [ -n "$LAUNCHER_TIMEOUT$LAUNCHER_BUDGET" ]; then
     our_boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo none)
     our_name='' # the file is missing at the first start
     read -r our_name our_first 2>/dev/null <"$our_began"
@@ -221,9 +276,19 @@ if [ -n "$LAUNCHER_TIMEOUT" ]; then
         our_first=$(($(seconds) - $(date +%s) + ${our_first:-$(date +%s)}))
         (echo "$our_boot $our_first" >"$our_began") 2>/dev/null
     fi
-    our_end=$((our_first + LAUNCHER_TIMEOUT))
+    [ -z "$LAUNCHER_TIMEOUT" ] || our_end=$((our_first + LAUNCHER_TIMEOUT))
 fi
-if [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]; then
+if [ -n "$LAUNCHER_BUDGET" ]; then
+    (: >>"$our_budget") 2>/dev/null
+    our_size=0
+    [ ! -f "$our_metrics" ] || our_size=$(wc -c <"$our_metrics") # of an earlier run, which is resumed
+    our_stepped=$(sed -n '/^stepped [0-9]*$/{s/stepped //p;q;}' "$our_attempts")
+    [ -z "$our_stepped" ] || our_first=$(($(seconds) - $(date +%s) + our_stepped))
+    our_spend=$((our_first + LAUNCHER_BUDGET))
+fi
+if [ -n "$LAUNCHER_BUDGET" ] && { spent || { [ "${LAUNCHER_NODE_RANK:-0}" = 0 ] && reaches_budget; }; }; then
+    end_budget
+elif [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]; then
     over
 else
     (LAUNCHER_JOB=$our_mark LAUNCHER_ENTRY=$$ && export LAUNCHER_JOB LAUNCHER_ENTRY && exec "$@") >&3 2>&1 3>&- & # exec: never a function of this script
@@ -232,6 +297,7 @@ else
     trap 'forward TERM' TERM
     trap 'forward $our_interrupt' INT
     trap at_limit ALRM
+    trap at_budget PROF
     trap at_hang VTALRM
     trap stacks QUIT
     trap record URG
@@ -249,12 +315,22 @@ else
     our_when=$(date +%s)
 fi
 
-if [ -n "$our_over" ] && [ "$our_code" -eq 137 ]; then
+# The program of another node may have failed before the node was told, as it has lost rank 0.
+if [ -n "$LAUNCHER_BUDGET" ] && [ "$our_code" -ne 0 ] && [ -z "$our_sent$our_over$our_hung$our_spent" ] && spent; then
+    end_budget
+fi
+if [ -n "$our_spent" ]; then
+    case $our_code in
+        0 | 137 | 143) ;;
+        *) echo "launcher: the program exited with code $our_code after that" >&3 ;;
+    esac
+fi
+if [ -n "$our_over$our_spent" ] && [ "$our_code" -eq 137 ]; then
     echo "launcher: the program did not exit within $our_grace s of SIGTERM and was killed: what it was saving may be incomplete" >&3
 fi
 
 # --- the end: tee has received all output once every process has closed the pipe, or after our_drain seconds
-trap '' HUP INT QUIT TERM USR1 USR2 ALRM VTALRM URG
+trap '' HUP INT QUIT TERM USR1 USR2 ALRM VTALRM PROF URG
 exec 3>&-
 wait $our_tee 2>/dev/null # shells report killed jobs to stderr
 if [ -n "$our_child" ]; then
@@ -263,6 +339,7 @@ if [ -n "$our_child" ]; then
 fi
 [ -z "$our_hung" ] || our_code=125
 [ -z "$our_over" ] || our_code=124
+[ -z "$our_spent" ] || our_code=0
 [ -p "$our_clock" ] || (log_state >>"$our_clock") 2>/dev/null
 note exit "$our_code"
 exit "$our_code"

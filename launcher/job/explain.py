@@ -14,7 +14,7 @@ from launcher.job.arguments import argv_of, merged
 from launcher.job.models import Job
 from launcher.job.parts import DockerOptions, Image, NodeEntry, Part, Resources, RunPart
 from launcher.job.problems import LocatedError, Path, Positions, nearest, printable, show
-from launcher.job.scalars import ANY, LOCAL, machine
+from launcher.job.scalars import ANY, LOCAL, machine, show_duration
 from launcher.model.container import CODE, KIT
 
 # Path, message, and the top-level keys involved: the conflict is not reported if one of these is invalid.
@@ -146,6 +146,7 @@ def _conflicts(job: Job) -> Iterator[Conflict]:
         yield from _process(job)
     yield from _nodes(job)
     yield from _pool(job)
+    yield from _budget(job)
     yield from _elastic(job)
     yield from _variables(job)
     yield from _arguments(job)
@@ -182,6 +183,19 @@ def _pool(job: Job) -> Iterator[Conflict]:
     if job.min_nodes is not None:
         message = "in a pool, a variant that loses a node is restarted on other nodes: remove min_nodes and spares"
         yield ("min_nodes",), message, {"min_nodes", "each"}
+
+
+def _budget(job: Job) -> Iterator[Conflict]:
+    if job.budget is None:
+        return
+    if job.timeout is not None and job.budget >= job.timeout:
+        message = (
+            f"is not reached: `timeout` ends the run, as failed, after {show_duration(job.timeout)}; expected less"
+        )
+        yield ("budget",), message, {"budget", "timeout"}
+    if job.min_nodes is not None:
+        message = "is counted on the node of rank 0, which changes with min_nodes: use timeout, or remove min_nodes"
+        yield ("budget",), message, {"budget", "min_nodes"}
 
 
 def _elastic(job: Job) -> Iterator[Conflict]:

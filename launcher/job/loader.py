@@ -14,7 +14,7 @@ from launcher.errors import JobInvalid
 from launcher.job.document import Node, compose
 from launcher.job.explain import check
 from launcher.job.models import Job
-from launcher.job.overrides import apply_nodes, apply_pool, apply_set
+from launcher.job.overrides import apply_budget, apply_nodes, apply_pool, apply_set
 from launcher.job.problems import Positions, Problem, refusal, show
 
 LARGEST = 1_000_000  # bytes
@@ -85,7 +85,7 @@ def _job(
         problems += more
     # for anchors, as in compose files
     root = replace(root, value={key: node for key, node in root.value.items() if not key.startswith("x-")})
-    root = apply_pool(root)
+    root = apply_budget(apply_pool(root))
     if nodes is not None:
         root = apply_nodes(root, nodes)
     options = [word for assignment in sets for word in ("--set", assignment)]

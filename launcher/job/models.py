@@ -188,6 +188,13 @@ class Job(Part):
         description="Maximum duration of the run, enforced on the nodes. Default: no limit.",
         examples=["24h"],
     )
+    budget: fields.Duration | None = Field(
+        default=None,
+        description="How long the program may train: the run ends so long after the first step in `metrics.jsonl`, or, "
+        "if it has none, after the program's start, and is then done; its last values are its result. Also written "
+        "into the sweep: `sweep: {budget: 5m, grid: {...}}`. Default: no limit.",
+        examples=["5m"],
+    )
     hang_timeout: fields.Duration | None = Field(
         default=None,
         description="The run fails if it prints nothing and completes no step for this long. The error names the "

@@ -110,6 +110,18 @@ def apply_pool(root: Node) -> Node:
     return replace(root, value={**root.value, "nodes": nodes.value["pool"], "each": each})
 
 
+def apply_budget(root: Node) -> Node:
+    """Replace `sweep: {budget: 5m, grid: {...}}` by `sweep: {grid: {...}}` and `budget: 5m`. Raises JobInvalid."""
+    sweep = root.value.get("sweep")
+    if sweep is None or not isinstance(sweep.value, dict) or "budget" not in sweep.value:
+        return root
+    budget = sweep.value["budget"]
+    if "budget" in root.value:
+        raise refusal([Problem(budget.mark, ("sweep", "budget"), "is also a key of the job: remove one of them")])
+    rest = {key: node for key, node in sweep.value.items() if key != "budget"}
+    return replace(root, value={**root.value, "sweep": replace(sweep, value=rest), "budget": budget})
+
+
 def on_nodes(job: Job, nodes: Sequence[NodeEntry], port: int | None = None) -> Job:
     """Return the job of a pool on some of its machines, with that rendezvous port (default: the job's)."""
     given = {} if port is None else {"port": port}

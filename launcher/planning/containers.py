@@ -182,6 +182,8 @@ def _environment(
         env["LAUNCHER_MIG"] = ",".join(uuids[worker % len(uuids)] for worker in range(processes))
     if job.timeout is not None:
         env["LAUNCHER_TIMEOUT"] = str(job.timeout)
+    if job.budget is not None:
+        env["LAUNCHER_BUDGET"] = str(job.budget)
     if job.hang_timeout is not None and (rank == 0 or job.min_nodes):  # rank 0's output and steps are signs of life
         env["LAUNCHER_HANG_TIMEOUT"] = str(job.hang_timeout)
     if job.min_nodes is not None:

@@ -10,7 +10,7 @@ from launcher.errors import LauncherError, RunUnknown
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.job.overrides import variant_name
-from launcher.job.scalars import Args, ArgValue
+from launcher.job.scalars import Args, ArgValue, show_duration
 from launcher.model.plan import Membership, RunId, shortened
 from launcher.model.sizes import counted
 from launcher.records.paths import RUNS
@@ -181,10 +181,21 @@ def _end(run: str) -> str:
 
 def settings(record: Record) -> dict[str, ArgValue]:
     """Return the settings of a run from its job.yaml; {} if that is missing or invalid in this version."""
+    job = _job(record)
+    return {} if job is None else settings_of(job)
+
+
+def budget_of(record: Record) -> int | None:
+    """Return the budget of a run in seconds; None if it has none, or none that is known."""
+    job = _job(record)
+    return None if job is None else job.budget
+
+
+def _job(record: Record) -> Job | None:
     try:
-        return settings_of(parse_job(record.job_text(), str(record.paths.job)))
+        return parse_job(record.job_text(), str(record.paths.job))
     except (LauncherError, OSError, UnicodeDecodeError):
-        return {}
+        return None
 
 
 def settings_of(job: Job) -> dict[str, ArgValue]:
@@ -198,6 +209,7 @@ def settings_of(job: Job) -> dict[str, ArgValue]:
         "gpus": str(job.gpus),
         "processes": str(job.processes),
         "image": image or "",
+        **({} if job.budget is None else {"budget": show_duration(job.budget)}),
         **job.env,
     }
     return {key.replace("-", "_"): value for key, value in {**named, **others}.items()}

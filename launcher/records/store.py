@@ -55,6 +55,7 @@ _RESULT = {
     "gradients": str,
     "apart": str,
     "resume": str | None,
+    "ended_by": str | None,
 }
 _CONTAINER = {
     "image": str,

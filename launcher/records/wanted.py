@@ -22,7 +22,7 @@ _SOURCE = re.compile(r"\.(py|pyi|pyc|ipynb|sh|c|cc|cpp|cu|cuh|h|hpp|md|rst|ya?ml
 # What the launcher itself writes to an output folder, beside the code. Everything else there is the program's.
 _STATE = re.escape(MARKER) + (
     r"|\.flight_recorder\.tar|\.node/.*|logs/[^/]+\.clock"
-    r"|state/([^/]+\.(alive|attempts|began|groups|master)|slurm\.end|node\.sh|bundle/.*)"
+    r"|state/([^/]+\.(alive|attempts|began|groups|master)|budget|slurm\.end|node\.sh|bundle/.*)"
 )
 _OUTPUT = rf"(logs/[^/]+|generations/\d+-\d+/rank-\d+)\.log|logs/[^/]+{NCCL}|errors/[^/]+\.json|{RECORDINGS}/.*"
 _OURS = re.compile(f"{_STATE}|{_OUTPUT}", re.DOTALL)

@@ -31,6 +31,7 @@ _WAITS = re.compile(
 )
 _SKIPS = re.compile(r"^skips (?P<rank>\d{1,9}) \d{1,15} \d{1,15} (?P<place>[ -~]{1,400})$", re.MULTILINE)
 _STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # the format of locate.caller()
+_BUDGET = re.compile(rb"^budget \d{1,15}$", re.MULTILINE)
 _START = re.compile(rb"^start ", re.MULTILINE)  # anchored: a node may be called kickstart
 _GENERATION = re.compile(
     r"^generation (?P<number>\d{1,9}) (?P<offset>\d{1,15}) (?P<members>[!-~]{1,99999}) (?P<text>rank 0 [ -~]{1,9999})$",
@@ -164,6 +165,20 @@ def stopped_by(text: bytes) -> str | None:
     """Return who stopped the last attempt, or None if nobody did."""
     found = _STOPPED.search(_of_last_attempt(text))
     return found.group(1).decode() if found else None
+
+
+def reached_budget(text: bytes) -> bool:
+    """Return whether the node, that of rank 0, has ended the run at its budget."""
+    return _BUDGET.search(text) is not None
+
+
+def ended_by_budget(root: Path, nodes: Iterable[NodeOfRun]) -> bool:
+    """The same, of the nodes whose file was collected."""
+    for node in nodes:
+        with suppress(OSError), open_regular(NodePaths(str(root), node.name).attempts) as file:
+            if reached_budget(file.read(LIMIT)):
+                return True
+    return False
 
 
 def waiting(text: bytes) -> tuple[AtBreakpoint, ...]:

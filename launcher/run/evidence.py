@@ -23,6 +23,7 @@ from launcher.run.attempts import (
     parse,
     parse_ended,
     parse_worlds,
+    reached_budget,
     waiting,
 )
 
@@ -51,6 +52,7 @@ class Evidence:
     nccl: str = ""  # NCCL's own logs of its last attempt, to which its warnings go too
     give_up_reason: str = ""  # why it is not restarted although `restarts` is not used up
     at_breakpoint: tuple[AtBreakpoint, ...] = ()  # ranks that had not gone on from there
+    budget: bool = False  # it has ended the run at its budget
     ahead: float = 0.0  # seconds by which its clock is ahead of this machine's
 
     @property
@@ -107,6 +109,7 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
         nccl=gradients.collected(root, [node])[node.name],
         ended=parse_ended(tried),
         give_up_reason=give_up_reason(tried),
+        budget=reached_budget(tried),
         at_breakpoint=waiting(tried),
     )
 

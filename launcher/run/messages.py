@@ -80,6 +80,13 @@ class NodeStopped(Message):
 
 
 @dataclass(frozen=True)
+class NodeBudget(Message):
+    """The run has reached its budget, as reported by this node, that of rank 0."""
+
+    node: str
+
+
+@dataclass(frozen=True)
 class NodeWaits(Message):
     """No process has started; `reason`: the state of the cluster's job, `job 12: PENDING (Resources)`, or "" at last.
 

@@ -96,8 +96,9 @@ class ObservedNode:
 
     answered: Moment.clock of its last answer. lost: when it stopped answering. failures: requests for its state that
     failed in a row. killed: its container was killed, and may be about to be removed. waits: for what, in a queue.
-    attempts: content of that file; `starts`, `worlds`, `over` and `stopped` of it were reported. rest_read: nothing of
-    its files remains to be read. collected: the same of collecting, or it is impossible, because of `problem`.
+    attempts: content of that file; `starts`, `worlds`, `over`, `stopped` and `budget` of it were reported. rest_read:
+    nothing of its files remains to be read. collected: the same of collecting, or it is impossible, because of
+    `problem`.
     """
 
     node: NodeOfRun
@@ -111,6 +112,7 @@ class ObservedNode:
     worlds: int = 0
     over: bool = False
     stopped: bool = False
+    budget: bool = False
     waits: str = ""
     killed: bool = False
     failures: int = 0
@@ -338,6 +340,8 @@ def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observ
         found += _at_breakpoints(name, node.attempts, text)
     why = "" if node.over else attempts.give_up_reason(text)
     by = None if node.stopped else attempts.stopped_by(text)
+    budget = attempts.reached_budget(text)
+    found += [messages.NodeBudget(name)] if budget and not node.budget else []
     known = _with(
         known,
         replace(
@@ -347,6 +351,7 @@ def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observ
             worlds=len(worlds),
             over=node.over or bool(why),
             stopped=node.stopped or by is not None,
+            budget=budget,
         ),
     )
     for world in worlds[node.worlds :]:

@@ -31,7 +31,7 @@ from launcher.run.evidence import Evidence, collective_failed, gather
 from launcher.run.left_out import missing_here
 from launcher.run.locate import Attached
 from launcher.run.resumable import continued, restarted
-from launcher.run.state import HANG_CODE, TIMEOUT_CODE, RunState, state_of
+from launcher.run.state import BUDGET, HANG_CODE, TIMEOUT_CODE, RunState, at_budget, state_of
 from launcher.run.stop import runs_there
 
 # of Python's error, in the program's output
@@ -64,11 +64,12 @@ class Outcome:
     state: RunState
     failure: Failure | None = None
     nodes: tuple[NodeResult, ...] = ()
-    last: Mapping[str, Any] = field(default_factory=dict)  # the last epoch's line of metrics.jsonl
+    last: Mapping[str, Any] = field(default_factory=dict)  # see last_epoch
     stopped_by: str | None = None  # user@host of another terminal or machine that stopped it
     gradients: str = ""  # how they travelled between the nodes; "" if unknown
     apart: str = ""  # that its ranks did not train together
     resume: str | None = None  # after a failure that left a checkpoint: which one, and the command that continues it
+    ended_by: str | None = None  # "budget": at the job's `budget`; None: otherwise
 
     @property
     def exit_code(self) -> int:
@@ -92,6 +93,7 @@ class Outcome:
             gradients=found.get("gradients", ""),
             apart=found.get("apart", ""),
             resume=found.get("resume"),
+            ended_by=found.get("ended_by"),
         )
 
 
@@ -162,8 +164,9 @@ def conclude(
             lost[node.name] = uncollected(node.name, found)
         else:
             evidence[node.name] = found
+    budget = stopped_by is None and any(own.budget for own in evidence.values())
     state = state_of(
-        states.values(),
+        at_budget(states.values(), budget),
         len(attached.nodes) + len(attached.unreachable),
         min_nodes=record.min_nodes,
         gone=sum(node.name not in states for node in attached.nodes),
@@ -191,11 +194,14 @@ def conclude(
             for node in record.nodes()
             if node in attached.nodes or node.name in lost
         ),
-        last=extra("the metrics are left out of the result", lambda: plain(last_epoch(metrics)), {}, warn),
+        last=extra(
+            "the metrics are left out of the result", lambda: plain(last_epoch(metrics, or_step=budget)), {}, warn
+        ),
         stopped_by=stopped_by,
         gradients=extra("how the gradients travelled is not known", partial(gradients.line, record), "", warn),
         apart=extra("whether the ranks trained together is not known", partial(_apart, record, state), "", warn),
         resume=resume,
+        ended_by=BUDGET if budget and state is RunState.DONE else None,
     )
 
 
@@ -350,9 +356,11 @@ def _node_result(
     )
 
 
-def last_epoch(metrics: Path) -> Mapping[str, Any]:
-    """Return the last line of kind "epoch" in a metrics.jsonl, or {}."""
-    last: Mapping[str, Any] = {}
+def last_epoch(metrics: Path, *, or_step: bool = False) -> Mapping[str, Any]:
+    """Return the last line of kind "epoch" in a metrics.jsonl, or {}. or_step: without an epoch, that of a step."""
+    epoch: Mapping[str, Any] = {}
+    step: Mapping[str, Any] = {}
     for line in read_json_lines(metrics):
-        last = line if line.get("kind") == "epoch" else last
-    return last
+        kind = line.get("kind", "step")
+        epoch, step = (line if kind == "epoch" else epoch), (line if kind == "step" else step)
+    return epoch or (step if or_step else {})

@@ -27,7 +27,8 @@ class Supervised:
 
     nodes: those that are followed. away: number of those that were unreachable when following began. may_lose: number
     of nodes that the run can lose. ended, missing: by node. given_up: the nodes do not restart the program.
-    stopped_by: the first user who stopped the run. stopping: a StopPeers was returned, and no node came back since.
+    stopped_by: the first user who stopped the run. budget: it has reached its budget, and its nodes end, with whatever
+    exit code. stopping: a StopPeers was returned, and no node came back since.
     """
 
     nodes: tuple[str, ...]
@@ -37,11 +38,13 @@ class Supervised:
     missing: Mapping[str, messages.NodeGone | messages.NodeRemoved] = field(default_factory=dict)
     given_up: bool = False
     stopped_by: str | None = None
+    budget: bool = False
     stopping: bool = False
 
     @property
     def failed(self) -> bool:
-        badly = self.away + len(self.missing) + sum(state.exit_code != 0 for state in self.ended.values())
+        exited = 0 if self.budget else sum(state.exit_code != 0 for state in self.ended.values())
+        badly = self.away + len(self.missing) + exited
         return self.given_up or badly > self.may_lose
 
     @property
@@ -74,6 +77,8 @@ def reduce(known: Supervised, message: Message) -> tuple[Supervised, StopPeers |
         known = replace(known, missing={**known.missing, message.node: message})
     elif isinstance(message, messages.NodeStopped):
         known = replace(known, stopped_by=known.stopped_by or message.by)
+    elif isinstance(message, messages.NodeBudget):
+        known = replace(known, budget=True)
     elif isinstance(message, messages.NodeOver):
         known = replace(known, given_up=True)
     elif isinstance(message, messages.NodeBack):
@@ -86,10 +91,10 @@ def reduce(known: Supervised, message: Message) -> tuple[Supervised, StopPeers |
 def to_stop(known: Supervised, left_out: Collection[str]) -> Sequence[str]:
     """Return the nodes to stop after StopPeers. left_out: nodes that are not part of the newest generation.
 
-    In a finished run, these are only nodes that were away when the others finished. If a user stops the run, they are
-    none: all nodes get the time to save a checkpoint.
+    In a finished run, these are only nodes that were away when the others finished. If a user stops the run, or at its
+    budget, they are none: all nodes get the time to save a checkpoint.
     """
-    if known.all_ended or known.stopped_by is not None:
+    if known.all_ended or known.stopped_by is not None or known.budget:
         return ()
     return [node for node in known.nodes if node not in known.ended and (not known.done or node in left_out)]
 

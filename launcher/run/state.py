@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -12,6 +13,7 @@ TIMEOUT_CODE = 124
 HANG_CODE = 125
 SIGKILL_CODE = 137
 SIGTERM_CODE = 143
+BUDGET = "budget"  # `ended_by` of a run
 
 
 class RunState(str, Enum):
@@ -76,6 +78,11 @@ def state_of(
         return RunState.REMOVED
     unknown = any(state.exit_code is None for state in states)
     return RunState.LOST if incomplete or unknown or len(states) < nodes else RunState.DONE
+
+
+def at_budget(containers: Iterable[ContainerState], budget: bool) -> list[ContainerState]:
+    """Return containers as they count for `state_of`: if the run has reached its budget, no exit code is a failure."""
+    return [replace(each, exit_code=0) if budget and each.exit_code else each for each in containers]
 
 
 def recorded_end(result: Mapping[str, Any] | None) -> RunState | None:

@@ -25,7 +25,7 @@ from launcher.run import attempts, gradients, membership
 from launcher.run.attempts import World
 from launcher.run.locate import Attached, engine_of
 from launcher.run.membership import Joined
-from launcher.run.state import RunState, recorded_end, state_of
+from launcher.run.state import BUDGET, RunState, at_budget, recorded_end, state_of
 
 _MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
 _NUMBER = re.compile("[0-9]{1,15}")
@@ -98,6 +98,7 @@ class RunStatus:
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" if unknown
     gradients: str = ""  # how they travel between the nodes; "" if unknown
     stopped_by: str = ""  # user@host; "" if unknown
+    ended_by: str | None = None  # "budget"
     variant: str = ""  # of its sweep; "": it belongs to none
 
     @property
@@ -122,6 +123,7 @@ class _Answer:
     nccl: bytes  # lines of NCCL's logs
     joined: Joined
     stopped_by: str = ""
+    budget: bool = False  # it has ended the run at its budget
 
 
 def run_status(attached: Attached) -> RunStatus:
@@ -137,8 +139,9 @@ def run_status(attached: Attached) -> RunStatus:
     }
     states, silent = [a.state for a in answers if a.state is not None], len(attached.unreachable) + len(lost)
     stopped_by = next((answer.stopped_by for answer in answers if answer.stopped_by), "")
+    budget = any(answer.budget for answer in answers)
     state = state_of(
-        states,
+        at_budget(states, budget),
         len(attached.nodes) + len(attached.unreachable),
         min_nodes=attached.record.min_nodes,
         silent=silent,
@@ -162,6 +165,7 @@ def run_status(attached: Attached) -> RunStatus:
         started_by=attached.started_by,
         gradients=str((result or {}).get("gradients", "")) or gradients.line(attached.record, nccl, joined),
         stopped_by=str((result or {}).get("stopped_by") or stopped_by) if state is RunState.STOPPED else "",
+        ended_by=(result or {}).get("ended_by") or (BUDGET if budget and state is RunState.DONE else None),
         variant=group.shown if (group := attached.record.group) else "",
     )
 
@@ -237,7 +241,8 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Ends, end: M
     stopped_by = attempts.stopped_by(printed.attempts) or ""
     joined = membership.parse(printed.groups, attempts.last_start(printed.attempts))
     worlds = attempts.parse_worlds(printed.attempts)
-    return _Answer(row, state, printed.metrics, worlds, printed.nccl, joined, stopped_by)
+    budget = attempts.reached_budget(printed.attempts)
+    return _Answer(row, state, printed.metrics, worlds, printed.nccl, joined, stopped_by, budget)
 
 
 def stopped_ranks(node: str, text: bytes) -> tuple[StoppedRank, ...]:

@@ -32,7 +32,7 @@ from launcher.records.written import unfetched as only_there
 from launcher.run import attempts
 from launcher.run.fetch import not_brought
 from launcher.run.locate import Attached, Note, Owner, caller, list_runs
-from launcher.run.state import SIGKILL_CODE, RunState, state_of
+from launcher.run.state import BUDGET, SIGKILL_CODE, RunState, at_budget, state_of
 
 LEFT_IN_MEMORY = "left in shared memory"  # event
 _NAMED = 5  # files
@@ -366,9 +366,11 @@ def _conclude(
     if errors or record.result() is not None:
         return ""
     # if it was running, it is now stopped
-    state = state_of(states, len(record.nodes()), min_nodes=record.min_nodes)
+    budget = attempts.ended_by_budget(record.paths.root, record.nodes())  # of the files that were collected
+    state = state_of(at_budget(states, budget), len(record.nodes()), min_nodes=record.min_nodes)
     ended = state if state.ended else RunState.STOPPED
-    return record.finish({"state": ended, "exit_code": ended.exit_code})
+    by = {"ended_by": BUDGET} if budget and ended is RunState.DONE else {}
+    return record.finish({"state": ended, "exit_code": ended.exit_code, **by})
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, NodeUnfit
 from launcher.extras import extra
 from launcher.node.parallel import in_background, run_all_settled
+from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run import messages
 from launcher.run.evidence import gather
@@ -19,6 +21,7 @@ from launcher.run.messages import Message
 from launcher.run.observed import Shown
 from launcher.run.outcome import Outcome, conclude, lost_node, uncollected
 from launcher.run.peers import Supervised, first_signal, reduce, to_stop
+from launcher.run.stop import GRACE as SAVING
 
 # A peer that is stopped gets SIGKILL after GRACE: 15 s in total after the failure, plus HANG_STACKS after a hang.
 GRACE = 10.0
@@ -92,6 +95,8 @@ class Supervision:
             self._following.over()
         if isinstance(message, messages.NodeBack):
             self._stopping = None
+        if isinstance(message, (messages.NodeBudget, messages.NodeBack)) and self._known.budget and self._may_stop:
+            in_background(self._tell_budget)
         if stop and self._may_stop:
             self._stopping = in_background(partial(self._stop_peers, stop.after))
         if self._known.all_ended:
@@ -116,6 +121,22 @@ class Supervision:
 
         signal = extra("the logs of the nodes that ended could not be read", first, "", self._problems.append)
         run_all_settled([partial(self._stop_peer, node, signal) for node in left])
+
+    def _tell_budget(self) -> None:
+        """Tell the nodes that the run has reached its budget; their entry scripts then end it there."""
+        others = [node for node in self._attached.nodes if node.name not in self._known.ended]
+        told = run_all_settled([partial(self._tell_node, node) for node in others])
+        for node, error in zip(others, told, strict=True):
+            if isinstance(error, LauncherError):
+                self._attached.record.event("budget not told", node=node.name, reason=str(error))
+
+    def _tell_node(self, node: NodeOfRun) -> None:
+        """If the file cannot be written, stop the container: a program gets the same time to save."""
+        engine = self._attached.engines[node.name]
+        try:
+            engine.files.append(NodePaths(node.output, node.name).budget, str(int(time.time())), below=node.output)
+        except NodeUnfit:
+            engine.stop(node.container, SAVING)
 
     def _stop_peer(self, node: NodeOfRun, signal: str) -> None:
         """signal: sent first, as a rank of this node may be the one that all others wait for; "": none."""

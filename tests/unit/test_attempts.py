@@ -12,6 +12,7 @@ from launcher.run.attempts import (
     give_up_reason,
     parse,
     parse_ended,
+    reached_budget,
     reasons,
     stop_line,
     stopped_by,
@@ -46,6 +47,12 @@ def test_who_stopped_the_last_attempt_and_which_ranks_were_suspended() -> None:
     assert parse(text) == (Attempt(100, 120, 143, frozenset({3, 4})),)
     assert stopped_by(text + b"start 130\n") is None
     assert stopped_by(b"start 1\nstopped \x1b[2Jme 3\n") is None
+
+
+def test_a_budget_that_was_reached() -> None:
+    assert reached_budget(b"start 1\nstepped 2\nbudget 3\nexit 0 4\n")
+    assert reached_budget(b"start 1\nbudget 3\nstart 4\n"), "its container was started once more"
+    assert not reached_budget(b"start 1\nstepped 2\nbudget x\nexit 0 4\n")
 
 
 def test_generation_of_the_last_attempt() -> None:

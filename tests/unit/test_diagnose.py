@@ -13,7 +13,7 @@ from launcher.records.store import NodeOfRun
 from launcher.run.attempts import AtBreakpoint, Attempt, Ended
 from launcher.run.diagnose import first_failure, is_victim, last_stack
 from launcher.run.evidence import Evidence, gather
-from launcher.run.state import RunState, state_of
+from launcher.run.state import RunState, at_budget, state_of
 
 OWN = """step 1
 Traceback (most recent call last):
@@ -285,6 +285,14 @@ def test_a_runs_state_follows_from_its_containers() -> None:
     unknown = dataclasses.replace(state(0), exit_code=None)  # ended, without a record of its exit code
     assert state_of([state(0), unknown], 2) is RunState.LOST
     assert state_of([state(3), unknown], 2) is RunState.FAILED
+
+
+def test_at_its_budget_a_run_is_done_whatever_its_exit_codes_are() -> None:
+    ended = [state(0), state(137)]
+    assert state_of(at_budget(ended, True), 2) is RunState.DONE
+    assert state_of(at_budget(ended, False), 2) is RunState.FAILED
+    assert state_of(at_budget(ended[:1], True), 2, gone=1) is RunState.FAILED
+    assert state_of(at_budget([state(0), state(None)], True), 2) is RunState.RUNNING
 
 
 def test_ranks_that_were_still_importing_did_not_hang() -> None:

@@ -99,6 +99,17 @@ def test_a_node_that_was_away_when_the_run_failed_is_stopped_when_it_comes_back(
     assert (first, second, third) == (third, None, first)
 
 
+def test_at_the_budget_no_exit_code_is_a_failure_and_no_node_is_killed() -> None:
+    """A peer fails at once for lack of rank 0, which may be noticed before the budget is."""
+    known, first = reduce(Supervised(NODES), messages.NodeEnded("b", state(1)))
+    assert first is not None
+    known, _ = reduce(known, messages.NodeBudget("a"))
+    assert to_stop(known, ()) == ()
+    known, second = reduce(replace(known, stopping=False), messages.NodeEnded("c", state(137)))
+    assert second is None
+    assert not known.decided
+
+
 def test_a_user_who_stops_a_run_is_the_first_one_and_no_peer_is_killed() -> None:
     known = replace(Supervised(NODES), ended={"a": state(143)})
     for by in ("me@here", "you@there"):

@@ -42,6 +42,7 @@ RESULT: dict[str, Any] = {
     "gradients": "gradients: RoCE on mlx5_0, GPUDirect",
     "apart": "no rank joined a process group: each of the 2 ranks worked alone",
     "resume": "launcher up x --resume RUN",
+    "ended_by": None,
     "exit_code": 1,
 }
 EVENTS: list[dict[str, Any]] = [

@@ -26,6 +26,7 @@ from launcher.features.compare.tags import TagRow, by_tag, page_of_tags, shown_t
 from launcher.local_files import write_atomic
 from launcher.records.groups import differences, labels, select
 from launcher.records.store import Record, find, job_of
+from launcher.run.state import BUDGET
 
 
 def compare(
@@ -88,6 +89,9 @@ def compare(
         _explain(tagged, by, lowest=lowest, name=" ".join(runs or []))
     if not json:
         _name_away(tagged, runs or [])
+        _name_budget(
+            [name for (record, _), name in zip(chosen, names, strict=True) if _has_budget(record)], len(chosen)
+        )
     title = "Comparison: " + ", ".join(runs or [job_of(chosen[-1][0].run)])
     if plot is not None:
         form = plot.suffix.lower()[1:]
@@ -123,6 +127,16 @@ def tag_row(record: Record, name: str, seen: str | None = None) -> TagRow:
     failure = (result or {}).get("failure") or {}
     why = f"{failure.get('node', '')}: {failure.get('what', '')}" if failure else ""
     return TagRow(record.run, name, _state(record, seen), curves(record.paths), why=why, away=result is None)
+
+
+def _has_budget(record: Record) -> bool:
+    return (record.result() or {}).get("ended_by") == BUDGET
+
+
+def _name_budget(names: Sequence[str], of: int) -> None:
+    """Say which runs ended at their budget. of: number of all."""
+    if names:
+        terminal.note("ended by their budget: " + ("all" if len(names) == of else ", ".join(names)))
 
 
 def _name_away(rows: Sequence[TagRow], names: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ def entry(record: Record, row: TagRow) -> dict[str, Any]:
         "run": record.run,
         "code": record.code_digest,
         "state": row.state,
+        "ended_by": result.get("ended_by"),
         "exit_code": result.get("exit_code"),
         "seconds": _seconds(result.get("nodes", [])),
         "checkpoint": _newest(record.paths.root),
@@ -39,7 +40,7 @@ def without_run(chosen: Sequence[Record]) -> list[dict[str, Any]]:
     for member in (record.group for record in chosen):
         if member is not None:
             variants.setdefault(member.group, []).append(member.variant)
-    empty = dict.fromkeys(("run", "code", "exit_code", "seconds", "checkpoint", "failure"))
+    empty = dict.fromkeys(("run", "code", "ended_by", "exit_code", "seconds", "checkpoint", "failure"))
     return [
         {**_of_variant(Membership(group, name), name), **empty, "state": "not started", "scalars": {}, "by": None}
         for group, names in variants.items()

@@ -33,7 +33,10 @@ _OF_SLURM = "cluster.partition cluster.account cluster.qos cluster.time cluster.
 _BOTH = Keys(
     handled="name nodes gpus processes run.module run.script run.command run.args mounts env secrets secrets.name "
     "output port timeout resources.memory resources.cpus resources.shm docker.ipc docker.extra_hosts docker.cap_add",
-    refused={"models": "mount a volume and set env: {HF_HOME: ..., TORCH_HOME: ...}"},
+    refused={
+        "models": "mount a volume and set env: {HF_HOME: ..., TORCH_HOME: ...}",
+        "budget": "a pod has no script of the launcher that sees the first step; use timeout",
+    },
     refused_by={cluster.build: _REFUSED, manifests.check: f"runtime data {_OF_SLURM}"},
     unused={
         **dict.fromkeys(_OF_THE_IMAGE, "the image of the pods is that of --image, and is not checked"),

@@ -77,7 +77,7 @@ def check(job: Job, container: str) -> None:
 
 KEYS = Keys(
     handled="name runtime image.base image.ref nodes gpus processes run.module run.script run.command run.args mounts "
-    "env secrets secrets.name output restarts port timeout hang_timeout resources.memory resources.cpus "
+    "env secrets secrets.name output restarts port timeout budget hang_timeout resources.memory resources.cpus "
     "cluster.partition cluster.account cluster.qos cluster.time cluster.options",
     refused={
         "resources.shm": "containers on Slurm share the machine's /dev/shm",
@@ -316,7 +316,12 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     """Return the script of each node: POSIX sh, as it may run inside a container."""
     rank, address, port = '"$LAUNCHER_NODE_RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"'
     known = {} if plan.torchrun else command.bare(address, port, nodes=plan.nodes, rank=rank)
-    limits = {"LAUNCHER_TIMEOUT": plan.job.timeout, "LAUNCHER_HANG_TIMEOUT": plan.job.hang_timeout}
+    job = plan.job
+    limits = {
+        "LAUNCHER_TIMEOUT": job.timeout,
+        "LAUNCHER_BUDGET": job.budget,
+        "LAUNCHER_HANG_TIMEOUT": job.hang_timeout,
+    }
     known |= {name: str(value) for name, value in limits.items() if value is not None} | command.SAVING
     known |= {name: shlex.quote(value) for name, value in plan.env.items()}
     inside = [f"export LAUNCHER_OUTPUT={shlex.quote(plan.job.output)}"] if plan.image else []

@@ -14,9 +14,10 @@ from launcher.records.groups import latest_of, settings, settings_of, short
 from launcher.records.store import Record, job_of
 
 
-def known_sweep(job: Job) -> KnownSweep:
-    """Return what is recorded beside the runs of a job's sweep."""
-    return KnownSweep(tuple(map(variant_name, job.sweep)), "" if job.file is None else str(job.file), job.options)
+def known_sweep(job: Job, most: int | None = None) -> KnownSweep:
+    """Return what is recorded beside the runs of a job's sweep. most: of --max-parallel."""
+    options = (*job.options, *(() if most is None else ("--max-parallel", str(most))))
+    return KnownSweep(tuple(map(variant_name, job.sweep)), "" if job.file is None else str(job.file), options)
 
 
 def member(group: str, args: Args, known: KnownSweep) -> Membership:

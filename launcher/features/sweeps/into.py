@@ -30,9 +30,11 @@ from launcher.features.sweeps.alone import alone
 from launcher.features.sweeps.pool import one_at_a_time
 from launcher.job.models import Job
 from launcher.job.overrides import of_one_run, on_nodes
+from launcher.job.scalars import show_duration
 from launcher.local_files import locked
 from launcher.model.plan import Membership, RunId
-from launcher.records.groups import latest_of, named_group, runs_of
+from launcher.model.progress import Log
+from launcher.records.groups import budget_of, latest_of, named_group, runs_of
 from launcher.records.masking import MASK, names_secret
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record, job_of
@@ -51,8 +53,9 @@ def up_into(job: Job, asked: Asked, text: str) -> int:
     Raises as launcher.up; RunUnknown; UsageError if it is no sweep, or one of another job, or a launcher runs it;
     InUse if a variant runs on each machine of the pool and asked.wait is False.
     """
-    group, single = _group(text, job), job.model_copy(update={"sweep": ()})
+    group = _group(text, job)
     with LongWork() as work:
+        single = _with_budget(job.model_copy(update={"sweep": ()}), group, work.log)
         options = StartOptions(
             run_to_resume(asked.resume),
             log=work.log,
@@ -78,6 +81,17 @@ def _group(text: str, job: Job) -> RunId:
         what = f"{group} is a sweep of {', '.join(sorted(names))}, and this job is {job.name}"
         raise UsageError("--into", what, "give its job file")
     return group
+
+
+def _with_budget(job: Job, group: RunId, log: Log) -> Job:
+    """Return the job with the budget of the sweep, so that its variants can be compared; another one is said."""
+    known = budget_of(Record(RunPaths(RUNS / runs_of(group)[0])))
+    if known is None or known == job.budget:
+        return job
+    if job.budget is None:
+        return job.model_copy(update={"budget": known})
+    log(f"warning: budget {show_duration(job.budget)}, but the sweep began with {show_duration(known)}")
+    return job
 
 
 @contextmanager

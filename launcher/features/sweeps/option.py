@@ -17,12 +17,14 @@ from launcher.cli.up import Asked, run_one, started
 from launcher.errors import StoppedByUser, UsageError
 from launcher.features.sweeps.alone import alone
 from launcher.features.sweeps.array import up_array, variants
+from launcher.features.sweeps.continued import known_sweep
 from launcher.features.sweeps.into import up_into
 from launcher.features.sweeps.screen import SweepScreen, run_sweep
 from launcher.features.sweeps.summary import recorded
 from launcher.job.models import Job
 from launcher.model.sizes import counted
 from launcher.records.groups import named_group
+from launcher.records.sweeps import command_of
 
 
 def options(
@@ -68,8 +70,12 @@ def options(
             code = max(code, ended or 0)
             if ended in (None, StoppedByUser.exit_code):  # the user has detached or stopped the sweep
                 break
-    screen.conclude(name, job, recorded(name, job.sweep), asked.on)
+    screen.conclude(name, job, recorded(name, job.sweep), _resume(job, name, asked))
     return code
+
+
+def _resume(job: Job, name: str, asked: Asked) -> str:
+    return command_of(known_sweep(job), name, asked.on)
 
 
 def _run_array(job: Job, asked: Asked, cluster: Destination) -> int:
@@ -103,5 +109,5 @@ def _follow_array(runs: list[Run], job: Job, name: str, asked: Asked) -> int:
     if asked.detach:
         Reporter().log(f"to list them: launcher runs {name}")
     else:
-        SweepScreen().conclude(name, job, recorded(name, job.sweep), asked.on)
+        SweepScreen().conclude(name, job, recorded(name, job.sweep), _resume(job, name, asked))
     return code

@@ -20,7 +20,6 @@ from launcher.cli.status import STYLES
 from launcher.cli.terminal import Reporter, interactive
 from launcher.errors import StoppedByUser
 from launcher.features.sweeps.alone import alone
-from launcher.features.sweeps.continued import known_sweep
 from launcher.features.sweeps.summary import summary
 from launcher.features.sweeps.sweep import Sweep, SweepState, Variant
 from launcher.job.models import Job
@@ -28,7 +27,6 @@ from launcher.job.scalars import duration
 from launcher.model.plan import is_run_id
 from launcher.model.sizes import counted
 from launcher.node.parallel import uninterrupted
-from launcher.records.sweeps import command_of
 
 _AROUND = 4  # lines of the screen besides the rows of the table
 
@@ -54,13 +52,13 @@ def _run(sweep: Sweep, job: Job) -> int:
         with screen.live():
             code = sweep.run(screen.show)
     except KeyboardInterrupt:
-        return _leave_or_stop(sweep, command_of(known_sweep(job), sweep.group), screen)
-    screen.conclude(sweep.group, job, sweep.variants())
+        return _leave_or_stop(sweep, screen)
+    screen.conclude(sweep.group, job, sweep.variants(), sweep.resume)
     return code
 
 
-def _leave_or_stop(sweep: Sweep, resume: str, screen: SweepScreen) -> int:
-    """After the first Ctrl-C: detach from running variants; stop them on a second one. resume: the command for it."""
+def _leave_or_stop(sweep: Sweep, screen: SweepScreen) -> int:
+    """After the first Ctrl-C: detach from running variants; stop them on a second one."""
     try:
         variants = sweep.settled()
         running = [variant for variant in variants if variant.state in (SweepState.STARTING, SweepState.RUNNING)]
@@ -69,7 +67,7 @@ def _leave_or_stop(sweep: Sweep, resume: str, screen: SweepScreen) -> int:
             screen.log(f"still running: {', '.join(f'{v.name} on {_nodes(v)}' for v in running)}")
         if waiting:
             screen.log(f"not started: {', '.join(waiting)}")
-        screen.log(f"To resume: {resume}")
+        screen.log(f"To resume: {sweep.resume}")
         if running:
             screen.log(f"To stop the running variants, press Ctrl-C again within {SECOND_CTRL_C:.0f} s")
         until = time.monotonic() + SECOND_CTRL_C
@@ -92,10 +90,10 @@ class SweepScreen(Reporter):
         self._live: Live | None = None
         self._last: dict[str, Variant] = {}
 
-    def conclude(self, group: str, job: Job, variants: Sequence[Variant], on: str | None = None) -> None:
-        """Print the end of a sweep. on: the cluster on which it runs."""
+    def conclude(self, group: str, job: Job, variants: Sequence[Variant], resume: str) -> None:
+        """Print the end of a sweep. resume: the command that runs the variants without a result."""
         self.log(f"{group}: {_counts(variants)}")
-        for part in summary(group, job, variants, on):
+        for part in summary(group, job, variants, resume):
             self.err.print(part)
 
     @contextmanager
@@ -134,7 +132,7 @@ def _table(variants: Sequence[Variant], height: int) -> list[Table]:
         step = "" if now is None else f"{now.last.get('step')}/{now.last.get('steps')}"
         left = duration(now.eta) if now is not None and now.eta and not variant.state.ended else ""
         accuracy = "" if variant.top1 is None else f"{variant.top1:.2f}"
-        state = Text(variant.state.value, style=STYLES.get(variant.state.value, ""))
+        state = Text(variant.shown_state, style=STYLES.get(variant.state.value, ""))
         rows.append((Text(variant.name), Text(_nodes(variant)), state, Text(step), Text(accuracy), Text(left)))
     heads = ("variant", "nodes", "state", "step", "top-1", "left")
     kept = [index for index in range(len(heads)) if any(row[index].plain for row in rows)]
@@ -150,7 +148,9 @@ def _line(variant: Variant) -> str:
         case SweepState.RUNNING:
             return f"{variant.name}: running on {_nodes(variant)}: launcher logs {variant.run}"
         case SweepState.DONE:
-            return f"{variant.name}: done" + ("" if variant.top1 is None else f", top-1 {variant.top1:.2f} %")
+            return f"{variant.name}: {variant.shown_state}" + (
+                "" if variant.top1 is None else f", top-1 {variant.top1:.2f} %"
+            )
         case SweepState.FAILED:
             logs = f": launcher logs {variant.run}" if variant.run else ""
             return f"{variant.name}: failed, {variant.why}{logs}"

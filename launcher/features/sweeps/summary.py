@@ -10,7 +10,6 @@ from rich.text import Text
 
 from launcher.cli.status import STYLES
 from launcher.features import FEATURES, Feature
-from launcher.features.sweeps.continued import known_sweep
 from launcher.features.sweeps.sweep import SweepState, Variant
 from launcher.job.models import Job
 from launcher.job.overrides import shown_value, variant_name
@@ -18,7 +17,6 @@ from launcher.job.scalars import Args
 from launcher.model.plan import shortened
 from launcher.records.groups import latest_of
 from launcher.records.measured import top1
-from launcher.records.sweeps import command_of
 
 _LONGEST = 30  # characters of a value in the table
 
@@ -39,19 +37,20 @@ def recorded(group: str, sweep: Sequence[Args]) -> list[Variant]:
         shown = state.get(result.get("state", ""), SweepState.FAILED)
         nodes = tuple(node.name for node in record.nodes())
         best = top1(result.get("last", {}))
-        found.append(Variant(name, shown, nodes, record.run, top1=best, exit_code=result.get("exit_code"), why=why))
+        code, by = result.get("exit_code"), result.get("ended_by")
+        found.append(Variant(name, shown, nodes, record.run, top1=best, exit_code=code, why=why, ended_by=by))
     return found
 
 
-def summary(group: str, job: Job, variants: Sequence[Variant], on: str | None = None) -> Iterator[RenderableType]:
-    """Yield the table, the failures and the next commands. on: the cluster on which the sweep runs."""
+def summary(group: str, job: Job, variants: Sequence[Variant], resume: str) -> Iterator[RenderableType]:
+    """Yield the table, the failures and the next commands. resume: the one that runs the variants without a result."""
     yield table(job.sweep, variants)
     failed = [variant for variant in variants if variant.state is SweepState.FAILED]
     for variant in failed:
         logs = f": launcher logs {variant.run}" if variant.run else ""
         yield Text(f"{variant.name} failed: {variant.why or 'see its log'}{logs}")
     if failed or any(variant.state is not SweepState.DONE for variant in variants):
-        yield Text(f"to run these again:  {command_of(known_sweep(job), group, on)}")
+        yield Text(f"to run these again:  {resume}")
     yield from map(Text, following(group))
 
 
@@ -70,7 +69,7 @@ def table(sweep: Sequence[Args], variants: Sequence[Variant]) -> Table:
     rows = [
         [
             *values_of,
-            variant.state.value,
+            variant.shown_state,
             "" if variant.top1 is None else f"{variant.top1:.2f}",
             ", ".join(variant.nodes),
             variant.run or "",
@@ -83,7 +82,7 @@ def table(sweep: Sequence[Args], variants: Sequence[Variant]) -> Table:
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         cells = [Text(row[index]) for index in kept]
-        cells[kept.index(len(values))].stylize(STYLES.get(row[len(values)], ""))
+        cells[kept.index(len(values))].stylize(STYLES.get(row[len(values)].partition(" ")[0], ""))
         table.add_row(*cells)
     return table
 

@@ -32,6 +32,7 @@ from launcher.node.parallel import in_background, run_all, run_all_settled, unin
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS
 from launcher.records.store import Record
+from launcher.records.sweeps import command_of
 from launcher.run import messages
 from launcher.run.outcome import Outcome
 from launcher.run.state import RunState
@@ -66,6 +67,11 @@ class Variant:
     top1: float | None = None  # percent
     exit_code: int | None = None
     why: str = ""
+    ended_by: str | None = None  # "budget"
+
+    @property
+    def shown_state(self) -> str:
+        return f"{self.state.value} by {self.ended_by}" if self.ended_by else self.state.value
 
 
 @dataclass
@@ -140,13 +146,18 @@ class Sweep:
         self._given_up: list[RunId] = []
         self._changed = threading.Condition()
         self._leaving = False
-        self._known = known_sweep(job)
+        self._known = known_sweep(job, most)
         jobs = zip(expand_sweep(job), job.sweep, self._known.variants, strict=True)
         self._work = [_Work(each, args, Variant(name)) for each, args, name in jobs]
         self._inputs = inputs_of(job, own_machines(job), self._log)
         self._machines = Machines(job, self._options, self._back)
         known = [(work, earlier[work.shown.name]) for work in self._work if work.shown.name in earlier]
         run_all_settled([partial(self._take_over, work, record) for work, record in known])
+
+    @property
+    def resume(self) -> str:
+        """The command that runs the variants without a result."""
+        return command_of(self._known, self.group)
 
     def variants(self) -> list[Variant]:
         """Return the current state of the variants, in the order of the sweep."""
@@ -330,7 +341,8 @@ class Sweep:
             outcome.state, SweepState.FAILED
         )
         why = "" if outcome.failure is None else f"{outcome.failure.node}: {outcome.failure.what}"
-        self._show(work, state=state, run=outcome.run, exit_code=outcome.exit_code, top1=top1(outcome.last), why=why)
+        code, by = outcome.exit_code, outcome.ended_by
+        self._show(work, state=state, run=outcome.run, exit_code=code, top1=top1(outcome.last), why=why, ended_by=by)
 
     def _refused(self, work: _Work, placement: Placement, error: LauncherError) -> None:
         """Handle a failed start, or a run with unreachable machines. If a machine is to blame, another is tried."""

@@ -10,10 +10,12 @@ from rich.console import Console
 
 from launcher.api.jobs import load
 from launcher.features import FEATURES
+from launcher.features.sweeps.continued import known_sweep
 from launcher.features.sweeps.screen import _table as live_table
 from launcher.features.sweeps.summary import following, summary
 from launcher.features.sweeps.sweep import SweepState, Variant
 from launcher.job.overrides import variant_name
+from launcher.records.sweeps import command_of
 
 GROUP = "night-20261128-200000-bbbb"
 
@@ -30,7 +32,7 @@ def printed(sweep: Any, failed: int = 0, top1: float | None = None, count: int =
     ]
     assert len(variants) == count
     console = Console(file=io.StringIO(), width=80)
-    for part in summary(GROUP, job, variants):
+    for part in summary(GROUP, job, variants, f"launcher up JOB --resume {GROUP}"):
         console.print(part)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(len(line) <= 80 for line in lines)
@@ -54,6 +56,13 @@ def test_failures_have_their_cause_and_what_runs_them_again() -> None:
     assert "lr  batch  state   top-1  nodes  run" in text
     assert "lr=1 failed: gpu-a: exited with code 1: ValueError: loss is nan: launcher logs" in text
     assert f"to run these again:  launcher up JOB --resume {GROUP}" in text
+
+
+def test_the_command_that_resumes_a_sweep_repeats_how_it_was_started() -> None:
+    keys = {"name": "night", "runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}}
+    job = load({**keys, "sweep": [{"lr": 1}]}, set={"run.args.x": 2})
+    command = command_of(known_sweep(job, 3), GROUP)
+    assert command == f"launcher up JOB --set run.args.x=2 --max-parallel 3 --resume {GROUP}"
 
 
 @pytest.mark.parametrize("sweep", [[["--lr", "0.1"], ["--lr", "0.2"]], [{"data": "/d" * 99}, {"data": "/e" * 99}]])

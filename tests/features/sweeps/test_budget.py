@@ -1,0 +1,89 @@
+"""A sweep with a budget: what it ends is done, and everything that shows a run says so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.errors import JobInvalid
+from launcher.job.dump import dump_job
+from launcher.job.loader import parse_job
+from launcher.job.models import Job
+from launcher.job.overrides import expand_sweep
+from tests.e2e.cli import Cli
+from tests.features.sweeps.test_pool import group_of
+
+# Unless told that it `ends`, it goes on until it is stopped; so do the programs of the other nodes.
+PROGRAM = """case "$*" in *ends*) exit 0;; esac
+[ $LAUNCHER_NODE_RANK != 0 ] || echo '{"kind": "step", "step": 1, "acc": 1}' >$LAUNCHER_OUTPUT/metrics.jsonl
+exec sleep 600
+"""
+
+
+@pytest.mark.timeout(200)
+def test_what_the_budget_ends_is_done_and_said_everywhere(home_cli: Cli) -> None:
+    keys: dict[str, Any] = {"runtime": "process", "run": {"command": ["sh", "-c", PROGRAM, "sh"]}}
+    sweep = {"budget": "1s", "grid": {"x": [1, 2]}}
+    job = home_cli.job("hour", **keys, nodes={"pool": ["local"] * 4, "each": 2}, sweep=sweep)
+    shown = home_cli("up", job).stderr
+    assert [line.split()[:4] for line in shown.splitlines() if line[:1] in "12"] == [
+        ["1", "done", "by", "budget"],
+        ["2", "done", "by", "budget"],
+    ]
+    home_cli("up", job, "--resume", "hour")
+    assert len(home_cli.runs()) == 2, "what the budget has ended is done"
+    for run in home_cli.runs():
+        found = json.loads((run / "result.json").read_text())
+        assert (found["state"], found["exit_code"], found["ended_by"]) == ("done", 0, "budget")
+        assert [node["exit_code"] for node in found["nodes"]] == [0, 0]
+    plain = home_cli("up", job, "--into", "hour", "--set", "run.args=[ends]", "--set", "sweep.budget=1h").stderr
+    assert "warning: budget 1h, but the sweep began with 1s" in plain
+    assert "ended by" not in plain
+    assert "ended by its budget" in home_cli("up", job, "--into", "hour", "--set", "sweep=[{x: 1}]").stderr
+
+    group, first = group_of(home_cli), home_cli.runs()[0].name
+    ledger = json.loads(home_cli("compare", group, "--json").stdout)
+    ended = [("done", "budget"), ("done", "budget"), ("done", None), ("done", "budget")]
+    assert [(each["state"], each["ended_by"]) for each in ledger] == ended
+    by_budget = ", ".join(ledger[index]["label"] for index in (0, 1, 3))
+    assert f"ended by their budget: {by_budget}" in " ".join(home_cli("compare", group).stderr.split())
+    rows = json.loads(home_cli("runs", "--all", "--json").stdout)
+    assert [(row["state"], row["ended_by"]) for row in rows] == ended
+    assert "done by budget" in home_cli("status", first).stdout
+    assert json.loads(home_cli("status", first, "--json").stdout)["ended_by"] == "budget"
+
+
+def job_of(*lines: str) -> Job:
+    head = ["name: a", "runtime: process", "nodes: [local]", "run: {command: [true]}"]
+    return parse_job("\n".join([*head, *lines]))
+
+
+def test_the_budget_of_a_sweep_is_that_of_each_variant() -> None:
+    job = job_of("sweep: {budget: 5m, grid: {lr: [1, 2]}}")
+    variants = expand_sweep(job)
+    assert [each.budget for each in variants] == [300, 300]
+    assert parse_job(dump_job(variants[0])).budget == 300
+    assert job_of("budget: 5m", "sweep: [{lr: 1}]") == job_of("sweep: {budget: 300s, grid: {lr: [1]}}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["timeout: 5m", "sweep: {budget: 5m, grid: {a: [1]}}"], "is not reached: `timeout` ends the run, as failed"),
+        (["budget: 1m", "sweep: {budget: 5m, grid: {a: [1]}}"], "sweep.budget: is also a key of the job"),
+        (["sweep: {budget: soon, grid: {a: [1]}}"], "job.yaml:5: budget: expected a duration"),
+        (["sweep: {budget: 5m}"], "expected a list of variants, or {grid"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused(lines: list[str], said: str) -> None:
+    with pytest.raises(JobInvalid) as refused:
+        job_of(*lines)
+    assert said in str(refused.value)
+
+
+def test_a_job_that_loses_nodes_has_no_budget() -> None:
+    text = "name: a\nimage: {ref: a}\nnodes: [a, b, c]\nmin_nodes: 2\nbudget: 5m\nrun: {module: train}\n"
+    with pytest.raises(JobInvalid, match="is counted on the node of rank 0, which changes with min_nodes"):
+        parse_job(text)
