@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ from launcher.api.history import Named
 from launcher.cli import completion, options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
-from launcher.node.parallel import in_background
+from launcher.node.parallel import in_background, uninterrupted
 
 REFRESH = 5.0  # seconds between two searches for new data, by the launcher and by TensorBoard
 START_LIMIT = 60.0  # seconds for TensorBoard to respond: it imports a lot, and a cold disk is slow
@@ -139,9 +139,8 @@ def _serve(curves: Path, host: str, port: int, log: Path) -> None:
         Reporter().warn(f"port {port} of this machine is in use: TensorBoard listens on {chosen}")
     argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(curves), "--host", host, "--port", str(chosen)]
     argv += ["--reload_interval", f"{REFRESH:.0f}", "--reload_multifile", "true"]
-    with log.open("wb") as errors:
-        server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=errors)
-    try:
+    with ExitStack() as stack:
+        server = uninterrupted(lambda: stack.enter_context(_server(argv, log)))
         if _answers(server, host, chosen):
             terminal.say(f"TensorBoard: http://{host}:{chosen}/ (press Ctrl-C to quit)")
             server.wait()
@@ -151,6 +150,14 @@ def _serve(curves: Path, host: str, port: int, log: Path) -> None:
             f"exited with code {server.poll()}: {' | '.join(lines) or 'no output'}",
             f"to reproduce: {sys.executable} -m tensorboard.main --logdir runs",
         )
+
+
+@contextmanager
+def _server(argv: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as errors:
+        server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=errors)
+    try:
+        yield server
     finally:
         server.terminate()
         try:

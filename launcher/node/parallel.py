@@ -113,7 +113,8 @@ def periodically(report: Callable[[float], object], every: float) -> Iterator[No
 
 
 def uninterrupted(job: Callable[[], T]) -> T:
-    """Return a job's result, or raise its error. A Ctrl-C while it runs is raised after it, from its error if any.
+    """Return a job's result, or raise its error. A Ctrl-C while it runs is raised after it, from its error if any; also
+    a SIGTERM, if that is handled.
 
     Otherwise a container could be created after the caller stopped waiting, and never be removed. The signal itself is
     deferred, as KeyboardInterrupt could be raised between any two instructions, and a Thread.join() that it interrupts
@@ -122,7 +123,8 @@ def uninterrupted(job: Callable[[], T]) -> T:
     if threading.current_thread() is not threading.main_thread():
         return job()  # signals go to the main thread
     interrupts: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    deferred = [signal.SIGINT, *([signal.SIGTERM] if callable(signal.getsignal(signal.SIGTERM)) else [])]
+    before = {number: signal.signal(number, lambda which, _: interrupts.append(which)) for number in deferred}
     failed: BaseException | None = None
     try:
         return job()
@@ -130,9 +132,10 @@ def uninterrupted(job: Callable[[], T]) -> T:
         failed = error
         raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if interrupts:
             try:
-                signal.raise_signal(signal.SIGINT)  # no effect if it was ignored before
+                signal.raise_signal(interrupts[0])  # no effect if it was ignored before
             except KeyboardInterrupt as stop:
                 raise stop from failed

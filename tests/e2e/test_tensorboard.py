@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -174,6 +175,28 @@ def test_a_port_in_use_is_said(cli: Cli) -> None:
         process.terminate()
         process.communicate(timeout=60)
     assert said.startswith(f"launcher: warning: port {port} of this machine is in use: TensorBoard listens on ")
+
+
+TERMINATED = """
+import os, signal, subprocess
+start = subprocess.Popen.__init__
+
+def terminated(self, argv, *args, **options):
+    start(self, argv, *args, **options)
+    if "tensorboard.main" in argv:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen.__init__ = terminated
+"""
+
+
+def test_a_sigterm_while_tensorboard_starts_leaves_no_server(cli: Cli, tmp_path: Path) -> None:
+    """It comes when the server is there, and the launcher does not know it yet."""
+    cli("up", cli.job("here", runtime="process", nodes=["local"], run={"command": ["true"]}))
+    (tmp_path / "sitecustomize.py").write_text(TERMINATED)
+    variables = {"TMPDIR": str(tmp_path), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    Cli(cli.cwd, {**cli.env, **variables})("tensorboard", "--port", 0)
+    assert not servers(tmp_path)
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGINT])

@@ -20,11 +20,11 @@ from pathlib import Path
 from tests.bed import cluster
 from tests.bed.bed import Bed
 from tests.bed.settings import Settings
-from tests.histories import play
+from tests.histories import aim, play
 from tests.histories.bed import BedWorld
 from tests.histories.checker import Broken, check
 from tests.histories.history import Asked, History, dump, read
-from tests.histories.table import count, rows
+from tests.histories.table import Cell, count, rows
 
 One = Callable[[Sequence[play.Step]], tuple[History, list[Broken]]]
 
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=Path(), help="folder for histories that break a sentence")
     parser.add_argument("--bed", action="store_true", help="on the test bed")
     parser.add_argument("--stop", action="store_true", help="at the first broken sentence")
-    parser.add_argument("--counts", type=Path, metavar="FILE", help="where the table's numbers are added up")
+    parser.add_argument("--counts", type=Path, metavar="FILE", help="has the table's numbers; aims at the least")
     parser.add_argument("--replay", type=Path, metavar="FILE")
     parser.add_argument("--check", type=Path, metavar="FILE", help="check a written history again")
     parser.add_argument("--shrink", type=Path, metavar="FILE")
@@ -105,13 +105,13 @@ def _again(asked: argparse.Namespace, one: One) -> int:
 
 
 def _play(asked: argparse.Namespace, one: One) -> int:
-    start, number, bad, counted = time.monotonic(), 0, 0, Counter[tuple[str, str, str]]()
+    start, number, bad, counted = time.monotonic(), 0, 0, Counter[Cell]()
     until, place = start + asked.minutes * 60, play.BED if asked.bed else play.PLAIN
     if asked.counts and asked.counts.exists():
         counted.update({tuple(cell): times for *cell, times in json.loads(asked.counts.read_text())})
     while number < asked.histories and time.monotonic() < until and not (asked.stop and bad):
         name = f"{asked.seed}-{number}"
-        steps = play.plan(name, place=place)
+        steps = aim.plan(name, counted, place) if asked.counts else play.plan(name, place=place)
         began = time.monotonic()
         history, broken = one(steps)
         number += 1

@@ -183,7 +183,7 @@ class Found(Record):
 
 R = TypeVar("R", bound=Record)
 AT_ONCE, SILENT, SPOKE = "at once", "silent", "spoke"
-MOMENTS = (AT_ONCE, SILENT, SPOKE)  # within 50 ms; before its first word; after it
+MOMENTS = (AT_ONCE, SILENT, SPOKE)  # as soon as it had a process; before its first word; after it
 HEALED = "healed"  # a fault: of a machine, which works again
 HITS = ("kill", "interrupt", "interrupt twice", "suspend")
 

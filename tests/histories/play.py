@@ -106,13 +106,18 @@ def plan(seed: str, steps: int = 16, place: Place = PLAIN) -> list[Step]:
     """The same for the same seed."""
     dice, made = random.Random(seed), list[Step]()
     while len(made) < steps:
-        ups = [step for step in made if step.program]
-        kind = dice.choices(["up", "command", "fault"], [4 if len(ups) < 6 else 1, 7 if ups else 0, 2 if ups else 0])[0]
-        made += {"up": _up, "command": _command, "fault": _fault}[kind](dice, ups, place)
+        made += scene(dice, made, place)
     return made
 
 
-def _up(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
+def scene(dice: random.Random, made: Sequence[Step], place: Place) -> list[Step]:
+    """What comes next, after what was made."""
+    ups = [step for step in made if step.program]
+    kind = dice.choices(["up", "command", "fault"], [4 if len(ups) < 6 else 1, 7 if ups else 0, 2 if ups else 0])[0]
+    return {"up": up, "command": command, "fault": _fault}[kind](dice, ups, place)
+
+
+def up(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
     job = f"j{len(ups):02}"
     nodes, sweep = dice.choice([1, 1, 2, 2, 2]), dice.random() < 0.2
     again = dice.choice(["", "", "", "restarts", "min_nodes"])
@@ -137,20 +142,20 @@ def _up(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
     earlier = [step.job for step in ups if not step.sweep and step.folder == folder]
     if earlier and not sweep and dice.random() < 0.3:
         argv += ["--resume", dice.choice(earlier)]
-    up = Step(folder, tuple(argv), job, names, sweep, again, program, dice.randrange(2))
-    up = _hit(dice, replace(up, waits="-d" in argv or dice.random() < 0.3), 0.5)
-    resumed = replace(up, argv=("up", f"{job}.yaml", "--resume", GROUP), program=None, waits=dice.random() < 0.5)
-    if not up.hit and dice.random() < 0.4:  # the fault comes as soon as its program has begun
-        return [replace(up, waits=False), replace(_strike(dice, up, place), moment="began")]
-    return [up, *([_hit(dice, replace(resumed, hit=""), 0.5)] if sweep and up.hit else [])]
+    step = Step(folder, tuple(argv), job, names, sweep, again, program, dice.randrange(2))
+    step = _hit(dice, replace(step, waits="-d" in argv or dice.random() < 0.3), 0.5)
+    resumed = replace(step, argv=("up", f"{job}.yaml", "--resume", GROUP), program=None, waits=dice.random() < 0.5)
+    if not step.hit and dice.random() < 0.4:  # the fault comes as soon as its program has begun
+        return [replace(step, waits=False), replace(strike(dice, step, place), moment="began")]
+    return [step, *([_hit(dice, replace(resumed, hit=""), 0.5)] if sweep and step.hit else [])]
 
 
-def _command(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
+def command(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
     """Sometimes two at once, of two callers."""
-    command = dice.choice(["logs", "logs", "status", "status", "runs", "fetch", "exec", "down", "down", "clean"])
+    name = dice.choice(["logs", "logs", "status", "status", "runs", "fetch", "exec", "down", "down", "clean"])
     about = dice.choice(list(ups)[-3:])
     folder = about.folder if dice.random() < 0.8 else dice.choice(FOLDERS)
-    target = [about.job] if command not in ("runs", "clean") and dice.random() < 0.7 else []
+    target = [about.job] if name not in ("runs", "clean") and dice.random() < 0.7 else []
     options = {
         "logs": dice.choice([[], ["--no-follow"], ["--all"]]),
         "status": ["--json"],
@@ -158,13 +163,13 @@ def _command(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Ste
         "fetch": dice.choice([[], ["--checkpoints"]]),
         "down": dice.choice([[], [], ["--purge"]]),
         "clean": ["--yes"],
-    }.get(command, [])
-    if command == "down" and dice.random() < 0.3:
+    }.get(name, [])
+    if name == "down" and dice.random() < 0.3:
         target, options = [], [*options, "--all"]
-    if folder != about.folder and command != "runs":
+    if folder != about.folder and name != "runs":
         options = [*options, "--nodes", ",".join(place.hosts)]
-    tail = ["--", "sh", "-c", f"exit {COMMAND_CODE}"] if command == "exec" else []
-    step = Step(folder, (command, *target, *options, *tail), waits=command != "logs" and dice.random() < 0.8)
+    tail = ["--", "sh", "-c", f"exit {COMMAND_CODE}"] if name == "exec" else []
+    step = Step(folder, (name, *target, *options, *tail), waits=name != "logs" and dice.random() < 0.8)
     step = _hit(dice, step, 0.5)
     return [replace(step, waits=False), replace(step, hit="")] if dice.random() < 0.15 else [step]
 
@@ -176,11 +181,13 @@ def _hit(dice: random.Random, step: Step, chance: float) -> Step:
     return replace(step, hit=dice.choice(h.HITS), moment=dice.choice([*moments, *(["began"] if step.program else [])]))
 
 
-def _strike(dice: random.Random, about: Step, place: Place) -> Step:
+def strike(dice: random.Random, about: Step, place: Place, how: str = "") -> Step:
+    """What befalls a job. how: by default any."""
     names = about.nodes
     if about.sweep:
         names = place.hosts if place.machine else ("local-0", "local-1")  # any of the pool
-    how, node = dice.choice([*place.faults, *place.machine]), dice.choice(names)
+    chosen, node = dice.choice([*place.faults, *place.machine]), dice.choice(names)
+    how = how or chosen
     lasting = round(dice.uniform(0.5, 5.0), 1) if how in place.machine else 0.0
     return Step("two" if how == "full" else about.folder, job=about.job, fault=how, node=node, lasting=lasting)
 
@@ -188,7 +195,7 @@ def _strike(dice: random.Random, about: Step, place: Place) -> Step:
 def _fault(dice: random.Random, ups: Sequence[Step], place: Place) -> list[Step]:
     """While some commands are under way, or before them."""
     about = dice.choice(list(ups)[-2:])
-    step, several = _strike(dice, about, place), [_command(dice, ups, place)[0] for _ in range(3)]
+    step, several = strike(dice, about, place), [command(dice, ups, place)[0] for _ in range(3)]
     commands = [replace(each, waits=False) for each in several]
     if dice.random() < 0.5:
         return [replace(step, moment="began"), *commands]
@@ -324,11 +331,11 @@ class World:
             _until(lambda: call.over.is_set() or any(each.run.startswith(step.job) for each in self.programs(h.Began)))
         elif step.moment != "at once":
             call.over.wait(float(step.moment))
-        self.send(call, step.hit)
+        self.send(call, step.hit, at_once=step.moment == "at once")
 
-    def send(self, call: Call, how: str) -> None:
+    def send(self, call: Call, how: str, *, at_once: bool = False) -> None:
         now = time.monotonic()
-        moment = h.AT_ONCE if now - call.asked.at < 0.05 else h.SPOKE if call.spoke else h.SILENT
+        moment = h.AT_ONCE if at_once else h.SPOKE if call.spoke else h.SILENT
         if call.over.is_set():
             return
         self.note(h.Hit(now, call.asked.call, how, moment))

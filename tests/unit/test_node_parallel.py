@@ -99,6 +99,21 @@ def test_ctrl_c_and_an_error_are_both_raised() -> None:
         uninterrupted(lambda: fail("a"))
 
 
+def test_a_sigterm_that_is_as_ctrl_c_waits_too() -> None:
+    before, ended = signal.signal(signal.SIGTERM, signal.default_int_handler), []
+
+    def terminated() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        ended.append(True)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            uninterrupted(terminated)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended
+
+
 def test_ctrl_c_stays_ignored_if_it_was_before() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
