@@ -17,12 +17,13 @@ if ! mkfifo -m 600 "$our_pipe"; then
     exec "$@"
 fi
 # tee exits when the worker and its children have closed the pipe. It is not a child of the worker (which may wait for
-# any child), ignores the signals that stop the job and, with setsid, leaves the process group that torchrun kills.
+# any child), ignores the signals that stop the job or ask a rank's processes for their stacks (ABRT), which it copies;
+# with setsid, it leaves the process group that torchrun kills.
 exec 5<>"$our_pipe" 4<"$our_pipe" 3>"$our_pipe" 5>&- # opened for reading and writing first, so that neither end blocks
 rm -f "$our_pipe"
 (
     (
-        trap '' HUP INT QUIT TERM PIPE
+        trap '' HUP INT QUIT TERM PIPE ABRT
         if command -v setsid >/dev/null 2>&1; then exec setsid tee -a "$our_log"; fi
         exec tee -a "$our_log"
     ) <&4 3>&- 4<&- &

@@ -264,8 +264,7 @@ def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
     """Return the node that detected the hang, the stack of every rank, and the ranks that the others waited for."""
     nodes = {rank: e.node.name for e in evidence for rank in e.rank_logs}
     logs = {rank: text for e in evidence for rank, text in e.rank_logs.items()}
-    # A rank that waited exits with a connection error as soon as another one has exited.
-    stacks = {rank: s for rank, text in sorted(logs.items()) if (s := last_stack(text) or last_traceback(text))}
+    stacks = {rank: stack for rank, text in sorted(logs.items()) if (stack := _stood(text))}
     waiting = {rank for rank, stack in stacks.items() if _WAITING.search(stack)}
     lagging = sorted(stacks.keys() - waiting) if waiting else []
     what = "hung: no output and no step within the job's hang_timeout"
@@ -284,6 +283,16 @@ def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
         what = f"{what}; its ranks were still importing"
         fix = "raise `hang_timeout` if the first import from this disk takes that long"
     return Failure(first.node.name, None, HANG_CODE, what, fix, stacks_text)
+
+
+def _stood(text: str) -> str:
+    """Return where a rank stood, by its log: its stack, unless the program had ended by then.
+
+    A rank that waited exits with a connection error as soon as another one has exited.
+    """
+    stack = last_stack(text)
+    runs = " in <module>" in stack or stack.endswith("  ...")  # it is cut short if it is deep
+    return stack if runs else last_traceback(text) or stack
 
 
 def _lingering(evidence: Sequence[Evidence], alive: Collection[int]) -> str:

@@ -20,9 +20,7 @@ SHARE = 0.6  # of the scenes
 
 def plan(seed: str, counted: Counter[Cell], place: Place, steps: int = 16) -> list[Step]:
     """The same for the same seed and counts."""
-    dice, counted = random.Random(seed), counted.copy()
-    faults = (*h.HITS, *(OF_NODE + each for each in place.faults + place.machine))
-    every = [cell for cell in cells(faults) if can_be(*cell)]
+    dice, counted, every = random.Random(seed), counted.copy(), cells_of(place)
     made: list[Step] = []
     while len(made) < steps:
         if dice.random() >= SHARE:
@@ -31,11 +29,17 @@ def plan(seed: str, counted: Counter[Cell], place: Place, steps: int = 16) -> li
         least = min(counted[cell] for cell in every)
         cell = dice.choice([cell for cell in every if counted[cell] == least])
         counted[cell] += 1  # another one is next, also if this one misses
-        made += _scene(dice, made, place, cell)
+        made += aimed(dice, made, place, cell)
     return made
 
 
-def _scene(dice: random.Random, made: Sequence[Step], place: Place, cell: Cell) -> list[Step]:
+def cells_of(place: Place) -> list[Cell]:
+    """Those that can be hit there."""
+    faults = (*h.HITS, *(OF_NODE + each for each in place.faults + place.machine))
+    return [cell for cell in cells(faults) if can_be(*cell)]
+
+
+def aimed(dice: random.Random, made: Sequence[Step], place: Place, cell: Cell) -> list[Step]:
     command, fault, moment = cell
     how = fault.removeprefix(OF_NODE)
     folder = "two" if how == "full" else dice.choice(play.FOLDERS)
@@ -74,10 +78,10 @@ def _lasting(up: Step) -> Step:
 
 
 def _is(command: str, folder: str) -> Callable[[Step], bool]:
-    return lambda step: _kind(step) == command and step.folder == folder
+    return lambda step: kind_of(step) == command and step.folder == folder
 
 
-def _kind(step: Step) -> str:
+def kind_of(step: Step) -> str:
     return kind(h.Asked(0.0, 0, step.folder, step.argv, step.job, len(step.nodes), step.sweep, step.again))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -96,6 +97,26 @@ def test_output_before_the_process_group_was_killed_is_kept(worker: Worker, numb
     assert process.returncode in (-number, 128 + number, 1)
     assert out.startswith(b"last line\n")
     assert worker.log.read_bytes() == out
+
+
+def test_the_stack_of_an_aborted_rank_is_kept(worker: Worker) -> None:
+    """After a hang, entry.sh aborts every process that has the rank's number: the log copier, too."""
+    go = worker.root / "go"
+    waits = f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)"
+    program = f"import pathlib, time\nprint('first', flush=True)\n{waits}\nprint('stack')"
+    process = worker.start(sys.executable, "-c", program)
+    deadline = time.monotonic() + 60
+    while not worker.log.exists() or not worker.log.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            of_rank = f"LAUNCHER_OUTPUT={worker.env['LAUNCHER_OUTPUT']}".encode() in (entry / "environ").read_bytes()
+            if of_rank and int(entry.name) != process.pid:
+                os.kill(int(entry.name), signal.SIGABRT)
+    go.touch()
+    out, _ = process.communicate(timeout=60)
+    assert out == worker.log.read_bytes() == b"first\nstack\n"
 
 
 def test_the_worker_has_no_children_that_it_did_not_start(worker: Worker) -> None:

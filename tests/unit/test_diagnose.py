@@ -338,6 +338,18 @@ def test_the_main_threads_stack_is_taken_from_faulthandler() -> None:
     assert last_stack("nothing of the kind") == ""
 
 
+def test_of_a_rank_that_was_at_its_end_the_traceback_is_shown() -> None:
+    """It lost its peer, and wrote its recording when it was aborted."""
+    at_exit = (
+        'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "f.py", line 154 in record'
+    )
+    found = first_failure([evidence(0, STACK, 125), evidence(1, f"{VICTIM}\n{at_exit}\n", 1)])
+    assert found is not None
+    assert f"rank 1 on n1: {VICTIM.strip()}" in found.words
+    assert "read_batch" in found.words
+    assert "record" in first_failure([evidence(0, f"{at_exit}\n", 125)]).words  # type: ignore[union-attr]
+
+
 LINGERS = "launcher: ranks 1, 2 still run, 60 s after ranks 0, 3 exited with code 0\n"
 WAITED = dataclasses.replace(evidence(1, "", 143), attempts=(Attempt(1.0, left=True),))
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.histories import play
+from tests.histories import aim, play, table
 from tests.histories.checker import SECRET, SENTENCES, check
 from tests.histories.history import (
     Asked,
@@ -29,6 +31,7 @@ from tests.histories.history import (
     dump,
     load,
 )
+from tests.histories.table import OF_NODE
 
 RUN, OTHER = "j00-20260101-100000-aaaa", "j01-20260101-100000-bbbb"
 NODES = ("local-0", "local-1")
@@ -290,6 +293,33 @@ def test_a_plan_is_that_of_its_seed_and_can_be_written_and_read() -> None:
         assert plans == [play.plan("1", place=place), play.plan("2", place=place)]
         assert plans[0] != plans[1]
         assert play.load(play.dump(plans[0]).splitlines()) == plans[0]
+
+
+@pytest.mark.parametrize("place", [play.PLAIN, play.BED], ids=["plain", "bed"])
+def test_every_cell_of_the_table_that_can_be_is_aimed_at(place: play.Place) -> None:
+    every = aim.cells_of(place)
+    for cell in every:
+        command, fault, _ = cell
+        steps = aim.aimed(random.Random(str(cell)), [], place, cell)
+        of_kind = [step for step in steps if step.argv and aim.kind_of(step) == command]
+        how = fault.removeprefix(OF_NODE)
+        assert of_kind, cell
+        assert any(step.hit == fault for step in of_kind) or any(step.fault == how for step in steps), cell
+    counted = Counter(dict.fromkeys(every, 3))
+    least = ("fetch", "kill", "spoke")
+    counted[least] = 0
+    assert any(step.argv[:1] == ("fetch",) and step.hit == "kill" for step in aim.plan("1", counted, place))
+    assert aim.plan("1", counted, place) == aim.plan("1", counted, place)
+
+
+def test_the_table_has_what_was_hit_and_when() -> None:
+    before, during = replace(LATER, at=4), replace(LATER, at=5.2)
+    hit = [*DETACHED_RUN, before, RUNS, Hit(5.1, 1, "kill", "at once"), during, Exited(9, 1, -9, "", "")]
+    resumed = replace(UP, at=9, call=2, argv=("up", "j01.yaml", "--resume", "j00"), job="j01")
+    counted = table.count(History((*sorted(hit, key=lambda each: each.at), resumed, Exited(10, 2, 2, "", ""))))
+    assert counted["runs", "kill", "at once"] == counted["runs", "node: kill", "during"] == 1
+    assert counted["up --resume", "node: kill", "before"] == 2  # of the run that it resumes
+    assert "| up | -/0 |" in table.rows(Counter({("logs", "node: kill", "before"): 1}))
 
 
 def test_no_step_on_the_bed_names_this_machine() -> None:
