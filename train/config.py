@@ -37,9 +37,11 @@ class DataOptions:
     )
     augment: str = option(
         "data",
-        "crop: random resized crop; shift: random shift by up to 1/8 of the image size; none: same as in validation",
+        "crop: random resized crop; shift: random shift by up to 1/8 of the image size; none: same as in validation; "
+        "or your function of an image and a seed, after crop and flip",
         "crop",
         choices=("crop", "shift", "none"),
+        own=True,
     )
     crop_scale: float = option("data", "minimum area fraction of a random resized crop", 0.08, above=0, maximum=1)
     flip: float = option("data", "horizontal flip probability", 0.5, minimum=0, maximum=1)

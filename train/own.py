@@ -24,6 +24,7 @@ CALLS = {
         "(classes, train, val): the names of the classes, and two data sets, each with all `targets` or `labels` and "
         "images: PIL images, encoded files, or uint8 arrays (H, W, 3) or tensors (3, H, W)",
     ),
+    "augment": (("image", "seed"), "a uint8 array of the image's shape, (side, side, 3)"),
     "schedule": (("step", "steps"), "a factor of --lr for the step, counted from 0"),
     "loss": (("logits", "labels"), "a tensor of shape (n,): the loss of each image"),
 }
@@ -71,7 +72,11 @@ def imported(option: str, text: str) -> ModuleType:
 
 def tried(option: str, text: str, *arguments: Any) -> Any:
     """Return the result of the user's function, called before the run begins. Raises TrainError for any error of it."""
-    function = own(option, text)
+    return called(option, text, own(option, text), *arguments)
+
+
+def called(option: str, text: str, function: Function, *arguments: Any) -> Any:
+    """Return the result of the user's function. Raises TrainError for any error of it."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -82,6 +87,12 @@ def unfit(option: str, text: str, found: str) -> TrainError:
     """Return the error for a function that returned something else than CALLS says."""
     function, module = own(option, text), imported(option, text)
     return TrainError(f"--{option} {text}: {_place(function, module)}: it returned {found}; {_call(option)}")
+
+
+def described(found: Any) -> str:
+    """Return an object's type, and of an array its type of values and shape."""
+    kind = f"a {type(found).__name__}"
+    return f"{kind} of {found.dtype}, shape {tuple(found.shape)}" if hasattr(found, "dtype") else kind
 
 
 def _call(option: str) -> str:

@@ -26,6 +26,7 @@ from train.data.contents import Contents
 from train.data.decode import choose_decoder, compared
 from train.data.loader import Loader
 from train.data.open import is_synthetic, open_dataset
+from train.data.policy import make_own_change, try_own_change
 from train.data.repeat import Repeated
 from train.distributed.agreement import agree, agree_on_options, start_alike
 from train.distributed.methods import device_count, make_step, make_store, method
@@ -610,6 +611,8 @@ class Trainer:
             try_loss(self.config.loss, len(classes), getattr(torch, self.config.dtype), self.world.device)
         model = configured_model(self.config, len(classes))
         config = self.config.settled(about_model(model))
+        if (change := make_own_change(config)) and not config.evaluate:
+            say(try_own_change(change, config.image_size))
         on_device = partial(self.precision.trial, device=self.world.device)
         if warning := check_sides(model, config.arch, config.sides(), len(classes), on_device):
             say(warning)

@@ -49,7 +49,7 @@ def validation_view(config: Config, width: int, height: int) -> View:
 def training_view(config: Config, width: int, height: int, numbers: Sequence[float], side: int) -> View:
     """Return the augmented view of one image; `numbers`: NUMBERS uniforms in [0, 1); `side`: the result's."""
     flip = numbers[FLIP] < config.flip
-    if config.augment == "crop":
+    if config.augment not in ("shift", "none"):
         return View(random_box(width, height, config.crop_scale, numbers), flip=flip)
     centre = validation_view(config, width, height)
     if config.augment == "none":

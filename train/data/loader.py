@@ -24,7 +24,7 @@ from train.data import augment, decode, reading, sampler
 from train.data.augment import Changes, draw
 from train.data.batch import Batch, Copy, Event, Request, Transfer
 from train.data.on_device import make_device_policy
-from train.data.policy import make_policy
+from train.data.policy import make_own_change, make_policy
 from train.data.source import Pixels, Source
 from train.errors import TrainError
 
@@ -180,6 +180,7 @@ class Loader:
         self._training = decoder is not None
         self._decoder, self._transfer = decoder or decode.Pillow(), transfer
         self._policy = make_policy(config) if self._training else None
+        self._own_change = make_own_change(config) if self._training else None
         self._on_device = make_device_policy(config) if self._training else None
         self._damaged, self._stalls = Damaged(config.max_damaged, {}), Stalls(config.timeout)
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // core_sharers)
@@ -268,8 +269,9 @@ class Loader:
             self._damaged.add(name, getattr(error, "strerror", None) or str(error))
             outs[place] = 0
         for place, out in enumerate(outs):
-            if self._policy and place not in failures:
-                self._policy(out, numbers[place][augment.SEED])
+            for change in (self._policy, self._own_change):
+                if change and place not in failures:
+                    change(out, numbers[place][augment.SEED])
         return [place not in failures for place in range(len(outs))]
 
     def _view(self, numbers: Sequence[float], side: int, width: int, height: int) -> augment.View:

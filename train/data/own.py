@@ -14,7 +14,7 @@ from PIL import Image
 from train.data.decode import rgb
 from train.data.source import Dataset, Pixels, Source
 from train.errors import TrainError
-from train.own import said, tried, unfit
+from train.own import described, said, tried, unfit
 
 KEYS = ("image", "img")  # of an item that is a mapping, as Hugging Face's are
 
@@ -48,7 +48,7 @@ class Items:
         except Exception as error:
             raise OSError(said(error)) from error
         if result is None:
-            raise unfit("data", self.text, f"a data set whose item {index} of {self.split} is {_described(image)}")
+            raise unfit("data", self.text, f"a data set whose item {index} of {self.split} is {described(image)}")
         return result
 
     def place(self, index: int) -> None:
@@ -80,7 +80,7 @@ def open_own(text: str) -> Dataset:
     """
     found = tried("data", text)
     if not (isinstance(found, tuple) and len(found) == 3):
-        raise unfit("data", text, _described(found))
+        raise unfit("data", text, described(found))
     classes, *splits = found
     if isinstance(classes, str) or not isinstance(classes, Sequence | np.ndarray) or len(classes) < 2:
         raise unfit("data", text, f"{classes!r} as the names of the classes, which are a sequence of two or more")
@@ -94,7 +94,7 @@ def _source(text: str, split: str, found: Any, classes: int) -> Source:
         raise unfit(
             "data",
             text,
-            f"{split} as {_described(found)} without `targets` or `labels`: set one of them to the class numbers of "
+            f"{split} as {described(found)} without `targets` or `labels`: set one of them to the class numbers of "
             f"all images",
         )
     labels = np.asarray(given)
@@ -113,7 +113,7 @@ def _source(text: str, split: str, found: Any, classes: int) -> Source:
         return source
     if not hasattr(found, "__getitem__") or (hasattr(found, "__len__") and len(found) != len(labels)):
         count = f" of length {len(found)}" if hasattr(found, "__len__") else ""
-        raise unfit("data", text, f"{split} as {_described(found)}{count} with {len(labels)} labels")
+        raise unfit("data", text, f"{split} as {described(found)}{count} with {len(labels)} labels")
     items = Items(text, split, found, labels.astype(np.int64))
     _check_first(items)
     return items
@@ -130,9 +130,3 @@ def _check_first(items: Items) -> None:
             f"{items.name(0)}: another image each time; leave random transforms out of the data set, so that a resumed "
             f"run sees the same images: use --augment, --auto-augment"
         )
-
-
-def _described(found: Any) -> str:
-    if isinstance(found, torch.Tensor | np.ndarray):
-        return f"a {type(found).__name__} of {found.dtype}, shape {tuple(found.shape)}"
-    return f"a {type(found).__name__}"

@@ -1,7 +1,10 @@
 """The user's own functions in place of an option's choices."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +12,10 @@ from tests.train.runs import run
 from train.__main__ import main
 from train.arguments import OWN
 from train.config import Config, parse
+from train.data.batch import Request, Transfer
+from train.data.decode import Pillow
+from train.data.loader import Loader
+from train.data.open import open_dataset
 from train.errors import TrainError
 from train.loss import Mix, cross_entropy, losses, make_loss
 from train.own import own
@@ -16,6 +23,7 @@ from train.schedule import make_schedule
 
 QUICK = "--arch smallcnn --image-size 8 --epochs 1 --batch-size 4 --workers 1 --threads 1 --device cpu"
 MODULE = """
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -57,6 +65,27 @@ def negative(step, steps):
 
 
 number = 3
+
+
+def spots(image, seed):
+    image[np.random.default_rng(seed).integers(0, len(image), 2)] = 255
+    return image
+
+
+def chance(image, seed):
+    return np.random.permutation(image)
+
+
+def pale(image, seed):
+    return image / 2
+
+
+def small(image, seed):
+    return image[1:]
+
+
+def fails(image, seed):
+    return image[999]
 """
 
 
@@ -81,23 +110,27 @@ def refused(capfd: pytest.CaptureFixture[str], tmp_path: Path, *options: str) ->
     [
         ("loss", "no_such", "", "has no function no_such"),
         ("loss", "number", "", "has no function number"),
-        ("loss", "one", 10, "too many positional arguments; it is called as f(logits, labels)"),
-        ("loss", "mean", 14, "it returned shape () for logits of shape (3, 9); it is called as f(logits, labels)"),
+        ("loss", "one", 11, "too many positional arguments; it is called as f(logits, labels)"),
+        ("loss", "mean", 15, "it returned shape () for logits of shape (3, 9); it is called as f(logits, labels)"),
         (
             "loss",
             "text",
-            18,
+            19,
             "it returned a str; it is called as f(logits, labels), and must return a tensor of shape (n,)",
         ),
-        ("loss", "hits", 22, "it returned values without a gradient"),
-        ("loss", "wrong", 27, "ValueError: Expected input batch_size (3) to match target batch_size (2)"),
-        ("schedule", "past", 35, "IndexError: list index out of range; it is called as f(step, steps)"),
+        ("loss", "hits", 23, "it returned values without a gradient"),
+        ("loss", "wrong", 28, "ValueError: Expected input batch_size (3) to match target batch_size (2)"),
+        ("schedule", "past", 36, "IndexError: list index out of range; it is called as f(step, steps)"),
         (
             "schedule",
             "negative",
-            38,
+            39,
             "it returned -0.5 for step 1 of 3; it is called as f(step, steps), and must return a factor",
         ),
+        ("augment", "chance", 51, "it returned another image for the same one and the same seed"),
+        ("augment", "pale", 55, "it returned a ndarray of float64, shape (8, 8, 3) for an image of shape (8, 8, 3)"),
+        ("augment", "small", 59, "it returned a ndarray of uint8, shape (7, 8, 3) for an image"),
+        ("augment", "fails", 64, "IndexError: index 999 is out of bounds for axis 0 with size 8; it is called as f("),
     ],
 )
 def test_an_unusable_function_is_refused_in_one_line(
@@ -157,3 +190,39 @@ def test_a_run_with_ones_own_loss_equals_that_with_the_same_of_ours(module: str,
     mine = run(tmp_path / "own", 2, *options, "--loss", f"{module}:ce")
     ours = run(tmp_path / "ours", 2, *options)
     assert mine[0].digest == ours[0].digest
+
+
+def test_an_augmentation_of_ones_own_changes_each_image_by_its_seed(
+    module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """After crop and flip, on any number of threads; its cost is said."""
+
+    def images(config: Config) -> np.ndarray:
+        source = open_dataset("synthetic:9", 12).train
+        loader = Loader(config, source, Pillow(), 9, 1, Transfer(torch.device("cpu")))
+        (batch,) = loader.batches([Request(np.arange(9), 9)], 0)
+        loader.close()
+        return batch.images.numpy().copy()
+
+    config = Config(data="", image_size=8, workers=1)
+    ours, mine = images(config), images(replace(config, augment=f"{module}:spots"))
+    white = (mine == 255).all((2, 3))
+    assert set(white.sum(1)) <= {1, 2}
+    assert len(np.unique(white, axis=0)) > 1
+    assert np.array_equal(mine[~white], ours[~white])
+    assert np.array_equal(mine, images(replace(config, augment=f"{module}:spots", workers=3)))
+    options = [*QUICK.split(), "--data", "synthetic:9", "--output", str(tmp_path / "out")]
+    assert main([*options, "--augment", f"{module}:spots"]) == 0
+    cost = r"train: --augment \w+:spots: [\d.e-]+ ms of Python an image: at most [\d,]+ images/s a process"
+    assert re.search(cost, capfd.readouterr().out)
+
+
+@pytest.mark.parametrize("option", ["loss", "augment"])
+def test_dual_batch_takes_no_function(
+    option: str, module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    function = {"loss": "ce", "augment": "spots"}[option]
+    dual = ["--parallel", "dual_batch", "--schedule", "multistep", f"--{option}", f"{module}:{function}"]
+    assert f"--parallel dual_batch does not support --{option} {module}:{function}; remove" in refused(
+        capfd, tmp_path, *dual
+    )
