@@ -67,8 +67,11 @@ def aimed(dice: random.Random, made: Sequence[Step], place: Place, cell: Cell) -
         strike = replace(strike, moment="began", lasting=5.0 if strike.lasting else 0.0)
     if moment == BEFORE:
         return [*before, strike, call]
-    begins = call.program and how in place.faults and how != "full"
-    return [*before, call, replace(strike, moment="began" if begins else f"{dice.uniform(0.02, 0.4):.2f}")]
+    if not call.program or how == "full" or how in place.machine:
+        return [*before, call, replace(strike, moment=f"{dice.uniform(0.02, 0.4):.2f}")]
+    if command == "up -d":  # which ends as its program begins
+        call = replace(call, hit="suspend", moment="there")
+    return [*before, call, replace(strike, moment="began")]
 
 
 def _lasting(up: Step) -> Step:

@@ -56,8 +56,9 @@ class Step:
     """A command of a caller or, with `fault`, what befalls a node of a job's run or a folder's disk.
 
     job: that is started, or struck. hit: the signal that the command gets, at a moment: at once, after so many seconds,
-    at its first word, or once its program has begun; a fault after so many seconds of the last command, unless that has
-    ended, or once the program has begun. waits: the next step begins when the command has ended.
+    at its first word, once its first container is there, or once its program has begun; a fault after so many seconds
+    of the last command, unless that has ended, or once the program has begun. waits: the next step begins when the
+    command has ended.
     """
 
     folder: str = "one"
@@ -329,6 +330,8 @@ class World:
             _until(lambda: call.spoke or call.over.is_set())
         elif step.moment == "began":
             _until(lambda: call.over.is_set() or any(each.run.startswith(step.job) for each in self.programs(h.Began)))
+        elif step.moment == "there":
+            _until(lambda: call.over.is_set() or any(h.job_of(run) == step.job for run, _ in self.containers()))
         elif step.moment != "at once":
             call.over.wait(float(step.moment))
         self.send(call, step.hit, at_once=step.moment == "at once")
