@@ -36,6 +36,7 @@ def test_a_hang_is_a_failure_that_names_the_lagging_rank_and_its_stack(bed_cli: 
     print(f"all ended {over:.1f} s after the hang was noticed")
     assert over < 120
     failure = bed_cli.result()["failure"]
+    print(json.dumps(failure, indent=1))
     assert f"the others wait for rank {rank} on node{rank + 1} at all_reduce number 5, sizes [1]" in failure["what"]
     assert re.search(rf"rank {rank} is at hangs.py:\d+ in reads_data_forever", failure["what"])
     assert "reads_data_forever" in failure["words"]

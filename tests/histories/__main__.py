@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.bed import cluster
 from tests.bed.bed import Bed
 from tests.bed.settings import Settings
+from tests.bed.shell import output
 from tests.histories import aim, play
 from tests.histories.bed import BedWorld
 from tests.histories.checker import Broken, check
@@ -75,6 +76,7 @@ def main() -> int:
     parser.add_argument("--bed", action="store_true", help="on the test bed")
     parser.add_argument("--stop", action="store_true", help="at the first broken sentence")
     parser.add_argument("--counts", type=Path, metavar="FILE", help="has the table's numbers; aims at the least")
+    parser.add_argument("--played", type=Path, metavar="FILE", help="appends a row of what was played, and on what")
     parser.add_argument("--replay", type=Path, metavar="FILE")
     parser.add_argument("--check", type=Path, metavar="FILE", help="check a written history again")
     parser.add_argument("--shrink", type=Path, metavar="FILE")
@@ -105,7 +107,7 @@ def _again(asked: argparse.Namespace, one: One) -> int:
 
 
 def _play(asked: argparse.Namespace, one: One) -> int:
-    start, number, bad, counted = time.monotonic(), 0, 0, Counter[Cell]()
+    start, number, bad, counted = time.monotonic(), 0, list[str](), Counter[Cell]()
     until, place = start + asked.minutes * 60, play.BED if asked.bed else play.PLAIN
     if asked.counts and asked.counts.exists():
         counted.update({tuple(cell): times for *cell, times in json.loads(asked.counts.read_text())})
@@ -118,7 +120,7 @@ def _play(asked: argparse.Namespace, one: One) -> int:
         print(f"{name}: {len(history.all(Asked))} commands in {time.monotonic() - began:.0f} s", flush=True)
         counted += count(history)
         if broken:
-            bad += 1
+            bad.append(name)
             file = asked.into / f"history-{name}.jsonl"
             save(file, steps, history)
             print(f"{file}:", *broken, sep="\n  ", flush=True)
@@ -126,7 +128,12 @@ def _play(asked: argparse.Namespace, one: One) -> int:
             asked.counts.write_text(json.dumps([[*cell, times] for cell, times in counted.items()]))
     print(rows(counted))
     minutes = (time.monotonic() - start) / 60
-    print(f"seed {asked.seed}: {number} histories in {minutes:.0f} minutes, {bad} with a broken sentence")
+    print(f"seed {asked.seed}: {number} histories in {minutes:.0f} minutes, {len(bad)} with a broken sentence")
+    if asked.played:
+        where, commit = "bed" if asked.bed else "plain", output(["git", "log", "-1", "--format=%h"])
+        cells = (asked.seed, where, f"{minutes:.0f}", number, ", ".join(bad) or "none", commit)
+        with asked.played.open("a", encoding="utf-8") as file:
+            file.write(f"| {' | '.join(map(str, cells))} |\n")
     return bool(bad)
 
 
