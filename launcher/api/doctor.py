@@ -19,6 +19,7 @@ from launcher.model.facts import NodeFacts
 from launcher.model.host import cluster_host
 from launcher.node.connect import Fleet, connect
 from launcher.planning.checks import Check
+from launcher.records.exported import exported
 from launcher.run.cluster import kind_of
 from launcher.run.doctor import check_nodes
 from launcher.run.locate import Note
@@ -38,7 +39,8 @@ def job_to_check(path: Path, set: Sequence[str], nodes: Sequence[str] | None, lo
     """Load a job file; what is missing on this machine is a warning, as the nodes are checked anyway."""
     job = load_job(path, list(set), nodes)
     try:
-        check_files(job, Path.cwd(), os.environ)
+        with exported(job, Path.cwd()) as code:
+            check_files(job, Path.cwd(), os.environ, code.folder if code else None)
     except LauncherError as error:
         log(f"warning: {error}")
     return job

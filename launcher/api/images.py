@@ -24,6 +24,7 @@ from launcher.model.facts import ImageInfo
 from launcher.model.progress import Log
 from launcher.node.connect import Fleet, caller_engine, connect
 from launcher.node.engine import Engine
+from launcher.records.exported import exported
 from launcher.records.snapshot import list_code, pack, repack
 from launcher.records.trainer import decoder_source
 from launcher.run.gpus import uses_gpus
@@ -59,11 +60,12 @@ def build_image(
     for the image with code, and with the reference that was pushed. Raises LauncherError.
     """
     job = load_job(file, list(set))
-    if with_code:  # before minutes of building
-        check_code(job, Path.cwd())
-        listing = list_code(job, Path.cwd(), log)
     to = None if push is None else registry_repository(push, job.name)
-    with caller_engine() as local, ExitStack() as stack:
+    with ExitStack() as stack:
+        if with_code:  # before minutes of building
+            check_code(job, Path.cwd())
+            listing = list_code(job, Path.cwd(), log, exported=stack.enter_context(exported(job, Path.cwd())))
+        local = stack.enter_context(caller_engine())
         engine = local or stack.enter_context(_first_node(job, ssh_config)).engines[0]
         found = _ensure(job, file, [engine], local, begin)
         done(found)

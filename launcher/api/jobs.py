@@ -18,7 +18,8 @@ from launcher.model.plan import Plan
 from launcher.model.progress import Log, silent
 from launcher.node.connect import connect
 from launcher.planning.offline import offline as assume
-from launcher.records import options
+from launcher.records import options, revisions
+from launcher.records.exported import exported
 from launcher.records.masking import fsspec_values, hide
 from launcher.records.snapshot import list_code, pack
 from launcher.records.trainer import check_options
@@ -53,6 +54,11 @@ def _loaded(source: JobLike, set: Mapping[str, Any] | Sequence[str], nodes: Sequ
     return load_job(source, texts, nodes)
 
 
+def resolved(job: Job) -> Job:
+    """Return the job with commits in place of its revisions. Raises JobInvalid."""
+    return revisions.resolved(job, Path.cwd())
+
+
 def plan(
     job: JobLike, *, offline: bool = False, log: Log | None = print, ssh_config: str | PathLike[str] | None = None
 ) -> Plan:
@@ -64,11 +70,12 @@ def plan(
     """
     log = log or silent
     loaded = of_one_run(load(job))
-    check_files(loaded, Path.cwd(), os.environ)
-    listing = list_code(loaded, Path.cwd(), log)
-    check_options(loaded, listing.folder, listing.trainer, log)
-    notes = options.notes(loaded, listing)
-    code = pack(listing, log)
+    with exported(loaded, Path.cwd()) as found:
+        check_files(loaded, Path.cwd(), os.environ, found.folder if found else None)
+        listing = list_code(loaded, Path.cwd(), log, exported=found)
+        check_options(loaded, listing.folder, listing.trainer, log)
+        notes = options.notes(loaded, listing)
+        code = pack(listing, log)
     if offline:
         made = assume(loaded, code.digest)
     else:
@@ -87,11 +94,12 @@ def plan_text(job: Job, cluster: str, log: Log = print) -> str:
     for warning in warnings:
         log(f"warning: {warning}")
     check_code(job, Path.cwd())
-    listing = list_code(job, Path.cwd(), log, bare=settings.container == "none")
-    check_options(job, listing.folder, listing.trainer, log)
-    for note in options.notes(job, listing):
-        log(f"warning: {note}")
-    pack(listing, log)
+    with exported(job, Path.cwd()) as found:
+        listing = list_code(job, Path.cwd(), log, bare=settings.container == "none", exported=found)
+        check_options(job, listing.folder, listing.trainer, log)
+        for note in options.notes(job, listing):
+            log(f"warning: {note}")
+        pack(listing, log)
     return text
 
 

@@ -13,6 +13,7 @@ from launcher.job.files import check_files, read_secrets
 from launcher.model.forward import parse_forward
 from launcher.model.progress import Log
 from launcher.node.connect import connect
+from launcher.records.exported import exported
 from launcher.records.masking import hide
 from launcher.records.snapshot import list_code, pack
 from launcher.run.exec_shell import shell
@@ -36,10 +37,11 @@ def open_shell(
     entry = next((each for each in loaded.machines if node in (None, each.name, each.host)), None)
     if entry is None:
         raise UsageError("--node", f"{node}: the job's nodes are {', '.join(each.name for each in loaded.machines)}")
-    check_files(loaded, Path.cwd(), os.environ)
-    secrets = read_secrets(loaded, Path.cwd(), os.environ)
-    hide(secrets.values())
-    code = pack(list_code(loaded, Path.cwd(), log), log)
+    with exported(loaded, Path.cwd()) as found:
+        check_files(loaded, Path.cwd(), os.environ, found.folder if found else None)
+        secrets = read_secrets(loaded, Path.cwd(), os.environ)
+        hide(secrets.values())
+        code = pack(list_code(loaded, Path.cwd(), log, exported=found), log)
     with connect(
         [pair for pair in loaded.hosts() if pair[0] == entry.name], loaded.runtime, chosen_config(ssh_config)
     ) as fleet:

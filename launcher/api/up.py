@@ -30,10 +30,12 @@ from launcher.node.parallel import Future, in_background
 from launcher.planning import ports
 from launcher.planning.containers import in_group
 from launcher.records import sweeps
+from launcher.records.exported import exported
 from launcher.records.masking import hide
 from launcher.records.options import notes
 from launcher.records.paths import RUNS, RunPaths
-from launcher.records.snapshot import Snapshot, list_code, pack
+from launcher.records.revisions import resolved
+from launcher.records.snapshot import CodeListing, Snapshot, list_code, pack
 from launcher.records.store import Record, find
 from launcher.records.trainer import TRAINER, check_options
 from launcher.run.cluster import kind_of
@@ -101,6 +103,7 @@ def up(
     log = log or silent
     with until_started():
         loaded, earlier = from_store(_without_sweep(load(job)), resume)
+        loaded = resolved(loaded, Path.cwd())
     options = StartOptions(run_to_resume(earlier), False, wait, log, progress or no_progress, chosen_config(ssh_config))
     with until_started(options.started):
         destination = own_machines(loaded) if on is None else on_cluster(on)
@@ -246,21 +249,47 @@ class Inputs:
         return self.code()
 
 
-def inputs_of(job: Job, destination: Destination, log: Log) -> Inputs:
-    """Read the inputs of a run.
+def inputs_of(job: Job, destination: Destination, log: Log, here: Path | None = None) -> Inputs:
+    """Read the inputs of a run. here: the folder of relative paths; None: the working directory.
 
-    Raises JobInvalid like `list_code`, and if a file of the job is missing.
+    Raises JobInvalid like `list_code` and `exported`, and if a file of the job is missing.
     """
-    here, messages = Path.cwd(), list[str]()
+    here, messages = here or Path.cwd(), list[str]()
     now = messages.append if destination.may_ask else log
-    check_files(job, here, os.environ)
-    listing = list_code(job, here, now, bare=destination.bare)
-    check_options(job, listing.folder, listing.trainer, now)
-    for note in notes(job, listing):
-        now(f"warning: {note}")
-    secrets = read_secrets(job, here, os.environ)
+    with ExitStack() as held:
+        code = held.enter_context(exported(job, here))
+        check_files(job, here, os.environ, code.folder if code else None)
+        listing = list_code(job, here, now, bare=destination.bare, exported=code)
+        check_options(job, listing.folder, listing.trainer, now)
+        for note in notes(job, listing):
+            now(f"warning: {note}")
+        secrets = read_secrets(job, here, os.environ)
+        hide(secrets.values())
+        until_packed = held.pop_all()
+    return Inputs(secrets, in_background(partial(_packed, listing, messages.append, until_packed)), messages)
+
+
+def inputs_had(job: Job, had: Record, log: Log, here: Path | None = None) -> Inputs:
+    """Return the inputs of a run with the code of an earlier one, as it was sent. here: as for `inputs_of`.
+
+    Raises UsageError if that code is not here any more, and as `inputs_of` for secrets.
+    """
+    secrets = read_secrets(job, here or Path.cwd(), os.environ)
     hide(secrets.values())
-    return Inputs(secrets, in_background(partial(pack, listing, messages.append)), messages)
+    try:
+        archive = had.code()
+    except OSError as error:
+        fix = f"repeat the command that started it, without --resume; its code: {had.paths.code}"
+        raise UsageError(had.run, f"its code cannot be read: {error.strerror}", fix) from None
+    place, left_out = had.left_out()
+    code = Snapshot(archive, had.code_digest or "", place, left_out, had.revision)
+    log(f"code: that of {had.run}")
+    return Inputs(secrets, in_background(lambda: code), ())
+
+
+def _packed(listing: CodeListing, log: Log, held: ExitStack) -> Snapshot:
+    with held:
+        return pack(listing, log)
 
 
 def from_store(job: Job, resume: str | None) -> tuple[Job, str | None]:
@@ -301,6 +330,8 @@ def _write(
     if group is not None:
         sweeps.keep(group, record.mask, record.paths.root.parent)
     record.write_left_out(code.folder, code.left_out)
+    if code.revision is not None:
+        record.of_revision(code.revision)
     if job.file is not None and _is_unchanged(job, job.file):
         record.event("job", file=str(job.file))
     if resume is not None:

@@ -14,12 +14,14 @@ from rich.markup import escape
 
 import launcher
 from launcher import features
-from launcher.api.jobs import plan_text
+from launcher.api.jobs import plan_text, resolved
 from launcher.cli import options, terminal
 from launcher.errors import UsageError
 from launcher.export.target import Target
 from launcher.job.dump import json_schema
-from launcher.job.overrides import expand_sweep, variant_name
+from launcher.job.models import Job
+from launcher.job.overrides import expand_sweep
+from launcher.job.overrides import variants as variants_of
 from launcher.model.plan import NodePlan, Plan
 from launcher.model.sizes import counted
 from launcher.node.docker.values import docker_run
@@ -43,17 +45,17 @@ def plan(
 
     Example: launcher plan job.yaml --offline
     """
-    loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
+    loaded = resolved(launcher.load(job, set=sets or [], nodes=options.hosts(nodes)))
     if on is not None:
         if docker or json:
             raise UsageError(f"--on {on}", "on a cluster the plan is an sbatch script", "omit --docker and --json")
         text = plan_text(loaded, on, terminal.Reporter().log)
-        terminal.say(text + _listed([variant_name(variant) for variant in loaded.sweep], "# "), nl=False)
+        terminal.say(text + _listed(_names(loaded), "# "), nl=False)
         return
     if docker and not loaded.traits.has_limits:
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "run: launcher plan JOB")
     made = launcher.plan(expand_sweep(loaded)[0], offline=offline_, log=terminal.Reporter().log, ssh_config=ssh_config)
-    variants = [variant_name(variant) for variant in loaded.sweep]
+    variants = _names(loaded)
     if json:
         terminal.say(made.to_json() if not variants else _with_variants(made, variants))
     elif docker:
@@ -61,6 +63,10 @@ def plan(
     else:
         show(made, terminal.console())
         terminal.say(_listed(variants), nl=False)
+
+
+def _names(job: Job) -> list[str]:
+    return [variant.name for variant in variants_of(job)] if job.sweep else []
 
 
 def _listed(variants: Sequence[str], lead: str = "") -> str:

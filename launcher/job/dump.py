@@ -33,8 +33,10 @@ def json_schema() -> dict[str, Any]:
     properties["nodes"] = {**described, "anyOf": [number, named, pool]}
     grid = {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}}
     listed = {key: properties["sweep"].pop(key) for key in ("type", "items")}
-    parts = {"grid": grid, "budget": properties["budget"]["anyOf"][0]}
-    combinations = {"type": "object", "required": ["grid"], "properties": parts, "additionalProperties": False}
+    codes = {"type": "array", "minItems": 1, "items": properties["codes"]["items"]}
+    parts = {"grid": grid, "code": codes, "budget": properties["budget"]["anyOf"][0]}
+    combinations: dict[str, Any] = {"type": "object", "properties": parts, "additionalProperties": False}
+    combinations["anyOf"] = [{"required": ["grid"]}, {"required": ["code"]}]
     properties["sweep"]["anyOf"] = [listed, combinations]
     file = {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1, "maxProperties": 1}
     properties["secrets"]["items"] = {"anyOf": [{"type": "string"}, file]}

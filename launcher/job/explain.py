@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from launcher.job.arguments import argv_of, merged
-from launcher.job.models import Job
+from launcher.job.models import MOST_VARIANTS, Job
 from launcher.job.parts import DockerOptions, Image, NodeEntry, Part, Resources, RunPart
 from launcher.job.problems import LocatedError, Path, Positions, nearest, printable, show
 from launcher.job.scalars import ANY, LOCAL, machine, show_duration
@@ -146,6 +146,7 @@ def _conflicts(job: Job) -> Iterator[Conflict]:
         yield from _process(job)
     yield from _nodes(job)
     yield from _pool(job)
+    yield from _codes(job)
     yield from _budget(job)
     yield from _elastic(job)
     yield from _variables(job)
@@ -183,6 +184,20 @@ def _pool(job: Job) -> Iterator[Conflict]:
     if job.min_nodes is not None:
         message = "in a pool, a variant that loses a node is restarted on other nodes: remove min_nodes and spares"
         yield ("min_nodes",), message, {"min_nodes", "each"}
+
+
+def _codes(job: Job) -> Iterator[Conflict]:
+    if not job.codes:
+        return
+    if not job.sweep:
+        yield ("codes",), "requires a sweep: write sweep: {code: [...]}", {"codes", "sweep"}
+    if job.revision is not None:
+        yield ("revision",), "a sweep over `code` has the revision of each variant: remove it", {"codes", "revision"}
+    if any(isinstance(args, Mapping) and "code" in args for args in job.sweep):
+        message = "the variants of code have this name: write --code for the program's option"
+        yield ("sweep",), message, {"codes", "sweep"}
+    if (count := len(job.codes) * len(job.sweep)) > MOST_VARIANTS:
+        yield ("sweep",), f"has {count:,} variants; expected at most {MOST_VARIANTS:,}", {"codes", "sweep"}
 
 
 def _budget(job: Job) -> Iterator[Conflict]:

@@ -245,6 +245,18 @@ Requirement = Annotated[
     matching(r"[A-Za-z0-9][^\x00-\x1f\x7f]*", "a pip requirement such as timm==1.0.9 (without options of pip)"),
 ]
 LocalPath = Annotated[str, matching(r"[^\x00-\x1f\x7f]+", "a path")]
+Revision = Annotated[
+    str,
+    BeforeValidator(parse_text),
+    matching(r"(?!-)[^\x00-\x1f\x7f]+", "a commit, branch or tag"),
+    schema(**_TEXT),
+]
+Code = Annotated[
+    str,
+    BeforeValidator(parse_text),
+    matching(r"(?!-)[^\x00-\x1f\x7f]+", "a folder, commit, branch or tag"),
+    schema(**_TEXT),
+]
 ContainerPath = Annotated[str, BeforeValidator(parse_path), schema(type="string", pattern="^/")]
 Mounts = Annotated[
     tuple[Mount, ...],

@@ -31,18 +31,19 @@ SHORTEST_PART = 8  # characters of a part of a variable that is masked, too
 _FROM_HERE = "relative paths are relative to the working directory"
 
 
-def check_files(job: Job, cwd: Path, environ: Mapping[str, str]) -> None:
-    """Check all files of a job. cwd: the base of relative paths. environ: contains the secrets without a file.
+def check_files(job: Job, cwd: Path, environ: Mapping[str, str], files: Path | None = None) -> None:
+    """Check all files of a job. cwd: the base of relative paths. environ: contains the secrets without a file. files:
+    where the code's files are, if not in the code folder.
 
     Raises JobInvalid with all problems, each with its line.
     """
     values, wrong = _secrets(job, cwd, environ)
-    job.refuse([*_missing(job, cwd), *wrong, *_too_much(job, values)])
+    job.refuse([*_missing(job, cwd, files), *wrong, *_too_much(job, values)])
 
 
 def check_code(job: Job, cwd: Path) -> None:
-    """Check the code folder only. Raises JobInvalid."""
-    job.refuse(_no_code(job, cwd))
+    """Check the code folder only; that of a revision when it is exported. Raises JobInvalid."""
+    job.refuse([] if job.revision is not None else _no_code(job, cwd))
 
 
 def read_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -147,24 +148,29 @@ def _personal(code: Path) -> str:
     return ""
 
 
-def _missing(job: Job, cwd: Path) -> Iterator[Found]:
+def _missing(job: Job, cwd: Path, files: Path | None) -> Iterator[Found]:
     """Yield problems of the code, the script, data sets and local mounts; preflight checks the other nodes."""
     code = code_folder(job, cwd)
-    yield from _no_code(job, cwd)
+    if files is None:
+        files = code
+        yield from _no_code(job, cwd)
     if job.run.script is not None:
         path = ("run", "script")
         script = _path(job, path, job.run.script, cwd)
+        there = script if files == code else files / os.path.relpath(script, code)
         in_code = code / job.run.script
-        if not script.is_file():
+        if not there.is_file():
             hint = f"; did you mean {os.path.relpath(in_code, cwd)}?" if in_code.is_file() else _command_line(job)
-            yield path, f"{'not a regular file' if script.exists() else 'no such file'}: {script}; {_FROM_HERE}{hint}"
+            hint = f" in {job.revision}" if files != code else f"; {_FROM_HERE}{hint}"
+            yield path, f"{'not a regular file' if there.exists() else 'no such file'}: {script}{hint}"
         elif not script.is_relative_to(code):
             yield (
                 path,
                 f"is outside the code folder {code}, which alone is copied to the nodes; see `code`",
             )
-    for word, file in _shell_scripts(job, code):
-        fix = f"convert it: sed -i 's/\\r$//' {os.path.relpath(file, cwd)}"
+    for word in _shell_scripts(job, files):
+        fix = f"convert it: sed -i 's/\\r$//' {os.path.relpath(code / word, cwd)}"
+        fix = fix if files == code else f"{fix}, and commit that"
         yield ("run", "command"), f"{word} has Windows line endings (CRLF), with which shells cannot run it; {fix}"
     for data in job.data:
         key: KeyPath = ("data", data.name, "from")
@@ -177,7 +183,7 @@ def _missing(job: Job, cwd: Path) -> Iterator[Found]:
                 yield ("mounts", mount.source), f"{source} does not exist on this machine, which is a node"
 
 
-def _shell_scripts(job: Job, code: Path) -> Iterator[tuple[str, Path]]:
+def _shell_scripts(job: Job, code: Path) -> Iterator[str]:
     """Yield the words of `run.command` that are scripts of the code whose first line a shell or the kernel misreads."""
     for index, word in enumerate(job.run.command or ()):
         file = code / word
@@ -188,7 +194,7 @@ def _shell_scripts(job: Job, code: Path) -> Iterator[tuple[str, Path]]:
                 first = start.partition(b"\n")[0]
                 by_kernel = index == 0 and first.startswith(b"#!")
                 if first.endswith(b"\r") and (by_kernel or word.endswith((".sh", ".bash"))):
-                    yield word, file
+                    yield word
 
 
 def _command_line(job: Job) -> str:

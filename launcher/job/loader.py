@@ -14,7 +14,7 @@ from launcher.errors import JobInvalid
 from launcher.job.document import Node, compose
 from launcher.job.explain import check
 from launcher.job.models import Job
-from launcher.job.overrides import apply_budget, apply_nodes, apply_pool, apply_set
+from launcher.job.overrides import IN_SWEEP, apply_budget, apply_codes, apply_nodes, apply_pool, apply_set
 from launcher.job.problems import Positions, Problem, refusal, show
 
 LARGEST = 1_000_000  # bytes
@@ -85,14 +85,17 @@ def _job(
         problems += more
     # for anchors, as in compose files
     root = replace(root, value={key: node for key, node in root.value.items() if not key.startswith("x-")})
-    root = apply_budget(apply_pool(root))
+    written = root
+    root = apply_codes(apply_budget(apply_pool(root)))
     if nodes is not None:
         root = apply_nodes(root, nodes)
     options = [word for assignment in sets for word in ("--set", assignment)]
     options += [] if nodes is None else ["--nodes", ",".join(nodes)]
-    origin = Positions(root.marks(), source.file, options)
+    origin = Positions([*written.marks(), *root.marks()], source.file, options)
     job, refused = check(root.plain(), origin)
     known = {problem.path for problem in problems}  # one message per value: the first one is about its YAML
+    if "codes" not in written.value:
+        refused = [((*IN_SWEEP, *where[1:]) if where[:1] == ("codes",) else where, text) for where, text in refused]
     problems += (
         Problem(origin.where(where) or root.mark, where, message) for where, message in refused if where not in known
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
@@ -33,8 +34,14 @@ from launcher.job.scalars import ANY, Args, Gpus, whole
 from launcher.model.runtime import TRAITS, Traits
 
 MOST_VARIANTS = 10_000
+MOST_CODES = 1_000
 PORTS = range(29500, 29564)  # of which a run uses a free one, unless the job gives its port
 ELASTIC = {"restarts": 10, "lost_after": "15s"}  # defaults with min_nodes
+
+
+def is_commit(text: str) -> bool:
+    """Return whether a text is the full name of a commit."""
+    return re.fullmatch("[0-9a-f]{40}([0-9a-f]{24})?", text) is not None
 
 
 def _every_combination(sweep: Any) -> Any:
@@ -84,6 +91,12 @@ class Job(Part):
         "own lists (`.git/info/exclude`, `core.excludesFile`) exclude are not copied; files that git tracks are "
         "excluded by `.dockerignore` only.",
         examples=["./project"],
+    )
+    revision: fields.Revision | None = Field(
+        default=None,
+        description="A commit, branch or tag of the git repository with the folder `code`: that folder as it is there "
+        "is copied, without touching the checkout. All of its files count as tracked.",
+        examples=["HEAD~1"],
     )
     nodes: NodesOrNumber = Field(
         json_schema_extra={"minItems": 1},
@@ -216,8 +229,16 @@ class Job(Part):
     sweep: Annotated[tuple[fields.ArgsField, ...], BeforeValidator(_every_combination)] = Field(
         default=(),
         description="Variants of `run.args`, each run separately; together they are a group. A list of variants, or "
-        "`{grid: {lr: [0.1, 0.4], batch_size: [128, 256]}}` for every combination.",
+        "`{grid: {lr: [0.1, 0.4], batch_size: [128, 256]}}` for every combination. `{code: [main, ../worktree], "
+        "grid: {...}}`, with or without a grid: with the code of each of these git revisions and folders.",
         examples=[[{"batch_size": 128}, {"batch_size": 256}], {"grid": {"lr": [0.1, 0.4], "batch_size": [128, 256]}}],
+    )
+    codes: Annotated[tuple[fields.Code, ...], Field(max_length=MOST_CODES)] = Field(
+        default=(),
+        description="With a sweep: the code of its variants, each a revision of the repository with the folder `code`, "
+        "or a folder to use instead of `code`. Each is combined with all of `sweep`. `sweep: {code: [...]}` is "
+        "equivalent.",
+        examples=[["main", "HEAD", "../worktree"]],
     )
     each: Annotated[int, BeforeValidator(whole("a number of nodes", 1, MOST_NODES))] | None = Field(
         default=None,
@@ -227,6 +248,7 @@ class Job(Part):
     )
 
     _origin: Positions = PrivateAttr(default_factory=Positions)
+    _commits: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: Any) -> None:
         """context: the `Origin` of a job that was loaded from a file."""
@@ -253,6 +275,17 @@ class Job(Part):
     def machines(self) -> tuple[NodeEntry, ...]:
         """Nodes and spares, by rank: all machines that get a container."""
         return self.nodes + (self.spares or ())
+
+    @property
+    def commits(self) -> Mapping[str, str]:
+        """The commits of `codes` by the texts that the job file has; {} until they are looked up."""
+        return self._commits
+
+    def at_commits(self, revision: str | None, codes: Sequence[str], commits: Mapping[str, str]) -> Job:
+        """Return the job with commits in place of its revisions. commits: as the property."""
+        job = self.model_copy(update={"revision": revision, "codes": tuple(codes)})
+        job._commits = commits  # noqa: SLF001 - of the new job
+        return job
 
     def gpus_of(self, node: NodeEntry) -> Gpus:
         return self.gpus if node.gpus is None else node.gpus

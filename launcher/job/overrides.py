@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from launcher.errors import JobInvalid
 from launcher.job.arguments import change, merged, placed
 from launcher.job.document import Node, compose
 from launcher.job.fields import parse_option
-from launcher.job.models import Job
+from launcher.job.models import Job, is_commit
 from launcher.job.parts import NodeEntry
 from launcher.job.problems import BadValueError, Mark, Path, Problem, dotted, printable, refusal
 from launcher.job.scalars import Args, ArgValue, names_of, parse_text
+
+CODE = "code"  # of `sweep`, and the name under which a variant has its code
+IN_SWEEP: Path = ("sweep", CODE)
 
 
 def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
@@ -122,6 +126,19 @@ def apply_budget(root: Node) -> Node:
     return replace(root, value={**root.value, "sweep": replace(sweep, value=rest), "budget": budget})
 
 
+def apply_codes(root: Node) -> Node:
+    """Replace `sweep: {code: [a, b], grid: {...}}` by `sweep: {grid: {...}}` and `codes: [a, b]`. Raises JobInvalid."""
+    sweep = root.value.get("sweep")
+    if sweep is None or not isinstance(sweep.value, dict) or CODE not in sweep.value:
+        return root
+    codes = sweep.value[CODE]
+    if "codes" in root.value:
+        raise refusal([Problem(codes.mark, IN_SWEEP, "is also given as `codes`: remove one of them")])
+    others = {key: value for key, value in sweep.value.items() if key != CODE}
+    left = replace(sweep, value=others or [Node(sweep.mark, {})])
+    return replace(root, value={**root.value, "sweep": left, "codes": codes})
+
+
 def on_nodes(job: Job, nodes: Sequence[NodeEntry], port: int | None = None) -> Job:
     """Return the job of a pool on some of its machines, with that rendezvous port (default: the job's)."""
     given = {} if port is None else {"port": port}
@@ -133,17 +150,60 @@ def of_one_run(job: Job) -> Job:
     return job if job.each is None else on_nodes(job, job.nodes[: job.each])
 
 
+@dataclass(frozen=True)
+class JobVariant:
+    """A variant of a sweep. job: without the sweep. args: its own. values: all that name has."""
+
+    job: Job
+    args: Args
+    name: str
+    values: Args
+
+
+def variants(job: Job) -> list[JobVariant]:
+    """Return the variants of a sweep, in order: all arguments with the first code, then with the next one."""
+    job = of_one_run(job)
+    alone = {"sweep": (), "codes": ()}
+    found = []
+    for code in job.codes or (None,):
+        based = _with_code(job, code)
+        for args in job.sweep:
+            run = based.run.model_copy(update={"args": merged(job.run.args, args)})
+            values = args if code is None else with_code(args, code)
+            single = based.model_copy(update={**alone, "run": run})
+            found.append(JobVariant(single, args, variant_name(values), values))
+    return found
+
+
 def expand_sweep(job: Job) -> list[Job]:
     """Return one job per variant, in order, without `sweep`, and with a pool on its first machines; without a sweep,
     return the job itself.
     """
-    if not job.sweep:
-        return [job]
-    job = of_one_run(job)
-    return [
-        job.model_copy(update={"sweep": (), "run": job.run.model_copy(update={"args": merged(job.run.args, variant)})})
-        for variant in job.sweep
-    ]
+    return [variant.job for variant in variants(job)] if job.sweep else [job]
+
+
+def _with_code(job: Job, code: str | None) -> Job:
+    """Return the job with the code of a variant: a commit of its repository, or a folder, in which its script is."""
+    if code is None:
+        return job
+    if is_commit(code):
+        return job.model_copy(update={"revision": code})
+    run, script = job.run, job.run.script
+    if script is not None:
+        inside = posixpath.relpath(posixpath.normpath(script), posixpath.normpath(job.code))
+        run = run.model_copy(update={"script": posixpath.join(code, inside)})
+    return job.model_copy(update={"code": code, "run": run})
+
+
+def with_code(args: Args, code: str) -> Args:
+    """Return what distinguishes a variant of code: `code` is the beginning of a commit's name, or a folder."""
+    shown = short_commit(code) if is_commit(code) else code
+    return {CODE: shown, **args} if isinstance(args, Mapping) else (f"{CODE}={shown}", *args)
+
+
+def short_commit(commit: str) -> str:
+    """Of a fixed length: git's grows with the repository, and variants are known by their names."""
+    return commit[:8]
 
 
 def variant_name(variant: Args) -> str:

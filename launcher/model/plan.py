@@ -37,14 +37,24 @@ def shortened(text: str, most: int) -> str:
 
 
 @dataclass(frozen=True)
+class Revision:
+    """A commit, and what it changes. parent: its first one; "": none is known here. stat: git diff --stat to it."""
+
+    commit: str
+    parent: str = ""
+    stat: str = ""
+
+
+@dataclass(frozen=True)
 class KnownSweep:
     """All that a sweep runs. variants: their names, in order. file: the job file; "": unknown. options: of `up`, with
-    which the file gave this job.
+    which the file gave this job. commits: what the revisions of `code` meant.
     """
 
     variants: tuple[str, ...]
     file: str = ""
     options: tuple[str, ...] = ()
+    commits: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,7 @@ class Membership:
     sweep: KnownSweep | None = field(default=None, compare=False, repr=False)  # known to who starts the run
     # the same as values by option, or as a list of arguments; None: not recorded
     values: Mapping[str, Any] | Sequence[str] | None = field(default=None, compare=False, repr=False)
+    added: bool = field(default=False, compare=False)  # to a sweep that had been started, by --into
 
     @property
     def shown(self) -> str:

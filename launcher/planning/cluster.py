@@ -14,7 +14,7 @@ from launcher.planning import checks, command
 
 Refused = Iterator[tuple[Path, str]]  # a key of the job file, and why the target does not support it
 REFUSED = (  # by build()
-    "nodes.gpus nodes.address nodes.env nodes.args min_nodes spares lost_after data docker.devices sweep each"
+    "nodes.gpus nodes.address nodes.env nodes.args min_nodes spares lost_after data docker.devices sweep codes each"
 )
 
 

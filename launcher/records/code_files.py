@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
-import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from pathlib import Path
 import pathspec
 
 from launcher.errors import JobInvalid
+from launcher.records.git import GitError, git
 
 # Never code: version control, run records, caches, environments.
 _ALWAYS = (".git", "/runs/", "__pycache__/", ".venv/", "*.pyc", ".mypy_cache/", ".ruff_cache/", ".pytest_cache/")
@@ -129,13 +128,18 @@ def readable(folder: Path) -> Iterator[None]:
         raise JobInvalid(f"code {error.filename or folder}", f"cannot be read: {error.strerror}", fix) from error
 
 
-def code_files(folder: Path, left_out: LeftOut | None = None) -> Iterator[CodeFile]:
+def code_files(
+    folder: Path, left_out: LeftOut | None = None, tracked: Collection[str] | None = None
+) -> Iterator[CodeFile]:
     """Yield the files of a folder before those of its subfolders, each sorted; ignored folders are skipped.
 
-    left_out: filled with what is left out, and why. Raises OSError if a folder or an ignore file cannot be read.
+    left_out: filled with what is left out, and why. tracked: files that count as tracked by git, with their folders;
+    None: those that are. Raises OSError if a folder or an ignore file cannot be read.
     """
     out = LeftOut() if left_out is None else left_out
-    tracked, own = _repository(folder, "", out) if _in_repository(folder) else (set[str](), ())
+    own: tuple[_Rules, ...] = ()
+    if tracked is None:
+        tracked, own = _repository(folder, "", out) if _in_repository(folder) else (set[str](), ())
     wanted, seen, sending = set[str](), list[str](), set[str]()
     every: tuple[_Rules, ...] = (_rules("", "", _ALWAYS),)  # the rules for tracked files too
     # folders, with the rules that apply there and why what git does not track there is excluded ("": it is not)
@@ -153,7 +157,7 @@ def code_files(folder: Path, left_out: LeftOut | None = None) -> Iterator[CodeFi
         found = {entry.name: entry for entry in entries}
         if at and ".git" in found:  # a submodule, or another repository
             inner, own = _repository(folder, at, out)
-            tracked |= inner
+            tracked = {*tracked, *inner}
             rules = (*rules, *own)
         for name in _IGNORE_FILES if not at else _IGNORE_FILES[:1]:
             ignore = found.get(name)
@@ -214,7 +218,7 @@ def _is_credential(name: str) -> bool:
     return path.endswith(_CREDENTIAL_FILES) or bool(_ENV.search(path))
 
 
-def _report(name: str, tracked: set[str]) -> str:
+def _report(name: str, tracked: Collection[str]) -> str:
     return REPORT if name not in tracked and _REPORT.fullmatch(name) else ""
 
 
@@ -261,23 +265,13 @@ def _shown(path: Path, folder: Path) -> str:
 
 def _git(folder: Path, out: LeftOut, *arguments: str) -> str | None:
     """Return what git prints; None if this is no repository, a setting is not set, or git fails, which `out` says."""
-    git = shutil.which("git")
-    if git is None:
-        out.git_error = "there is no program git"
+    try:
+        return git(folder, *arguments)
+    except GitError as error:
+        unset = arguments[0] == "config" and error.code == 1
+        if not unset and "not a git repository" not in str(error):
+            out.git_error = str(error)
         return None
-    # not the repository of a hook that called the launcher; LC_ALL for the message below
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith("GIT_CONFIG")}
-    environ |= {"LC_ALL": "C"}
-    # fsmonitor: listing files should not run a program that the repository's settings name
-    command = [git, "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
-    done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if done.returncode == 0:
-        return os.fsdecode(done.stdout)
-    said = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
-    unset = arguments[0] == "config" and done.returncode == 1
-    if not unset and "not a git repository" not in said:
-        out.git_error = said or f"git {arguments[0]} exited with code {done.returncode}"
-    return None
 
 
 def with_parents(names: Iterable[str]) -> set[str]:

@@ -10,7 +10,7 @@ import stat
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 from launcher.errors import JobInvalid
 from launcher.job.files import code_folder, secret_files
 from launcher.job.models import Job
+from launcher.model.plan import Revision
 from launcher.model.progress import Log
 from launcher.model.sizes import size_text
 from launcher.records.code_files import (
@@ -31,6 +32,7 @@ from launcher.records.code_files import (
     readable,
 )
 from launcher.records.links import check_links
+from launcher.records.revisions import Exported
 from launcher.records.trainer import TRAINER, needed_trainer
 from launcher.records.wanted import is_saved
 from launcher.records.workdir import SENT
@@ -46,23 +48,30 @@ class Snapshot:
     """`archive` is a tar.gz with relative names; `digest` is the digest of its files.
 
     With the launcher's trainer it is "DIGEST with train DIGEST", so that each part can be compared. folder: the code's.
+    revision: of which the code is.
     """
 
     archive: bytes
     digest: str
     folder: Path = field(compare=False)
     left_out: LeftOut = field(compare=False)
+    revision: Revision | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class CodeListing:
-    """The files of a job's code, before any of them is read. trainer: the launcher's own, if it is to be added."""
+    """The files of a job's code, before any of them is read. trainer: the launcher's own, if it is to be added.
+
+    folder: where they are. place: the job's code folder, if they are not there, but exported.
+    """
 
     folder: Path
     files: Sequence[CodeFile]
     left_out: LeftOut
     trainer: Path | None = None
     broken: Sequence[str] = ()  # links that lead nowhere, here neither
+    place: Path | None = None
+    revision: Revision | None = None
 
 
 def snapshot(folder: Path, log: Log = lambda _: None) -> Snapshot:
@@ -76,21 +85,27 @@ def snapshot(folder: Path, log: Log = lambda _: None) -> Snapshot:
         return _archive(CodeListing(folder, _within_limit(folder, left_out, _Watch(log)), left_out), _Watch(log))[0]
 
 
-def list_code(job: Job, cwd: Path, log: Log, *, bare: bool = False) -> CodeListing:
+def list_code(job: Job, cwd: Path, log: Log, *, bare: bool = False, exported: Exported | None = None) -> CodeListing:
     """List a job's code. The launcher's trainer is added if the job runs the module `train` and the code lacks it.
 
-    bare: a cluster runs the job without containers. Raises JobInvalid like `snapshot` and `needed_trainer`, and if a
-    link leads to something that is not sent.
+    bare: a cluster runs the job without containers. exported: its code, if that is not in the code folder. Raises
+    JobInvalid like `snapshot` and `needed_trainer`, and if a link leads to something that is not sent.
     """
-    folder, left_out = code_folder(job, cwd), LeftOut()
+    place, left_out = code_folder(job, cwd), LeftOut()
+    folder = exported.folder if exported else place
     with readable(folder):
-        secrets = {os.path.relpath(path, folder) for path in secret_files(job, cwd)}
-        files = _within_limit(folder, left_out, _Watch(log))
+        secrets = {os.path.relpath(path, place) for path in secret_files(job, cwd)}
+        files = _within_limit(folder, left_out, _Watch(log), exported.names if exported else None)
         left_out.why.update((file.name, CREDENTIALS) for file in files if file.name in secrets and not file.wanted)
         files = [file for file in files if file.name not in left_out.why]
-        _check_script(job, cwd, folder, left_out)
+        _check_script(job, cwd, place, left_out)
         broken = check_links(job, folder, files, left_out, visible=bare or not job.traits.isolates)
-        return CodeListing(folder, files, left_out, needed_trainer(job, folder, files), broken)
+        trainer = needed_trainer(job, folder, files)
+    if exported is None:
+        return CodeListing(folder, files, left_out, trainer, broken)
+    if exported.note:
+        log(exported.note)
+    return CodeListing(folder, files, left_out, trainer, broken, place, exported.revision)
 
 
 def _check_script(job: Job, cwd: Path, folder: Path, left_out: LeftOut) -> None:
@@ -154,11 +169,15 @@ class _Watch:
             self._next = now + (now - self._began)
 
 
-def _within_limit(folder: Path, left_out: LeftOut, watch: _Watch) -> list[CodeFile]:
-    """Return the code files. Checks sizes without reading: a file may be larger than memory. Raises JobInvalid."""
+def _within_limit(
+    folder: Path, left_out: LeftOut, watch: _Watch, tracked: Collection[str] | None = None
+) -> list[CodeFile]:
+    """Return the code files. Checks sizes without reading: a file may be larger than memory. tracked: as for
+    `code_files`. Raises JobInvalid.
+    """
     found: list[CodeFile] = []
     total = 0
-    for file in code_files(folder, left_out):
+    for file in code_files(folder, left_out, tracked):
         found.append(file)
         watch(len(found))
         total += file.status.st_size
@@ -224,7 +243,7 @@ def _archive(listing: CodeListing, watch: _Watch) -> tuple[Snapshot, list[CodeFi
     # mtime=0: gzip would write the current time into its header
     archive = gzip.compress(data, compresslevel=1, mtime=0)
     digest = f"{digests[0]} with {TRAINER} {digests[1]}" if added else digests[0]
-    return Snapshot(archive, digest, listing.folder, listing.left_out), sent
+    return Snapshot(archive, digest, listing.place or listing.folder, listing.left_out, listing.revision), sent
 
 
 def _member(file: CodeFile) -> tuple[tarfile.TarInfo, bytes]:

@@ -24,7 +24,7 @@ from launcher.job.loader import parse_job
 from launcher.local_files import APPEND, open_regular, parse_object, write_atomic
 from launcher.model import checked, labels
 from launcher.model.host import cluster_name
-from launcher.model.plan import Membership, Plan, RunId, is_run_id, plain
+from launcher.model.plan import Membership, Plan, Revision, RunId, is_run_id, plain
 from launcher.model.runtime import TRAITS, Traits
 from launcher.records.code_files import LeftOut
 from launcher.records.masking import Masker, hide
@@ -32,6 +32,7 @@ from launcher.records.paths import RUNS, RunPaths, as_shown, not_a_folder, requi
 from launcher.records.workdir import SentCode, sent_files
 
 _LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
+REVISION = "revision"  # event: with the fields of Revision
 GROUPED = "group"  # event: with the fields of Membership
 FETCHED = "fetched"  # event: `fetch` copied files to another folder
 STOPPING = "stopping"  # event
@@ -151,6 +152,18 @@ class Record:
         known = {str(name): str(reason) for name, reason in why.items()} if isinstance(why, dict) else {}
         return Path(str(found.get("folder", ""))), LeftOut(known)
 
+    def of_revision(self, revision: Revision) -> None:
+        """Record of which commit its code is, and what that changes."""
+        self.event(REVISION, **plain(revision))
+
+    @property
+    def revision(self) -> Revision | None:
+        """The commit of which its code is; None if it is that of a folder."""
+        for line in self.events(REVISION):
+            commit, parent, stat = (line.get(key) for key in ("commit", "parent", "stat"))
+            return Revision(str(commit), str(parent or ""), str(stat or ""))
+        return None
+
     def _make_folders(self) -> None:
         """Raise UsageError if one of them exists and is not a folder."""
         for folder in (self.paths.root.parent, self.paths.root, self.paths.logs):
@@ -250,7 +263,8 @@ class Record:
     def join(self, group: Membership) -> None:
         """Record the sweep to which the run belongs."""
         values = {} if group.values is None else {"values": plain(group.values)}
-        self.event(GROUPED, group=group.group, variant=group.variant, **values)
+        added = {"added": True} if group.added else {}
+        self.event(GROUPED, group=group.group, variant=group.variant, **values, **added)
 
     @property
     def group(self) -> Membership | None:
@@ -258,7 +272,8 @@ class Record:
         for line in self.events(GROUPED):
             values = line.get("values")
             known = values if isinstance(values, (dict, list)) else None
-            return Membership(str(line.get("group")), str(line.get("variant")), values=known)
+            added = line.get("added") is True
+            return Membership(str(line.get("group")), str(line.get("variant")), values=known, added=added)
         return None
 
     @property

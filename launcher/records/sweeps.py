@@ -19,7 +19,7 @@ from launcher.records.masking import Masker
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, read_json
 
-_FORM = {"variants": [str], "file": str, "options": [str]}
+_FORM = {"variants": [str], "file": str, "options": [str], "commits": {}}
 
 
 def keep(group: Membership, mask: Masker, runs: Path) -> None:
@@ -37,7 +37,8 @@ def known(group: str, runs: Path = RUNS) -> KnownSweep | None:
     found = checked.fitting(read_json(_file(group, runs)) or {}, _FORM) if is_run_id(group) else {}
     if "variants" not in found:
         return None
-    return KnownSweep(tuple(found["variants"]), found.get("file", ""), tuple(found.get("options", ())))
+    commits = {text: code for text, code in found.get("commits", {}).items() if isinstance(code, str)}
+    return KnownSweep(tuple(found["variants"]), found.get("file", ""), tuple(found.get("options", ())), commits)
 
 
 def recorded(runs: Path = RUNS) -> list[str]:

@@ -73,6 +73,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "resources.shm": ({}, {"docker": {"ipc": "private"}, "resources": {"shm": "1g"}}),
     "docker.ipc": ({"docker": {"ipc": "host"}}, {"docker": {"ipc": "private"}}),
     "sweep": ({"sweep": [{"a": 1}]},),
+    "codes": ({"sweep": [{}], "codes": ["HEAD"]},),
     "each": ({"nodes": ["a", "b"]}, {"nodes": ["a", "b"], "sweep": [{"a": 1}], "each": 1}),
 }
 

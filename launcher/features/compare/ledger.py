@@ -19,11 +19,13 @@ SCHEMA = 1  # of an object: another number if a key goes or means something else
 def entry(record: Record, row: TagRow) -> dict[str, Any]:
     """Return the object of a run. row: its curves."""
     result = record.result() or {}
-    failure = result.get("failure")
+    failure, revision = result.get("failure"), record.revision
     return {
         **_of_variant(record.group, row.label),
         "run": record.run,
         "code": record.code_digest,
+        "revision": revision and revision.commit,
+        "changes": revision and revision.stat,
         "state": row.state,
         "ended_by": result.get("ended_by"),
         "exit_code": result.get("exit_code"),
@@ -40,7 +42,8 @@ def without_run(chosen: Sequence[Record]) -> list[dict[str, Any]]:
     for member in (record.group for record in chosen):
         if member is not None:
             variants.setdefault(member.group, []).append(member.variant)
-    empty = dict.fromkeys(("run", "code", "ended_by", "exit_code", "seconds", "checkpoint", "failure"))
+    keys = ("run", "code", "revision", "changes", "ended_by", "exit_code", "seconds", "checkpoint", "failure")
+    empty = dict.fromkeys(keys)
     return [
         {**_of_variant(Membership(group, name), name), **empty, "state": "not started", "scalars": {}, "by": None}
         for group, names in variants.items()

@@ -42,6 +42,7 @@ _BOTH = Keys(
         **dict.fromkeys(_OF_THE_IMAGE, "the image of the pods is that of --image, and is not checked"),
         "cache": "nothing is kept of what is compiled at run time",
         "code": "the image of the pods contains it",
+        "revision": "the image of the pods contains the code",
         "nodes.name": "Kubernetes chooses the machines",
         "nodes.host": "Kubernetes chooses the machines",
         "hang_timeout": "Kubernetes does not detect a hang, which a warning says",

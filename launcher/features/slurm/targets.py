@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.cli import terminal
@@ -17,6 +18,7 @@ from launcher.records.trainer import needed_trainer
 
 
 def _text(job: Job, on: str | None, image: str | None) -> str:  # noqa: ARG001 - the image is the job's
+    _refuse_revision(job)
     _note_trainer(job)
     settings = read_settings(os.environ)
     if on is None:
@@ -35,6 +37,12 @@ def _text(job: Job, on: str | None, image: str | None) -> str:  # noqa: ARG001 -
     return text
 
 
+def _refuse_revision(job: Job) -> None:
+    """`up --on` sends the code, but an exported script runs in the folder in which it is submitted."""
+    if job.revision is not None:
+        job.refuse([(("revision",), "a script runs in the folder of the code: check the revision out, and remove it")])
+
+
 def _note_trainer(job: Job) -> None:
     """If `up` would add the launcher's trainer to the code, print how to do so manually. Raises JobInvalid."""
     code = code_folder(job, Path.cwd())
@@ -49,4 +57,5 @@ def _note_trainer(job: Job) -> None:
         )
 
 
-SLURM = Target(script.KEYS, _text)
+_KEYS = replace(script.KEYS, refused_by={**script.KEYS.refused_by, _refuse_revision: "revision"})
+SLURM = Target(_KEYS, _text)

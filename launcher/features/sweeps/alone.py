@@ -15,6 +15,22 @@ from launcher.records.sweeps import lock_of
 
 
 @contextmanager
+def in_turn(file: Path) -> Iterator[None]:
+    """Wait for the lock of this file and hold it. Where no lock can be had, nothing is held."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = _take(file, fcntl.LOCK_EX)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        os.close(lock)
+
+
+@contextmanager
 def alone(group: RunId) -> Iterator[None]:
     """Hold the sweep; the kernel releases it when the process ends. Raises UsageError if another launcher holds it.
 
@@ -38,13 +54,13 @@ def alone(group: RunId) -> Iterator[None]:
         os.close(lock)
 
 
-def _take(file: Path) -> int:
-    """Return a descriptor of the locked file. Raises BlockingIOError if another process has locked it; OSError."""
+def _take(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> int:
+    """Return a descriptor of the locked file. Raises OSError; with `how`, BlockingIOError if another process has it."""
     while True:
         lock = descriptor_of(file, WRITE)
         try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, how)
                 there = os.fstat(lock).st_nlink
             except BlockingIOError:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails unless all the others only look

@@ -9,11 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.api.run import Run
-from launcher.api.up import Destination, StartOptions, inputs_of, run_to_resume, start_on, until_started
+from launcher.api.up import (
+    Destination,
+    Inputs,
+    StartOptions,
+    inputs_had,
+    inputs_of,
+    run_to_resume,
+    start_on,
+    until_started,
+)
 from launcher.errors import LauncherError, StoppedByUser
-from launcher.features.sweeps.continued import continued, known_sweep, member
+from launcher.features.sweeps.continued import added, continued, known_sweep, member
 from launcher.job.models import Job
-from launcher.job.overrides import expand_sweep
+from launcher.job.overrides import variants
 from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log
 from launcher.node.connect import Fleet
@@ -24,10 +33,10 @@ from launcher.run.start import undo
 from launcher.run.state import RunState
 
 
-def variants(job: Job) -> list[tuple[Job, Membership]]:
+def members(job: Job) -> list[tuple[Job, Membership]]:
     """Return the jobs of a sweep, each with its membership in one new group."""
     group, known = new_run_id(job.name), known_sweep(job)
-    return [(each, member(group, variant, known)) for each, variant in zip(expand_sweep(job), job.sweep, strict=True)]
+    return [(variant.job, member(group, variant, known)) for variant in variants(job)]
 
 
 def up_array(job: Job, destination: Destination, *, resume: str | None, log: Log, ssh_config: Path | None) -> list[Run]:
@@ -40,28 +49,29 @@ def up_array(job: Job, destination: Destination, *, resume: str | None, log: Log
     group = None if resume is None else named_group(resume)
     if group is None:
         earlier = run_to_resume(resume)
-        return _submit([(*each, earlier) for each in variants(job)], destination, log, ssh_config, fresh=False)
+        return _submit([(*each, earlier, None) for each in members(job)], destination, log, ssh_config, fresh=False)
     left, followed = _left(job, group, log, ssh_config)
     return [*followed, *(_submit(left, destination, log, ssh_config, fresh=True) if left else [])]
 
 
-_Chosen = tuple[Job, Membership, RunId | None]  # and the run from whose checkpoint it starts
+_Chosen = tuple[Job, Membership, RunId | None, Record | None]  # the run from whose checkpoint it starts; whose code
 
 
 def _left(job: Job, group: str, log: Log, ssh_config: Path | None) -> tuple[list[_Chosen], list[Run]]:
     """Return the variants of an earlier sweep that are to be submitted, and the runs that have not ended."""
     left, followed, known, every = list[_Chosen](), list[Run](), continued(job, group, log), known_sweep(job)
-    for each, args in zip(expand_sweep(job), job.sweep, strict=True):
-        own = member(group, args, every)
+    now = [(variant.job, member(group, variant, every)) for variant in variants(job)]
+    for each, own in [*now, *added(job, known, group)]:
         record = known.get(own.variant)
         if record is None:
-            left.append((each, own, None))
+            left.append((each, own, None, None))
             continue
         run = Run(record, ssh_config, log)
         if run.outcome is None and run.status().state != RunState.REMOVED:
             followed.append(run)
         elif run.outcome is None or run.outcome.state is not RunState.DONE:
-            left.append((each, own, run.id if record.started else record.resumes))
+            had = record if job.codes or own.added else None
+            left.append((each, own, run.id if record.started else record.resumes, had))
             run.close()
     return left, followed
 
@@ -82,19 +92,27 @@ def _submit(
 
     options = StartOptions(None, fresh, log=once, ssh_config=ssh_config)
     with until_started(started), ExitStack() as on_error:
-        inputs = inputs_of(chosen[0][0], destination, once)  # variants differ only in `args`
+        inputs = dict[tuple[str, str | None], Inputs]()  # by code: variants differ else only in `args`
+        for each, _, _, had in chosen:
+            if had is None and _code(each) not in inputs:
+                inputs[_code(each)] = inputs_of(each, destination, once)
         fleet = on_error.enter_context(destination.connect(ssh_config))
         runs = list[Run]()
         try:
-            for (each, group, earlier), run in zip(chosen, ids, strict=True):
+            for (each, group, earlier, had), run in zip(chosen, ids, strict=True):
+                sent = inputs[_code(each)] if had is None else inputs_had(each, had, once)
                 own = replace(options, resume=earlier, run=run, together=ids if len(ids) > 1 else ())
-                runs.append(start_on(fleet, each, destination, inputs, group, own))
+                runs.append(start_on(fleet, each, destination, sent, group, own))
         except BaseException as error:
             _undo(runs, fleet, error)
             raise
         started.set()
         on_error.pop_all()
     return runs
+
+
+def _code(job: Job) -> tuple[str, str | None]:
+    return job.code, job.revision
 
 
 def _undo(runs: Sequence[Run], fleet: Fleet, cause: BaseException) -> None:

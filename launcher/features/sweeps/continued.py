@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.errors import UsageError
+from launcher.job.loader import parse_job
 from launcher.job.models import Job
-from launcher.job.overrides import expand_sweep, variant_name
-from launcher.job.scalars import Args, ArgValue
+from launcher.job.overrides import JobVariant, variants
+from launcher.job.scalars import ArgValue
 from launcher.model.plan import KnownSweep, Membership
 from launcher.model.progress import Log
 from launcher.records.groups import latest_of, settings, settings_of, short
@@ -17,12 +18,27 @@ from launcher.records.store import Record, job_of
 def known_sweep(job: Job, most: int | None = None) -> KnownSweep:
     """Return what is recorded beside the runs of a job's sweep. most: of --max-parallel."""
     options = (*job.options, *(() if most is None else ("--max-parallel", str(most))))
-    return KnownSweep(tuple(map(variant_name, job.sweep)), "" if job.file is None else str(job.file), options)
+    names = tuple(variant.name for variant in variants(job))
+    return KnownSweep(names, "" if job.file is None else str(job.file), options, job.commits)
 
 
-def member(group: str, args: Args, known: KnownSweep) -> Membership:
-    """Return the membership of a run of the variant with these arguments."""
-    return Membership(group, variant_name(args), known, args)
+def member(group: str, variant: JobVariant, known: KnownSweep) -> Membership:
+    """Return the membership of a run of this variant."""
+    return Membership(group, variant.name, known, variant.values)
+
+
+def added(job: Job, earlier: Mapping[str, Record], group: str) -> list[tuple[Job, Membership]]:
+    """Return the variants that --into has added to a sweep: the job of each as it was run, and its membership.
+
+    earlier: the latest run of each variant. Raises JobInvalid for a record whose job is not valid any more.
+    """
+    found = []
+    for name, record in earlier.items():
+        if (own := record.group) is not None and own.added:
+            before = parse_job(record.job_text(), str(record.paths.job))
+            keys = {key: getattr(before, key) for key in Job.model_fields}
+            found.append((job.model_copy(update=keys), Membership(group, name, values=own.values, added=True)))
+    return found
 
 
 def continued(job: Job, group: str, log: Log) -> dict[str, Record]:
@@ -38,7 +54,7 @@ def continued(job: Job, group: str, log: Log) -> dict[str, Record]:
     if job.name not in names:
         what = f"{group} is a sweep of {', '.join(sorted(names))}, and this job is {job.name}"
         raise UsageError("--resume", what, "give its job file, with the same --set, if any")
-    now = {variant_name(args): each for args, each in zip(job.sweep, expand_sweep(job), strict=True)}
+    now = {variant.name: variant.job for variant in variants(job)}
     started = [(record, now[name]) for name, record in earlier.items() if name in now]
     if changed := sorted({text for record, each in started for text in _changed(record, each)}):
         what = f"the job has changed since {group} was started: {', '.join(changed)}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 from launcher import Run
 from launcher.api.history import states_by_nodes
@@ -26,17 +27,17 @@ from launcher.api.up import (
 from launcher.cli.long_work import LongWork
 from launcher.cli.up import Asked, attend
 from launcher.errors import InUse, LauncherError, NodeError, NodesFailed, UsageError
-from launcher.features.sweeps.alone import alone
+from launcher.features.sweeps.alone import alone, in_turn
 from launcher.features.sweeps.pool import one_at_a_time
 from launcher.job.models import Job
-from launcher.job.overrides import of_one_run, on_nodes
+from launcher.job.overrides import CODE, of_one_run, on_nodes, short_commit
 from launcher.job.scalars import show_duration
-from launcher.local_files import locked
 from launcher.model.plan import Membership, RunId
 from launcher.model.progress import Log
 from launcher.records.groups import budget_of, latest_of, named_group, runs_of
 from launcher.records.masking import MASK, names_secret
 from launcher.records.paths import RUNS, RunPaths
+from launcher.records.revisions import resolved
 from launcher.records.store import Record, job_of
 from launcher.records.sweeps import is_run_here, lock_of
 from launcher.run.gpus import PAUSE
@@ -53,9 +54,12 @@ def up_into(job: Job, asked: Asked, text: str) -> int:
     Raises as launcher.up; RunUnknown; UsageError if it is no sweep, or one of another job, or a launcher runs it;
     InUse if a variant runs on each machine of the pool and asked.wait is False.
     """
+    if job.codes and any("sweep" in word or "codes" in word for word in job.options[1::2]):
+        raise UsageError("--into", "adds one variant, without the sweep", "give its code: --set revision=REVISION")
     group = _group(text, job)
+    single = resolved(job.model_copy(update={"sweep": (), "codes": ()}), Path.cwd())
     with LongWork() as work:
-        single = _with_budget(job.model_copy(update={"sweep": ()}), group, work.log)
+        single = _with_budget(single, group, work.log)
         options = StartOptions(
             run_to_resume(asked.resume),
             log=work.log,
@@ -101,7 +105,7 @@ def _turn(group: RunId) -> Iterator[None]:
     Raises UsageError while a launcher runs the sweep: it would start its next variant on the machine that is chosen.
     """
     lock = lock_of(group)
-    with locked(lock.with_name(f"{group}.into")):
+    with in_turn(lock.with_name(f"{group}.into")):
         if is_run_here(group):
             what = "a launcher runs its variants, and would use the same machines"
             raise UsageError(f"sweep {group}", what, "wait until it has ended, or press Ctrl-C there")
@@ -116,7 +120,7 @@ def _start(job: Job, group: RunId, options: StartOptions, *, wait: bool) -> Run:
     while True:
         with _turn(group):
             try:
-                return _start_on_free(job, _member(group, job.options), inputs, options)
+                return _start_on_free(job, _member(group, job), inputs, options)
             except NodesFailed as error:
                 if not wait or not any(isinstance(each, InUse) for each in error.errors):
                     raise
@@ -131,7 +135,7 @@ def _submit(job: Job, group: RunId, options: StartOptions, cluster: Destination)
     """Start a run of the job on a cluster, which has a queue."""
     inputs = inputs_of(job, cluster, options.log)
     with _turn(group):
-        return start_run(job, cluster, inputs, _member(group, job.options), options)
+        return start_run(job, cluster, inputs, _member(group, job), options)
 
 
 def _start_on_free(job: Job, member: Membership, inputs: Inputs, options: StartOptions) -> Run:
@@ -184,15 +188,18 @@ def _running(group: RunId) -> Mapping[str, _Running]:
     return found
 
 
-def _member(group: RunId, options: Sequence[str]) -> Membership:
-    """Return the membership of a new variant, by what --set changes. options: those of the call."""
+def _member(group: RunId, job: Job) -> Membership:
+    """Return the membership of a new variant, by what --set changes."""
     values = {}
-    for option, assignment in zip(options[::2], options[1::2], strict=True):
+    for option, assignment in zip(job.options[::2], job.options[1::2], strict=True):
         key, _, value = assignment.partition("=")
         if option == "--set":
             key = key.strip()
-            values[key.removeprefix(ARGS)] = MASK if names_secret(key) else value.strip()
+            if key == "revision" and job.revision is not None:
+                values[CODE] = short_commit(job.revision)
+            else:
+                values[key.removeprefix(ARGS)] = MASK if names_secret(key) else value.strip()
     name = " ".join(f"{key}={value}" for key, value in values.items()) or PLAIN
     known = latest_of(group)
     unique = next(text for n in count(1) if (text := f"{name} #{n}" if n > 1 else name) not in known)
-    return Membership(group, unique, values=values)
+    return Membership(group, unique, values=values, added=True)

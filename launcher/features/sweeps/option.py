@@ -16,12 +16,14 @@ from launcher.cli.terminal import Reporter
 from launcher.cli.up import Asked, run_one, started
 from launcher.errors import StoppedByUser, UsageError
 from launcher.features.sweeps.alone import alone
-from launcher.features.sweeps.array import up_array, variants
+from launcher.features.sweeps.array import members, up_array
+from launcher.features.sweeps.codes import resolved_sweep
 from launcher.features.sweeps.continued import known_sweep
 from launcher.features.sweeps.into import up_into
 from launcher.features.sweeps.screen import SweepScreen, run_sweep
 from launcher.features.sweeps.summary import recorded
 from launcher.job.models import Job
+from launcher.job.overrides import variants
 from launcher.model.sizes import counted
 from launcher.records.groups import named_group
 from launcher.records.sweeps import command_of
@@ -51,6 +53,8 @@ def options(
         return up_into(job, asked, into)
     if not job.sweep:
         return None
+    resumed = None if asked.resume is None else named_group(asked.resume)
+    job = resolved_sweep(job, resumed)
     cluster = None if asked.on is None else on_cluster(asked.on)
     if cluster is not None and cluster.starts_together:
         return _run_array(job, asked, cluster)
@@ -58,10 +62,9 @@ def options(
         how = "start when a machine of the pool is free" if job.each else "run one after another"
         what = f"its variants {how}, and with -d no process would start the next one"
         raise UsageError(f"{asked.file}: sweep", what, "omit -d; to run without a terminal: nohup launcher up JOB &")
-    resumed = None if asked.resume is None else named_group(asked.resume)
     if cluster is None and (job.each or resumed):
         return run_sweep(job, resume=resumed or asked.resume, most=most, ssh_config=asked.ssh_config)
-    code, made, screen = 0, variants(job), SweepScreen()
+    code, made, screen = 0, members(job), SweepScreen()
     name = made[0][1].group
     with alone(name):
         screen.log(f"{name}: {len(made)} variants")
@@ -70,7 +73,7 @@ def options(
             code = max(code, ended or 0)
             if ended in (None, StoppedByUser.exit_code):  # the user has detached or stopped the sweep
                 break
-    screen.conclude(name, job, recorded(name, job.sweep), _resume(job, name, asked))
+    screen.conclude(name, recorded(name, job), _resume(job, name, asked))
     return code
 
 
@@ -92,7 +95,7 @@ def _follow_array(runs: list[Run], job: Job, name: str, asked: Asked) -> int:
 
     Detaching from one run detaches from all; stopping one stops the rest.
     """
-    Reporter().log(f"{name}: {counted(len(runs), 'variant')} on the cluster, of {len(job.sweep)}")
+    Reporter().log(f"{name}: {counted(len(runs), 'variant')} on the cluster, of {len(variants(job))}")
     code = 0
     if asked.json:
         terminal.say_json([started(run) for run in runs])
@@ -109,5 +112,5 @@ def _follow_array(runs: list[Run], job: Job, name: str, asked: Asked) -> int:
     if asked.detach:
         Reporter().log(f"to list them: launcher runs {name}")
     else:
-        SweepScreen().conclude(name, job, recorded(name, job.sweep), _resume(job, name, asked))
+        SweepScreen().conclude(name, recorded(name, job), _resume(job, name, asked))
     return code

@@ -47,13 +47,13 @@ def _run(sweep: Sweep, job: Job) -> int:
     screen = SweepScreen()
     sweep.log = screen.log
     machines = counted(len({node.host for node in job.nodes}), "machine")  # a pool may name one several times
-    screen.log(f"{sweep.group}: {counted(len(job.sweep), 'variant')} on {machines}")
+    screen.log(f"{sweep.group}: {counted(len(sweep.variants()), 'variant')} on {machines}")
     try:
         with screen.live():
             code = sweep.run(screen.show)
     except KeyboardInterrupt:
         return _leave_or_stop(sweep, screen)
-    screen.conclude(sweep.group, job, sweep.variants(), sweep.resume)
+    screen.conclude(sweep.group, sweep.variants(), sweep.resume)
     return code
 
 
@@ -90,10 +90,10 @@ class SweepScreen(Reporter):
         self._live: Live | None = None
         self._last: dict[str, Variant] = {}
 
-    def conclude(self, group: str, job: Job, variants: Sequence[Variant], resume: str) -> None:
+    def conclude(self, group: str, variants: Sequence[Variant], resume: str) -> None:
         """Print the end of a sweep. resume: the command that runs the variants without a result."""
         self.log(f"{group}: {_counts(variants)}")
-        for part in summary(group, job, variants, resume):
+        for part in summary(group, variants, resume):
             self.err.print(part)
 
     @contextmanager

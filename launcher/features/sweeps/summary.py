@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Column, Table
@@ -12,8 +13,7 @@ from launcher.cli.status import STYLES
 from launcher.features import FEATURES, Feature
 from launcher.features.sweeps.sweep import SweepState, Variant
 from launcher.job.models import Job
-from launcher.job.overrides import shown_value, variant_name
-from launcher.job.scalars import Args
+from launcher.job.overrides import shown_value, variant_name, variants
 from launcher.model.plan import shortened
 from launcher.records.groups import latest_of
 from launcher.records.measured import top1
@@ -21,30 +21,29 @@ from launcher.records.measured import top1
 _LONGEST = 30  # characters of a value in the table
 
 
-def recorded(group: str, sweep: Sequence[Args]) -> list[Variant]:
+def recorded(group: str, job: Job) -> list[Variant]:
     """Return the variants of a sweep as the latest run of each is recorded, in the order of the sweep."""
     found, known = list[Variant](), latest_of(group)
-    for args in sweep:
-        name = variant_name(args)
+    for each in variants(job):
+        name = each.name
         record = known.get(name)
         result = (record.result() if record else None) or {}
         if record is None:
-            found.append(Variant(name))
+            found.append(Variant(name, values=each.values))
             continue
         state = {"done": SweepState.DONE, "stopped": SweepState.STOPPED, "": SweepState.RUNNING}
         failure = result.get("failure") or {}
         why = f"{failure.get('node')}: {failure.get('what')}" if failure else str(result.get("why", ""))
         shown = state.get(result.get("state", ""), SweepState.FAILED)
         nodes = tuple(node.name for node in record.nodes())
-        best = top1(result.get("last", {}))
-        code, by = result.get("exit_code"), result.get("ended_by")
-        found.append(Variant(name, shown, nodes, record.run, top1=best, exit_code=code, why=why, ended_by=by))
+        best, code, by = top1(result.get("last", {})), result.get("exit_code"), result.get("ended_by")
+        found.append(Variant(name, shown, nodes, record.run, None, best, code, why, by, each.values))
     return found
 
 
-def summary(group: str, job: Job, variants: Sequence[Variant], resume: str) -> Iterator[RenderableType]:
+def summary(group: str, variants: Sequence[Variant], resume: str) -> Iterator[RenderableType]:
     """Yield the table, the failures and the next commands. resume: the one that runs the variants without a result."""
-    yield table(job.sweep, variants)
+    yield table(variants)
     failed = [variant for variant in variants if variant.state is SweepState.FAILED]
     for variant in failed:
         logs = f": launcher logs {variant.run}" if variant.run else ""
@@ -63,9 +62,9 @@ def following(group: str, features: Mapping[str, Feature] = FEATURES) -> Iterato
     yield f"to see their curves: launcher tensorboard {group}"
 
 
-def table(sweep: Sequence[Args], variants: Sequence[Variant]) -> Table:
+def table(variants: Sequence[Variant]) -> Table:
     """Return a row for each variant, its values first; columns without a cell are left out."""
-    values = _values(sweep)
+    values = _values([variant.values for variant in variants])
     rows = [
         [
             *values_of,
@@ -87,11 +86,15 @@ def table(sweep: Sequence[Args], variants: Sequence[Variant]) -> Table:
     return table
 
 
-def _values(sweep: Sequence[Args]) -> Mapping[str, Sequence[str]]:
+def _name(values: Mapping[str, Any] | Sequence[str]) -> str:
+    return variant_name(values if isinstance(values, Mapping) else tuple(values))
+
+
+def _values(sweep: Sequence[Mapping[str, Any] | Sequence[str]]) -> Mapping[str, Sequence[str]]:
     """Return the values of each argument in which the variants differ, by its name; of lists the whole variant."""
     named = [args for args in sweep if isinstance(args, Mapping)]
     if len(named) < len(sweep):
-        return {"variant": [shortened(variant_name(args), _LONGEST) for args in sweep]}
+        return {"variant": [shortened(_name(args), _LONGEST) for args in sweep]}
     every = dict.fromkeys(key for args in named for key in args)
     values = {key: [shown_value(args[key]) if key in args else "" for args in named] for key in every}
     shown = {key: column for key, column in values.items() if len(set(column)) > 1} or values

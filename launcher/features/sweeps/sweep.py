@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -17,16 +17,16 @@ from typing import Any
 
 from launcher.api.jobs import chosen_config
 from launcher.api.run import Run, find
-from launcher.api.up import StartOptions, inputs_of, own_machines, start_run
+from launcher.api.up import Inputs, StartOptions, inputs_had, inputs_of, own_machines, start_run
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
-from launcher.features.sweeps.continued import continued, known_sweep, member
+from launcher.features.sweeps.continued import added, continued, known_sweep, member
 from launcher.features.sweeps.machines import Machines
 from launcher.features.sweeps.pool import Placement
 from launcher.job.models import Job
-from launcher.job.overrides import expand_sweep, on_nodes
-from launcher.job.scalars import Args, duration
+from launcher.job.overrides import on_nodes, variants
+from launcher.job.scalars import duration
 from launcher.model.container import Phase
-from launcher.model.plan import RunId, new_run_id
+from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.parallel import in_background, run_all, run_all_settled, uninterrupted
 from launcher.records.measured import TrainingProgress, top1, training_progress
@@ -57,7 +57,7 @@ class SweepState(str, Enum):
 
 @dataclass(frozen=True)
 class Variant:
-    """Current state of a variant. why: reason of a failure."""
+    """Current state of a variant. why: reason of a failure. values: what distinguishes it."""
 
     name: str
     state: SweepState = SweepState.WAITING
@@ -68,6 +68,7 @@ class Variant:
     exit_code: int | None = None
     why: str = ""
     ended_by: str | None = None  # "budget"
+    values: Mapping[str, Any] | Sequence[str] = ()
 
     @property
     def shown_state(self) -> str:
@@ -79,9 +80,10 @@ class _Work:
     """Internal state of a variant."""
 
     job: Job
-    args: Args  # of the variant
+    own: Membership
     shown: Variant
     earlier: RunId | None = None  # the run from whose checkpoint it starts, if one exists
+    had: Record | None = None  # a run whose code it uses, not that of now
     run: Run | None = None
     silent: dict[str, float] = field(default_factory=dict)  # start of the silence, in seconds since the epoch
 
@@ -137,7 +139,6 @@ class Sweep:
             raise UsageError(f"job {job.name}", "has no sweep", "for example: sweep: [{lr: 0.1}, {lr: 0.4}]")
         self.group = resume or new_run_id(job.name)
         earlier = continued(job, resume, log) if resume else {}
-        self._most = most or len(job.sweep)
         self.log = log
         self._said: set[str] = set()
         self._options = StartOptions(log=self._log, progress=progress, ssh_config=chosen_config(ssh_config))
@@ -147,10 +148,15 @@ class Sweep:
         self._changed = threading.Condition()
         self._leaving = False
         self._known = known_sweep(job, most)
-        jobs = zip(expand_sweep(job), job.sweep, self._known.variants, strict=True)
-        self._work = [_Work(each, args, Variant(name)) for each, args, name in jobs]
-        self._inputs = inputs_of(job, own_machines(job), self._log)
+        own = [(variant.job, member(self.group, variant, self._known)) for variant in variants(job)]
+        every = [*own, *added(job, earlier, self.group)]
+        self._work = [_Work(each, of, Variant(of.variant, values=of.values or ())) for each, of in every]
+        self._most = most or len(self._work)
+        self._inputs = None if job.codes else inputs_of(job, own_machines(job), self._log)
         self._machines = Machines(job, self._options, self._back)
+        for work in self._work:
+            if job.codes or work.own.added:
+                work.had = earlier.get(work.own.variant)
         known = [(work, earlier[work.shown.name]) for work in self._work if work.shown.name in earlier]
         run_all_settled([partial(self._take_over, work, record) for work, record in known])
 
@@ -283,8 +289,13 @@ class Sweep:
             self._options, resume=work.earlier, fresh_without=True, tries_again=True, started=threading.Event()
         )
         with self._machines.turn(placement):
-            own = member(self.group, work.args, self._known)
-            return start_run(job, own_machines(job), self._inputs, own, options)
+            return start_run(job, own_machines(job), self._inputs_of(work, job), work.own, options)
+
+    def _inputs_of(self, work: _Work, job: Job) -> Inputs:
+        """A variant that ran before has the code that it had: a revision may mean another commit, a folder change."""
+        if work.had is not None:
+            return inputs_had(job, work.had, self._log, self._options.here)
+        return self._inputs or inputs_of(job, own_machines(job), self._log, self._options.here)
 
     def _attend(self, work: _Work, placement: Placement, begin: Callable[[], Run]) -> None:
         """Run a variant from its start to its end, in its own thread."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launcher.api.jobs import load
 from launcher.features.sweeps.into import _member as member
 from tests.e2e.cli import Cli
 from tests.features.sweeps.test_pool import Job, group_of, wait_until_started
@@ -83,6 +84,6 @@ def test_what_cannot_be_added_is_refused(home_cli: Cli, job: Job) -> None:
     ],
 )
 def test_an_added_variant_is_named_after_what_is_set(sets: list[str], name: str, values: dict[str, str]) -> None:
-    options = [word for each in sets for word in ("--set", each)]
-    made = member("pool-20261128-200000-bbbb", [*options, "--nodes", "a,b"])
+    job = load({"name": "pool", "runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}}, set=sets)
+    made = member("pool-20261128-200000-bbbb", job)
     assert (made.variant, made.values) == (name, values)

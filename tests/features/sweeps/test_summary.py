@@ -20,19 +20,24 @@ from launcher.records.sweeps import command_of
 GROUP = "night-20261128-200000-bbbb"
 
 
+def run(index: int) -> str:
+    return f"night-20261128-20000{index}-000{index}"
+
+
 def printed(sweep: Any, failed: int = 0, top1: float | None = None, count: int = 2) -> list[str]:
     keys = {"name": "night", "runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}}
     job = load({**keys, "sweep": sweep})
     names = [variant_name(args) for args in job.sweep]
     states = [SweepState.FAILED if index < failed else SweepState.DONE for index in range(len(names))]
+    values = dict(zip(names, job.sweep, strict=True))
     why = "gpu-a: exited with code 1: ValueError: loss is nan"
     variants = [
-        Variant(name, state, ("gpu-a",), f"night-20261128-20000{index}-000{index}", top1=top1, why=why)
+        Variant(name, state, ("gpu-a",), run(index), top1=top1, why=why, values=values[name])
         for index, (name, state) in enumerate(zip(names, states, strict=True))
     ]
     assert len(variants) == count
     console = Console(file=io.StringIO(), width=80)
-    for part in summary(GROUP, job, variants, f"launcher up JOB --resume {GROUP}"):
+    for part in summary(GROUP, variants, f"launcher up JOB --resume {GROUP}"):
         console.print(part)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(len(line) <= 80 for line in lines)
