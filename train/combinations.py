@@ -129,6 +129,7 @@ def used(config: Config, amp: str) -> dict[str, str]:
         "last_batch": config.last_batch != "keep",
         "loss": is_own(config.loss),
         "data": is_own(config.data),
+        "log_to": bool(config.log_to),
         "augment": is_own(config.augment),
     }
     texts = {name: f"--{name.replace('_', '-')} {getattr(config, name)}" for name, on in found.items() if on}

@@ -422,6 +422,9 @@ class OutputOptions:
     published_tags: bool = option(
         "output", "also write the tags Loss/Val and Accuracy/Val of the published two-node run", False
     )
+    log_to: str = option(
+        "output", "MODULE:FUNCTION: your function of each record of metrics.jsonl, such as for W&B, on rank 0", ""
+    )
     print_digest: bool = option("output", "print the SHA-256 of each rank's weights at the end", False)
 
     @property
@@ -437,6 +440,8 @@ class OutputOptions:
     def check(self) -> None:
         """Raises TrainError."""
         Every(self.checkpoint_every)
+        if self.log_to and not is_own(self.log_to):
+            raise TrainError(f"--log-to {self.log_to}: must be MODULE:FUNCTION, a function of yours")
         for name, url in (("mirror", self.mirror), ("resume", self.resume)):
             if name == "mirror" and url and "://" not in url:
                 raise TrainError(f"--mirror {url}: not a URL, such as s3://bucket/run or file:///folder")
@@ -550,7 +555,7 @@ def parse(argv: list[str]) -> Config:
     """
     config, given = declared(argv)
     for name in OWN:
-        if is_own(text := getattr(config, name)):
+        if is_own(text := getattr(config, name.replace("-", "_"))):
             own(name, text)  # it can be imported and called
     if not is_foreign(config.arch):
         return config

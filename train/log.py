@@ -24,6 +24,7 @@ from train.config import Config
 from train.data.source import Pixels
 from train.distributed.world import World
 from train.hardware import device_name
+from train.log_to import LogTo
 from train.metrics import NO_SCORES, Scores
 from train.stragglers import Slow
 
@@ -114,12 +115,15 @@ class Silent:
 class Writer(Silent):
     """Prints, and writes to the output folder. metrics.jsonl is only appended to, line by line."""
 
-    def __init__(self, output: Path, amp: bool, published_tags: bool = False, prints: bool = True) -> None:
-        """prints: False for a worker that only writes files."""
+    def __init__(
+        self, output: Path, amp: bool, published_tags: bool = False, prints: bool = True, log_to: str = ""
+    ) -> None:
+        """prints: False for a worker that only writes files. log_to: see `train.log_to`."""
         self._output, self._amp, self._published_tags, self._prints = output, amp, published_tags, prints
         self._board: Any = None  # stays None if tensorboard is not installed
         self._jsonl: Any = None
         self._bar = Bar()
+        self._log_to = LogTo(log_to, self.say) if log_to else None
 
     def say(self, text: str) -> None:
         if self._prints:
@@ -231,13 +235,18 @@ class Writer(Silent):
         if self._jsonl is not None:
             self._line("end", **facts)
             self._jsonl.close()
+            if self._log_to:
+                self._log_to.close()
         if self._board is not None:
             self._session.close()
             self._board.close()
 
     def _line(self, kind: str, **values: Any) -> None:
-        self._jsonl.write(json.dumps({"kind": kind, "time": round(time.time(), 3), **values}) + "\n")
+        line = json.dumps({"kind": kind, "time": round(time.time(), 3), **values})
+        self._jsonl.write(f"{line}\n")
         self._jsonl.flush()
+        if self._log_to:
+            self._log_to.send(line)
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items() if self._board is not None else ():
@@ -263,7 +272,9 @@ def make_log(config: Config, world: World, scaled: bool) -> Silent:
     kept = os.environ.get("LAUNCHER_GENERATION_OUTPUT", "")
     if not (world.first or (kept and world.local_rank == 0)):
         return Silent()
-    return Writer(Path(kept or config.output), scaled, config.published_tags, world.first)
+    return Writer(
+        Path(kept or config.output), scaled, config.published_tags, world.first, config.log_to if world.first else ""
+    )
 
 
 def common_facts(config: Config, world: World, amp: str) -> dict[str, object]:

@@ -25,6 +25,7 @@ CALLS = {
         "images: PIL images, encoded files, or uint8 arrays (H, W, 3) or tensors (3, H, W)",
     ),
     "augment": (("image", "seed"), "a uint8 array of the image's shape, (side, side, 3)"),
+    "log-to": (("record",), "nothing"),
     "schedule": (("step", "steps"), "a factor of --lr for the step, counted from 0"),
     "loss": (("logits", "labels"), "a tensor of shape (n,): the loss of each image"),
 }
@@ -105,7 +106,7 @@ def _place(function: Function, module: ModuleType) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else f"{module.__file__}"
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """Return the file and line of the user that an error comes from, and its first line."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"

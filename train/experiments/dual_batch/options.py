@@ -25,7 +25,7 @@ ABILITIES = Abilities(
         {"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}
         | {"checkpoint_activations", "checkpoint_every", "replicate", "mirror", "pretrained", "evaluate"}
         | {"val_interval", "profile", "metrics", "print_digest", "last_batch", "static_graph", "loss", "data"}
-        | {"augment", "freeze"}
+        | {"augment", "freeze", "log_to"}
     ),
     problems,
 )
