@@ -191,8 +191,6 @@ def _codes(job: Job) -> Iterator[Conflict]:
         return
     if not job.sweep:
         yield ("codes",), "requires a sweep: write sweep: {code: [...]}", {"codes", "sweep"}
-    if job.revision is not None:
-        yield ("revision",), "a sweep over `code` has the revision of each variant: remove it", {"codes", "revision"}
     if any(isinstance(args, Mapping) and "code" in args for args in job.sweep):
         message = "the variants of code have this name: write --code for the program's option"
         yield ("sweep",), message, {"codes", "sweep"}

@@ -68,6 +68,8 @@ def resolved(job: Job, cwd: Path, known: Mapping[str, str] | None = None) -> Job
     if job.revision is None and not job.codes:
         return job
     commits, problems = dict(known or {}), list[tuple[KeyPath, str]]()
+    if job.revision is not None and job.codes:
+        problems.append((("revision",), "a sweep over `code` has the revision of each variant: remove it"))
 
     def commit(text: str, key: KeyPath) -> str:
         try:
@@ -102,6 +104,8 @@ def _is_folder(text: str, job: Job, cwd: Path) -> bool:
     """Return whether a code of a sweep is a folder, not a revision. Raises BadValueError if it is both, or neither."""
     folder = (cwd / Path(text).expanduser()).is_dir()
     if text.startswith((".", "/", "~")):
+        if not folder:
+            raise BadValueError(f"no such folder: {text}, from {cwd}")
         return True
     try:
         commit_of(text, job, cwd)
