@@ -1,6 +1,7 @@
 """An agent that changes a program, one experiment after another, as docs/agents.md shows: `agent.py SWEEP COUNT`.
 
-It remembers nothing: each change is chosen by the ledger. The folder has job.yaml and program.py.
+It remembers nothing: each change is chosen by the ledger, and is a commit. The folder has job.yaml and program.py, and
+is a git repository.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ CHANGED = "RATE = "
 def call(*args: str, check: bool = True) -> str:
     command = [sys.executable, "-m", "launcher", *args]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=check).stdout
+
+
+def git(*args: str) -> str:
+    own = ("-c", "user.email=a@b", "-c", "user.name=a", "-c", "commit.gpgsign=false")
+    return subprocess.run(["git", *own, *args], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def ledger(sweep: str) -> list[dict[str, Any]]:
@@ -36,7 +42,8 @@ def hour(sweep: str, count: int) -> None:
         program = Path("program.py")
         lines = program.read_text().splitlines()
         program.write_text("\n".join([f"{CHANGED}{rate}", *lines[1:]]))
-        call("up", "job.yaml", "--into", sweep, "--wait", "-d", "--json")
+        git("commit", "--quiet", "--all", "--allow-empty", "--message", f"rate {rate}")
+        call("up", "job.yaml", "--into", sweep, "--set", "revision=HEAD", "--wait", "-d", "--json")
 
 
 if __name__ == "__main__":
