@@ -11,7 +11,7 @@ import typer
 from launcher.cli.fetch import Chosen
 from launcher.errors import UsageError
 from launcher.features.compare.command import tag_row
-from launcher.features.compare.curves import checkpoint_of
+from launcher.features.compare.curves import checkpoint_of, files_of
 from launcher.features.compare.tags import TagRow, by_tag, sentence
 from launcher.records.groups import labels
 from launcher.records.paths import RunPaths, as_shown
@@ -46,7 +46,7 @@ def options(
 
 def _said(rows: Sequence[TagRow], folder: Path, *, lowest: bool) -> str:
     text, best = sentence(rows, lowest=lowest), rows[0].best
-    checkpoint, why = checkpoint_of(best.point, folder) if best else (None, "")
+    checkpoint, why = checkpoint_of(best.point, folder, files_of(folder)) if best else (None, "")
     if checkpoint is None:
         return f"{text}; the program has written no checkpoint that is known as one by its name"
     return f"{text}\nits checkpoint: {as_shown(checkpoint)}, which {why}"

@@ -18,7 +18,7 @@ from launcher.cli import completion, options, terminal
 from launcher.errors import RunUnknown, UsageError
 from launcher.features.compare.comparison import Unmeasured, markdown, page
 from launcher.features.compare.comparison import compare as compare_
-from launcher.features.compare.curves import curves, in_order
+from launcher.features.compare.curves import curves, files_of, in_order
 from launcher.features.compare.ledger import entry, without_run
 from launcher.features.compare.measured import Measured, read
 from launcher.features.compare.plot import draw, draw_tags
@@ -126,7 +126,9 @@ def tag_row(record: Record, name: str, seen: str | None = None) -> TagRow:
     result = record.result()
     failure = (result or {}).get("failure") or {}
     why = f"{failure.get('node', '')}: {failure.get('what', '')}" if failure else ""
-    return TagRow(record.run, name, _state(record, seen), curves(record.paths), why=why, away=result is None)
+    files = files_of(record.paths.root)
+    made = curves(record.paths, files)
+    return TagRow(record.run, name, _state(record, seen), made, why=why, away=result is None, files=files)
 
 
 def _has_budget(record: Record) -> bool:

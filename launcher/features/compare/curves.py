@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -46,10 +48,19 @@ class Curve:
         return min(known, key=lambda point: point.value if lowest else -point.value, default=None)
 
 
-def curves(paths: RunPaths) -> dict[str, Curve]:
-    """Return the curves of a run, by tag. A tag that several folders have is preceded by their names."""
+def files_of(root: Path) -> list[Path]:
+    """Return the files below a folder, in order, without links. A run may have many, so this is done once for it."""
+    every = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return sorted(path for path in every if path.is_file() and not path.is_symlink())
+
+
+def curves(paths: RunPaths, files: Sequence[Path]) -> dict[str, Curve]:
+    """Return the curves of a run, by tag. A tag that several folders have is preceded by their names.
+
+    files: of its folder, as `files_of`.
+    """
     found: dict[tuple[str, str], dict[int, Point]] = {}
-    for folder, point in _every_point(paths):
+    for folder, point in _every_point(paths, files):
         found.setdefault((folder, point.tag), {})[point.step] = point
     tags = [tag for _, tag in found]
     return {
@@ -58,17 +69,18 @@ def curves(paths: RunPaths) -> dict[str, Curve]:
     }
 
 
-def _every_point(paths: RunPaths) -> Iterator[tuple[str, Point]]:
+def _every_point(paths: RunPaths, files: Sequence[Path]) -> Iterator[tuple[str, Point]]:
     """Yield each point with its folder: "" unless the program tells curves of one tag apart by folders."""
-    for file in sorted(paths.tensorboard.rglob(EVENTS)):
+    board = (file for file in files if fnmatch(file.name, EVENTS) and file.is_relative_to(paths.tensorboard))
+    for file in board:
         with suppress(OSError), open_regular(file) as stream:
             folder = _folder(file.relative_to(paths.tensorboard))
             yield from ((folder, point) for point in points(stream))
     yield from (("", point) for point in _of_lines(read_json_lines(paths.metrics)))
-    for file in _named(paths.root, "metrics.csv"):
+    for file in (file for file in files if file.name == "metrics.csv"):
         lines = csv.DictReader(io.StringIO(_text(file)))
         yield from ((_folder(file.relative_to(paths.root)), point) for point in _of_lines(map(_parsed, lines)))
-    states = [parse_object(_text(file)) for file in _named(paths.root, "trainer_state.json")]
+    states = [parse_object(_text(file)) for file in files if file.name == "trainer_state.json"]
     logs = [log for state in states if state and isinstance(log := state.get("log_history"), list)]
     if logs:  # each checkpoint has the log up to it
         lines_ = [line for line in max(logs, key=len) if isinstance(line, dict)]
@@ -77,10 +89,6 @@ def _every_point(paths: RunPaths) -> Iterator[tuple[str, Point]]:
 
 def _folder(path: Path) -> str:
     return "/".join(part for part in path.parent.parts if not _OF_A_START.fullmatch(part))
-
-
-def _named(root: Path, name: str) -> list[Path]:
-    return sorted(path for path in root.rglob(name) if path.is_file() and not path.is_symlink())
 
 
 def _text(file: Path) -> str:
@@ -130,20 +138,24 @@ class Best:
     why: str = ""
 
 
-def best_of(tag: str, curve: Curve, root: Path, *, lowest: bool) -> Best | None:
-    """root: the run's folder, or another one to which it was fetched."""
+def best_of(tag: str, curve: Curve, root: Path, files: Sequence[Path], *, lowest: bool) -> Best | None:
+    """root: the run's folder, or another one to which it was fetched. files: as for `checkpoint_of`."""
     point = curve.best(lowest=lowest)
-    return None if point is None else Best(tag, point, *checkpoint_of(point, root))
+    return None if point is None else Best(tag, point, *checkpoint_of(point, root, files))
 
 
-def checkpoint_of(point: Point, root: Path) -> tuple[Path | None, str]:
-    """Return the checkpoint below `root` that belongs to a point: the one with its step in its name, else the one that
-    was written nearest to it in time.
-    """
-    files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+def saved_in(root: Path, files: Sequence[Path]) -> dict[Path, str]:
+    """Return the program's checkpoints among these files of a folder, with their names there."""
     names = {path: path.relative_to(root).as_posix() for path in files}
-    saved = [path for path, name in names.items() if is_saved(name) and not is_ours(name)]
-    named = [path for path in saved if str(point.step) in _numbers(names[path])]
+    return {path: name for path, name in names.items() if is_saved(name) and not is_ours(name)}
+
+
+def checkpoint_of(point: Point, root: Path, files: Sequence[Path]) -> tuple[Path | None, str]:
+    """Return the checkpoint below `root` that belongs to a point: the one with its step in its name, else the one that
+    was written nearest to it in time. files: those below `root`.
+    """
+    saved = saved_in(root, files)
+    named = [path for path, name in saved.items() if str(point.step) in _numbers(name)]
     if named:
         return max(named, key=_size), f"has step {point.step} in its name"
     if not saved or not point.time:

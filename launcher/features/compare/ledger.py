@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.features.compare.curves import saved_in
 from launcher.features.compare.tags import TagRow
 from launcher.model.plan import Membership, plain
 from launcher.records.paths import as_shown
 from launcher.records.store import Record
 from launcher.records.sweeps import not_started
-from launcher.records.wanted import is_ours, is_saved
 
 SCHEMA = 1  # of an object: another number if a key goes or means something else, not if one is added
 
@@ -30,7 +30,7 @@ def entry(record: Record, row: TagRow) -> dict[str, Any]:
         "ended_by": result.get("ended_by"),
         "exit_code": result.get("exit_code"),
         "seconds": _seconds(result.get("nodes", [])),
-        "checkpoint": _newest(record.paths.root),
+        "checkpoint": _newest(record.paths.root, row.files),
         "failure": failure and {key: failure.get(key) for key in ("node", "rank", "exit_code", "what", "cure")},
         **row.to_dict(),
     }
@@ -63,10 +63,7 @@ def _seconds(nodes: Sequence[Mapping[str, Any]]) -> float | None:
     return round(max(known), 3) if known else None
 
 
-def _newest(root: Path) -> str | None:
+def _newest(root: Path, files: Sequence[Path]) -> str | None:
     """Return the program's newest checkpoint that is here."""
-    files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
-    names = {path: path.relative_to(root).as_posix() for path in files}
-    saved = [path for path, name in names.items() if is_saved(name) and not is_ours(name)]
-    newest = max(saved, key=lambda path: (path.stat().st_mtime, path), default=None)
+    newest = max(saved_in(root, files), key=lambda path: (path.stat().st_mtime, path), default=None)
     return None if newest is None else str(as_shown(newest))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
@@ -25,7 +26,7 @@ _LOWER_IS_BETTER = ("loss", "error", "perplexity", "wer", "mse", "mae")
 class TagRow:
     """A run and its curves, by tag. best: with --by. why: what a run without curves has to say.
 
-    away: its end is not recorded here, so its curves are those that were fetched last.
+    away: its end is not recorded here, so its curves are those that were fetched last. files: all of its folder here.
     """
 
     run: str
@@ -35,6 +36,7 @@ class TagRow:
     best: Best | None = None
     why: str = ""
     away: bool = False
+    files: Sequence[Path] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the scalars for JSON."""
@@ -72,7 +74,7 @@ def by_tag(
         raise UsageError(f"{option} {tag}", "no run has this tag", fix)
     found = []
     for row, paths in zip(rows, roots, strict=True):
-        best = best_of(tag, row.curves[tag], paths.root, lowest=lowest) if tag in row.curves else None
+        best = best_of(tag, row.curves[tag], paths.root, row.files, lowest=lowest) if tag in row.curves else None
         found.append(replace(row, best=best))
 
     def order(row: TagRow) -> tuple[bool, float]:

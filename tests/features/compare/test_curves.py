@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[impo
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 from launcher.event_files import Point
-from launcher.features.compare.curves import checkpoint_of, curves
+from launcher.features.compare.curves import checkpoint_of, curves, files_of
 from launcher.model.plan import KnownSweep, Membership
 from launcher.planning.offline import offline
 from launcher.records import sweeps
@@ -35,7 +36,7 @@ def board(file: Path, tag: str, values: dict[int, float], time: float = 100.0) -
 
 
 def read(root: Path) -> dict[str, list[tuple[int, float]]]:
-    found = curves(RunPaths(root))
+    found = curves(RunPaths(root), files_of(root))
     return {tag: [(point.step, round(point.value, 4)) for point in curve.points] for tag, curve in found.items()}
 
 
@@ -108,7 +109,7 @@ def test_the_checkpoint_of_a_point(tmp_path: Path, names: list[str], expected: s
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
         os.utime(tmp_path / name, (1012 if name.endswith("best.pt") else 2000 + index,) * 2)
-    found, how = checkpoint_of(Point("acc", 20, 1000.0, 1.0), tmp_path)
+    found, how = checkpoint_of(Point("acc", 20, 1000.0, 1.0), tmp_path, files_of(tmp_path))
     assert expected in str(found) if expected else found is None, (found, how)
     assert why in how
 
@@ -188,6 +189,19 @@ def test_runs_with_the_same_best_value_are_named(night: Path) -> None:
     says = "best: lr=0.1, acc/val 4 at step 21; with the same value: lr=0.2\n"
     assert says in call("compare", "night", "--by", "acc/val")[1]
     assert "same value" not in call("compare", "night", "--by", "acc/val", "--min")[1]
+
+
+def test_the_folder_of_a_run_is_walked_once(night: Path) -> None:
+    deep = night / "runs" / "night-20261128-200000-0000" / "checkpoints" / "deep"
+    deep.mkdir(parents=True)
+    (deep / "last.pt").write_text("x")
+    seen, watching = list[str](), [True]
+    sys.addaudithook(
+        lambda event, args: seen.append(str(args[0])) if watching and event in ("os.scandir", "os.listdir") else None
+    )
+    call("compare", "night", "--json", "--by", "acc/val")
+    watching.clear()
+    assert seen.count(str(deep)) == 1
 
 
 def test_the_ledger_has_every_variant_in_the_order_of_the_sweep(night: Path) -> None:
