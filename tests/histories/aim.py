@@ -70,7 +70,7 @@ def aimed(dice: random.Random, made: Sequence[Step], place: Place, cell: Cell) -
     if not call.program or how == "full" or how in place.machine:
         return [*before, call, replace(strike, moment=f"{dice.uniform(0.02, 0.4):.2f}")]
     if command == "up -d":  # which ends as its program begins
-        call = replace(call, hit="suspend", moment="there")
+        call = replace(call, hit="suspend", moment="started")
     return [*before, call, replace(strike, moment="began")]
 
 

@@ -68,7 +68,7 @@ class BedWorld(World):
         if command is None:
             super().befall(fault, began)
             return
-        names = [name for run, node, name in self._containers() if (run, node) == (began.run, began.node)]
+        names = [name for run, node, name, _ in self._containers() if (run, node) == (began.run, began.node)]
         with contextlib.suppress(CommandFailed):  # it has ended meanwhile
             self.bed.sh(self.nodes[began.node], f"docker {command} {' '.join(names)}")
 
@@ -122,17 +122,21 @@ class BedWorld(World):
         return [files / LAUNCHER_HOME for files in self.files.values()]
 
     def containers(self) -> list[tuple[str, str]]:
-        return [(run, node) for run, node, _ in self._containers()]
+        return [(run, node) for run, node, *_ in self._containers()]
 
-    def _containers(self) -> Iterator[tuple[str, str, str]]:
-        """The run, the node and the name, from the engines' own files."""
+    def started(self) -> Iterator[str]:
+        return (run for run, _, _, runs in self._containers() if runs)
+
+    def _containers(self) -> Iterator[tuple[str, str, str, bool]]:
+        """The run, the node, the name and whether it runs, from the engines' own files."""
         for files in self.files.values():
             for config in (files / "var/lib/docker/containers").glob("*/config.v2.json"):
                 with contextlib.suppress(OSError, ValueError):  # it is removed, or written, at this moment
                     value = json.loads(config.read_text())
                     labels = value["Config"]["Labels"] or {}
                     if "launcher.run" in labels:
-                        yield labels["launcher.run"], labels["launcher.node"], value["Name"].lstrip("/")
+                        name, runs = value["Name"].lstrip("/"), value["State"]["Running"]
+                        yield labels["launcher.run"], labels["launcher.node"], name, runs
 
     def processes(self) -> Iterator[tuple[str, str, int, int]]:
         for pid, env in _processes(self.mark):

@@ -56,7 +56,7 @@ class Step:
     """A command of a caller or, with `fault`, what befalls a node of a job's run or a folder's disk.
 
     job: that is started, or struck. hit: the signal that the command gets, at a moment: at once, after so many seconds,
-    at its first word, once its first container is there, or once its program has begun; a fault after so many seconds
+    at its first word, once a container has started, or once its program has begun; a fault after so many seconds
     of the last command, unless that has ended, or once the program has begun. waits: the next step begins when the
     command has ended.
     """
@@ -330,8 +330,8 @@ class World:
             _until(lambda: call.spoke or call.over.is_set())
         elif step.moment == "began":
             _until(lambda: call.over.is_set() or any(each.run.startswith(step.job) for each in self.programs(h.Began)))
-        elif step.moment == "there":
-            _until(lambda: call.over.is_set() or any(h.job_of(run) == step.job for run, _ in self.containers()))
+        elif step.moment == "started":
+            _until(lambda: call.over.is_set() or any(h.job_of(run) == step.job for run in self.started()))
         elif step.moment != "at once":
             call.over.wait(float(step.moment))
         self.send(call, step.hit, at_once=step.moment == "at once")
@@ -442,6 +442,10 @@ class World:
         """What each node has of a run: the run and the node."""
         found = (self.home / ".launcher").glob("*/.node/*/spec.json")
         return [(path.parts[-4], path.parts[-2]) for path in found]
+
+    def started(self) -> Iterator[str]:
+        """The runs of which a node's container has started."""
+        return (path.parts[-4] for path in (self.home / ".launcher").glob("*/.node/*/state.json"))
 
     def look(self) -> h.Seen:
         at = time.monotonic()
