@@ -30,8 +30,8 @@ TICKS = "for i in $(seq 1 300); do echo tick $i; sleep 1; done"
 
 def job(cli: Cli, script: str, nodes: int = 2, **keys: Any) -> Path:
     """A job whose nodes run a shell script: it needs no torch, so it starts quickly."""
-    run = {"command": ["sh", "-c", script]}
-    return cli.job(runtime="process", nodes=["local"] * nodes, gpus="none", run=run, **keys)
+    keys = {"run": {"command": ["sh", "-c", script]}, **keys}
+    return cli.job(runtime="process", nodes=["local"] * nodes, gpus="none", **keys)
 
 
 def until(true: Callable[[], object], what: str, timeout: float = 90) -> None:
@@ -384,6 +384,22 @@ def test_a_resumed_sweep_submits_only_variants_without_a_result(slurm: SlurmBed,
     assert "3 done" in cli("runs").stdout
     assert "3 done" in cli("up", file, "--on", "hpc", "--resume", "job").stderr  # and runs nothing
     assert len(cli.runs()) == 5
+
+
+def test_a_budget_ends_every_node_and_a_variant_is_added(slurm: SlurmBed, cli: Cli) -> None:
+    """The node of rank 0 tells the other one, which fails at once for lack of it, or waits."""
+    del slurm
+    told = 'until [ -s "$LAUNCHER_OUTPUT/state/budget" ]; do sleep 0.1; done; exit 1'
+    script = f'[ $LAUNCHER_NODE_RANK = 0 ] || [ "$2" = waits ] || {{ {told}; }}; exec sleep 600'
+    sweep = {"budget": "1s", "grid": {"peer": ["waits"]}}
+    file = job(cli, script, run={"command": ["sh", "-c", script, "sh"]}, sweep=sweep)
+    assert "waits  done by budget" in cli("up", file, "--on", "hpc").stderr
+    added = cli("up", file, "--into", "job", "--on", "hpc", "--set", "run.args.peer=fails").stderr
+    assert "ended by its budget" in added
+    for row in json.loads(cli("compare", "job", "--json").stdout):
+        assert (row["state"], row["ended_by"]) == ("done", "budget")
+        found = json.loads((cli.cwd / "runs" / row["run"] / "result.json").read_text())
+        assert [node["exit_code"] for node in found["nodes"]] == [0, 0]
 
 
 def tags(address: str) -> str:
