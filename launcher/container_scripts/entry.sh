@@ -35,6 +35,7 @@ our_patience=15 # seconds from a hang to SIGKILL, including 5 for the ranks' rec
 our_grace=45 # seconds from SIGTERM to SIGKILL at the time limit and the budget, as for `launcher down`; torchrun's ranks have 40
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
+our_skew=60  # seconds between the starts of the nodes
 our_drain=3  # seconds for which orphaned processes may keep the log open
 our_when=''  # when the program ended, which may be before those
 
@@ -103,7 +104,7 @@ has_step() {
 }
 reaches_budget() {
     if [ "${LAUNCHER_NODE_RANK:-0}" != 0 ]; then
-        spent
+        spent || [ "$(seconds)" -ge "$our_spend" ]
         return
     fi
     if [ -z "$our_stepped" ] && has_step; then
@@ -285,8 +286,10 @@ if [ -n "$LAUNCHER_BUDGET" ]; then
     our_stepped=$(sed -n '/^stepped [0-9]*$/{s/stepped //p;q;}' "$our_attempts")
     [ -z "$our_stepped" ] || our_first=$(($(seconds) - $(date +%s) + our_stepped))
     our_spend=$((our_first + LAUNCHER_BUDGET))
+    # Not told by then: the first node has ended, as its first step came within one budget, or never.
+    [ "${LAUNCHER_NODE_RANK:-0}" = 0 ] || our_spend=$((our_spend + LAUNCHER_BUDGET + our_skew))
 fi
-if [ -n "$LAUNCHER_BUDGET" ] && { spent || { [ "${LAUNCHER_NODE_RANK:-0}" = 0 ] && reaches_budget; }; }; then
+if [ -n "$LAUNCHER_BUDGET" ] && { spent || reaches_budget; }; then
     end_budget
 elif [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]; then
     over

@@ -25,6 +25,7 @@ from launcher.run.stop import GRACE as SAVING
 
 # A peer that is stopped gets SIGKILL after GRACE: 15 s in total after the failure, plus HANG_STACKS after a hang.
 GRACE = 10.0
+TELL = 5.0  # seconds after which nodes are told again that the run has reached its budget
 STACKS = 1.0  # seconds for waiting ranks to dump their flight recorder
 HANG_STACKS = 8.0  # after a hang: entry.sh waits 5 s for the dumps before it requests the stacks
 
@@ -95,7 +96,7 @@ class Supervision:
             self._following.over()
         if isinstance(message, messages.NodeBack):
             self._stopping = None
-        if isinstance(message, (messages.NodeBudget, messages.NodeBack)) and self._known.budget and self._may_stop:
+        if isinstance(message, messages.NodeBudget) and self._may_stop:
             in_background(self._tell_budget)
         if stop and self._may_stop:
             self._stopping = in_background(partial(self._stop_peers, stop.after))
@@ -123,12 +124,14 @@ class Supervision:
         run_all_settled([partial(self._stop_peer, node, signal) for node in left])
 
     def _tell_budget(self) -> None:
-        """Tell the nodes that the run has reached its budget; their entry scripts then end it there."""
-        others = [node for node in self._attached.nodes if node.name not in self._known.ended]
-        told = run_all_settled([partial(self._tell_node, node) for node in others])
-        for node, error in zip(others, told, strict=True):
-            if isinstance(error, LauncherError):
-                self._attached.record.event("budget not told", node=node.name, reason=str(error))
+        """Tell the nodes that the run has reached its budget; their entry scripts then end it there.
+
+        Again until they have ended: one may be away, or its script may just start.
+        """
+        while not (self._left or self._all_ended.is_set()):
+            others = [node for node in self._attached.nodes if node.name not in self._known.ended]
+            run_all_settled([partial(self._tell_node, node) for node in others])
+            self._all_ended.wait(TELL)
 
     def _tell_node(self, node: NodeOfRun) -> None:
         """If the file cannot be written, stop the container: a program gets the same time to save."""

@@ -115,6 +115,17 @@ def test_another_node_is_told_by_the_file(box: Box) -> None:
     assert box.run("/bin/sh", "-c", "echo never", env=env)[0] == 0, "if its container is started again"
 
 
+def test_another_node_that_nobody_tells_ends_after_twice_the_budget(box: Box) -> None:
+    (box.output / "state").mkdir()
+    attempts, env = box.output / "state" / "gpu-a.attempts", {**BUDGET, "LAUNCHER_NODE_RANK": "1"}
+    attempts.write_text(f"start {int(time.time()) - 7000}\n")
+    assert box.run("/bin/sh", "-c", "exit 5", env=env)[0] == 5
+    (box.output / "state" / "gpu-a.began").unlink()
+    attempts.write_text(f"start {int(time.time()) - 7300}\n")
+    code, out = box.run("/bin/sh", "-c", "echo never", env=env)
+    assert (code, out) == (0, b"launcher: the run has reached its budget of 3600 s\n")
+
+
 def test_another_node_that_failed_for_lack_of_the_first_one_is_done(box: Box) -> None:
     lost = "echo 1790000000 >$LAUNCHER_OUTPUT/state/budget; exit 1"
     code, out = box.run("/bin/sh", "-c", lost, env={**BUDGET, "LAUNCHER_NODE_RANK": "1"})

@@ -12,7 +12,8 @@ from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep
-from tests.e2e.cli import Cli
+from tests.bed.bed import Bed
+from tests.e2e.cli import Cli, bed_job
 from tests.features.sweeps.test_pool import group_of
 
 # Unless told that it `ends`, it goes on until it is stopped; so do the programs of the other nodes.
@@ -53,6 +54,23 @@ def test_what_the_budget_ends_is_done_and_said_everywhere(home_cli: Cli) -> None
     assert [(row["state"], row["ended_by"]) for row in rows] == ended
     assert "done by budget" in home_cli("status", first).stdout
     assert json.loads(home_cli("status", first, "--json").stdout)["ended_by"] == "budget"
+
+
+@pytest.mark.timeout(240)
+def test_on_two_machines_the_launcher_tells_the_other_node(bed_cli: Cli, bed: Bed) -> None:
+    run = {"command": ["sh", "-c", PROGRAM, "sh"]}
+    job = bed_cli.job("hour", **bed_job(run=run, sweep={"budget": "1s", "grid": {"x": [1]}}))
+    assert "1 done" in bed_cli("up", job).stderr
+    found, [run_folder] = bed_cli.result(), bed_cli.runs()
+    assert (found["state"], found["ended_by"], found["failure"]) == ("done", "budget", None)
+    assert [(node["exit_code"], node["victim"]) for node in found["nodes"]] == [(0, False)] * 2
+    assert "launcher: the run has reached its budget" in (run_folder / "logs" / "node2.log").read_text()
+    (bed_cli.cwd / "other").mkdir()
+    nodes = ("--nodes", ",".join(node.alias for node in bed.nodes[:2]))
+    rows = json.loads(Cli(bed_cli.cwd / "other", bed_cli.env)("runs", *nodes, "--all", "--json").stdout)
+    assert [(row["state"], row["ended_by"]) for row in rows] == [("done", "budget")], "without a record"
+    bed_cli("down", "--all")
+    assert bed.wait_clean() == []
 
 
 def job_of(*lines: str) -> Job:
