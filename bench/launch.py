@@ -10,8 +10,8 @@ measured, in separate runs:
   is `sleep`, because torch in the first containers would load the CPUs that all nodes of the bed share.
 - until the first line: the program prints it after all ranks have joined, so it needs every node.
 
-The two alternate, and the order changes each time; the ratio is the median over pairs. Also measured: `launcher
---help`, and which modules `up` imports.
+The two alternate, and the order changes each time; the ratio is the median over pairs. Also measured: commands that
+should answer at once (of a run of plain processes that has ended), and which modules `up` imports.
 
 With --far, the nodes have an ssh round trip of 50 ms (tests/bed/delay.py), and the baseline is `ssh NODE docker run` to
 all nodes concurrently, which sends no code, verifies no image and collects nothing. With one node and with all:
@@ -37,8 +37,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from bench import report
-from bench.environment import LAUNCHER, LIMIT, Caller, bed_of, ssh_to_all
+from bench.environment import LAUNCHER, LIMIT, Caller, Cost, bed_of, ssh_to_all
 from tests.bed.bed import Bed
 from tests.bed.delay import delayed
 from tests.bed.settings import SITE_PACKAGES_IN_NODE, TRAIN_IMAGE
@@ -46,7 +48,7 @@ from tests.bed.settings import SITE_PACKAGES_IN_NODE, TRAIN_IMAGE
 PROGRAMS = Path(__file__).parent / "programs"
 RUNNING, FIRST_LINE = "last container runs", "first line"
 TARGETS = {(RUNNING, 2): 1.6, (RUNNING, 8): 0.8, (FIRST_LINE, 2): 1.08}  # ours / the script's
-HELP_TARGET = 0.3  # seconds
+AT_ONCE = {"--help": 0.3, "up --help": 0.3, "status": 0.35, "runs": 0.35, "logs --no-follow": 0.35}  # seconds
 SLEEP = "sleep 600"
 DELAY = 0.025  # seconds each way, with --far
 START, WHOLE, DOWN, END = "start", "whole run", "down", "end of a run"
@@ -84,7 +86,7 @@ def main() -> int:
                 measure(RUNNING, nodes, pair.running, pair.script_running, call.repeat),
                 measure(FIRST_LINE, nodes, pair.first_line, pair.script_first_line, call.repeat),
             ]
-    result["help"] = report.summary([_help() for _ in range(max(5, call.repeat))])
+    result["commands"] = commands(max(5, call.repeat))
     result["torch_modules_imported_by_up"] = imported_by_up()
     result["machine"]["load_after"] = round(os.getloadavg()[0], 2)
     show(result)
@@ -184,10 +186,24 @@ class Pair:
         return took
 
 
-def _help() -> float:
-    began = time.monotonic()
-    subprocess.run([LAUNCHER, "--help"], capture_output=True, check=True)
-    return time.monotonic() - began
+def commands(repeat: int) -> dict[str, Any]:
+    """Seconds of wall and of processor time of each command, in turn."""
+    costs: dict[str, list[Cost]] = {command: [] for command in AT_ONCE}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, Caller.at(Path(folder, "no-ssh-config")) as caller:
+        caller.ssh_config.touch()
+        job = {"name": "bench-commands", "runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}}
+        (caller.folder / "job.yaml").write_text(yaml.safe_dump(job))
+        caller.launcher("up", "job.yaml")
+        for turn in range(repeat + 1):
+            for command, found in costs.items():
+                cost = caller.launcher(*command.split())
+                if turn:  # the first fills caches
+                    found.append(cost)
+        caller.down()
+    return {
+        command: {"wall": report.summary([c.wall for c in found]), "cpu": report.summary([c.processor for c in found])}
+        for command, found in costs.items()
+    }
 
 
 def imported_by_up() -> list[str]:
@@ -224,7 +240,10 @@ def show(result: Mapping[str, Any]) -> None:
         )
     print()
     print(report.table(rows))
-    print(f"\nlauncher --help: {report.compared(result['help']['median'], HELP_TARGET, 's')}")
+    print()
+    for command, found in result["commands"].items():
+        wall = report.compared(found["wall"]["median"], AT_ONCE[command], "s")
+        print(f"launcher {command}: {wall}; processor time {found['cpu']['median']:.2f} s")
     print(f"torch imported by up: {', '.join(result['torch_modules_imported_by_up']) or 'nothing'}")
 
 
