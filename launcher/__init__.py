@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from launcher.api.jobs import load, plan
     from launcher.api.run import Run, find
     from launcher.api.up import up
-    from launcher.run.outcome import Outcome
+    from launcher.run.result import Outcome
 
 __version__ = "0.1.0"
 __all__ = ["Outcome", "Run", "errors", "find", "load", "plan", "up"]
@@ -21,7 +21,7 @@ _MODULES = {
     "up": "launcher.api.up",
     "find": "launcher.api.run",
     "Run": "launcher.api.run",
-    "Outcome": "launcher.run.outcome",
+    "Outcome": "launcher.run.result",
 }
 
 

@@ -1,6 +1,7 @@
 """Entry point of `launcher` and `python -m launcher`. Ctrl-C has its exit code even during imports."""
 
 import atexit
+import gc
 import io
 import os
 import sys
@@ -26,6 +27,7 @@ def main() -> None:
     try:
         _open_streams()
         _use_utf8()
+        gc.disable()  # of what imports make nothing is garbage; cli.main switches it on again
         from launcher.cli.main import main as run
 
         run()

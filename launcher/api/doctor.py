@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from launcher.api.jobs import chosen_config
 from launcher.errors import LauncherError
 from launcher.job.files import check_files
 from launcher.job.loader import load_job
@@ -18,6 +17,7 @@ from launcher.job.settings import read_settings
 from launcher.model.facts import NodeFacts
 from launcher.model.host import cluster_host
 from launcher.node.connect import Fleet, connect
+from launcher.node.ssh.config import chosen_config
 from launcher.planning.checks import Check
 from launcher.records.exported import exported
 from launcher.run.cluster import kind_of

@@ -13,7 +13,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from launcher.api.jobs import chosen_config
 from launcher.errors import LauncherError
 from launcher.model.container import ContainerState
 from launcher.model.plan import Membership, RunId
@@ -22,6 +21,7 @@ from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import Span
 from launcher.node.parallel import run_all_settled
+from launcher.node.ssh.config import chosen_config
 from launcher.records import groups, store, sweeps
 from launcher.records.measured import top1
 from launcher.records.paths import RUNS, NodePaths, RunPaths

@@ -8,7 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
-from launcher.api.jobs import chosen_config
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.builder import IN_CONTEXT, add_code
 from launcher.image.distribution import publish, registry_repository
@@ -24,6 +23,7 @@ from launcher.model.facts import ImageInfo
 from launcher.model.progress import Log
 from launcher.node.connect import Fleet, caller_engine, connect
 from launcher.node.engine import Engine
+from launcher.node.ssh.config import chosen_config
 from launcher.records.exported import exported
 from launcher.records.snapshot import list_code, pack, repack
 from launcher.records.trainer import decoder_source

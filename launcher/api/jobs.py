@@ -17,6 +17,7 @@ from launcher.job.settings import read_settings
 from launcher.model.plan import Plan
 from launcher.model.progress import Log, silent
 from launcher.node.connect import connect
+from launcher.node.ssh.config import chosen_config
 from launcher.planning.offline import offline as assume
 from launcher.records import options, revisions
 from launcher.records.exported import exported
@@ -101,11 +102,3 @@ def plan_text(job: Job, cluster: str, log: Log = print) -> str:
             log(f"warning: {note}")
         pack(listing, log)
     return text
-
-
-def chosen_config(path: str | PathLike[str] | None) -> Path | None:
-    """Return the ssh config to use instead of the user's, also after a change of the working directory: this one, else
-    that of LAUNCHER_SSH_CONFIG.
-    """
-    chosen = path or os.environ.get("LAUNCHER_SSH_CONFIG")
-    return Path(chosen).absolute() if chosen else None

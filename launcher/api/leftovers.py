@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 
-from launcher.api.jobs import chosen_config
 from launcher.errors import LauncherError, UsageError
 from launcher.node.connect import connect
 from launcher.node.parallel import run_all
+from launcher.node.ssh.config import chosen_config
 from launcher.records.store import Record, records
 from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
 

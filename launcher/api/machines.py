@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 
-from launcher.api.jobs import chosen_config
 from launcher.errors import LauncherError
 from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
 from launcher.node.parallel import run_all_settled
-from launcher.run.gpus import with_claims
+from launcher.node.ssh.config import chosen_config
+from launcher.run.claims import with_claims
 
 
 def machines(

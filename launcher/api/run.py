@@ -1,4 +1,7 @@
-"""A run as an object: follow it, read its output, fetch its files, stop it. Used by the commands and by notebooks."""
+"""A run as an object: follow it, read its output, fetch its files, stop it. Used by the commands and by notebooks.
+
+A method imports what only it uses: `status` reads no output, and stops nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +13,38 @@ from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.api.jobs import chosen_config
 from launcher.errors import RunUnknown, UsageError
 from launcher.extras import in_words
-from launcher.job.settings import Notify, read_settings
+from launcher.job.settings import read_settings
 from launcher.logs.lines import Lines
 from launcher.model.container import ContainerState
 from launcher.model.forward import parse_forward
 from launcher.model.host import cluster_host
 from launcher.model.plan import Membership, Plan, RunId
 from launcher.model.progress import silent
+from launcher.node.ssh.config import chosen_config
 from launcher.records.groups import named_group, newest_of
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, read_json_lines, records
 from launcher.records.store import find as on_record
-from launcher.records.written import Written
-from launcher.run import debug, exec_shell, messages
-from launcher.run.fetch import Fetched, written
-from launcher.run.fetch import fetch as fetch_files
 from launcher.run.locate import Attached, Note, Owner, connect_run, find_containers, find_on_nodes
-from launcher.run.messages import Message, Output
-from launcher.run.notify import Notice, send
-from launcher.run.outcome import Outcome
-from launcher.run.printed import MASTER, Selection, find_output, master_from_start, read_earlier, read_now, with_copies
+from launcher.run.result import Outcome
+from launcher.run.selection import MASTER, Selection
 from launcher.run.state import RunState
 from launcher.run.status import RunStatus, run_status
-from launcher.run.stop import Remaining, Removed, not_confirmed, remaining, remaining_on, stop, take_down
-from launcher.run.supervise import Supervision
 
-Show = Callable[[Message], None]
+if TYPE_CHECKING:
+    from launcher.job.settings import Notify
+    from launcher.records.written import Written
+    from launcher.run.fetch import Fetched
+    from launcher.run.messages import Message, Output
+    from launcher.run.stop import Remaining, Removed
+    from launcher.run.supervise import Supervision
+
+    Show = Callable[[Message], None]
+
 RECONNECT = 30.0  # seconds before unreachable nodes are tried again: a command waits for them only once
 
 
@@ -155,6 +159,8 @@ class Run:
         follow: continue until the run ends. timestamps: start each line with its time, to within a second; this
         disables `follow`.
         """
+        from launcher.run.printed import find_output, read_earlier, read_now, with_copies
+
         attached = with_copies(self._now(), self._log)
         attached.require_any()
         for error in attached.unreachable.values() if logs.all_nodes else ():
@@ -164,6 +170,9 @@ class Run:
         if timestamps or not follow or not attached.states or self.outcome is not None:
             yield from read_now(attached, parts, timestamps=timestamps)
             return
+        from launcher.run.messages import Output
+        from launcher.run.supervise import Supervision
+
         reading = Supervision(attached, parts.now, resumed=True, reads_only=True)
         self._readings.add(reading)
         try:
@@ -216,7 +225,9 @@ class Run:
         directories (workdir/NODE/). to: destination folder; default: the folder of the run. Only new data is
         transferred.
         """
-        return fetch_files(self._now(), Path(to) if to else self.folder, checkpoints=checkpoints)
+        from launcher.run.fetch import fetch
+
+        return fetch(self._now(), Path(to) if to else self.folder, checkpoints=checkpoints)
 
     def written(self) -> Written | None:
         """Return what the program wrote to its output folders, with its working directories; `str()` is a sentence.
@@ -224,6 +235,9 @@ class Run:
         None: nothing that `fetch(checkpoints=True)` would still bring. `unlisted` of it has the reason if
         that could not be found out, whatever it is.
         """
+        from launcher.records.written import Written
+        from launcher.run.fetch import written
+
         lost = [node.node for node in self.outcome.nodes if node.lost] if self.outcome else []
         try:
             found = written(self._connected(), without=lost)
@@ -245,15 +259,19 @@ class Run:
         forward to the node while the command runs: "8888", or "9000:8888" for local port 9000. Raises UsageError, and
         NodeUnfit if no container is running.
         """
+        from launcher.run.execute import execute
+
         forwards = [parse_forward(text) for text in ports]
-        return exec_shell.execute(self._now(), argv, node, rank, forwards, self._log)
+        return execute(self._now(), argv, node, rank, forwards, self._log)
 
     def debug(self, *, rank: int | None = None) -> int:
         """Give this process's terminal to the ranks that wait in breakpoint(), one after another. Return an exit code.
 
         rank: only this one. Raises UsageError if none waits.
         """
-        return debug.debug(self._now(), rank, self._log)
+        from launcher.run.debug import debug
+
+        return debug(self._now(), rank, self._log)
 
     def down(
         self, *, purge: bool = False, unfetched: bool | None = None, any_owner: bool = False, own_only: bool = False
@@ -266,6 +284,8 @@ class Run:
         not stop a run that another caller with the same account has started. The call may be repeated. Raises
         UsageError for a run that it may not stop, NotConfirmed if a node did not confirm.
         """
+        from launcher.run.stop import not_confirmed, take_down
+
         attached = self._now(claims=True, any_owner=any_owner)
         if attached.owner is Owner.OTHER and not any_owner:
             what = f"belongs to another user: {attached.started_by}"
@@ -310,11 +330,19 @@ class Run:
         self._log(f"warning: {text}")
 
     def _warnings(self, message: Message) -> None:
-        if isinstance(message, (messages.NotCollected, messages.Warned)):
+        from launcher.run.messages import NotCollected, Warned
+
+        if isinstance(message, (NotCollected, Warned)):
             self._warn(message.reason)
 
     def _supervise(self, show: Show, logs: Selection, until: float | None) -> Outcome | None:
         """Return None after `until` (time.monotonic())."""
+        # all that the end needs is loaded now: until then, the launcher's files may be replaced by another version's
+        import launcher.records.written
+        import launcher.run.notify
+        import launcher.run.stop  # noqa: F401
+        from launcher.run.messages import NotCollected, Warned
+
         notify = read_settings(os.environ).notify  # read at the start, as the file may be edited during the run
         try:
             if self._supervision is not None and logs != self._shown:
@@ -338,12 +366,15 @@ class Run:
             problems = [*problems, *self._remove_failed(show)]
         problems = [*problems, *self._announce(outcome, notify)]
         if unrecorded:
-            show(messages.NotCollected(unrecorded))
+            show(NotCollected(unrecorded))
         for problem in problems:
-            show(messages.Warned(problem))
+            show(Warned(problem))
         return outcome
 
     def _begin(self, show: Show, logs: Selection) -> Supervision:
+        from launcher.run.printed import find_output, master_from_start, read_earlier
+        from launcher.run.supervise import Supervision
+
         if self._attached is not None and self.plan is not None and logs == MASTER:
             attached = self._attached
             return Supervision(attached, master_from_start(attached).now, resumed=False)
@@ -358,6 +389,8 @@ class Run:
 
     def _announce(self, outcome: Outcome, notify: Notify) -> list[str]:
         """Return what is wrong with the notifications."""
+        from launcher.run.notify import Notice, send
+
         why = "" if outcome.failure is None else f": {outcome.failure.node} {outcome.failure.what}"
         why = why if outcome.stopped_by is None else f" by {outcome.stopped_by}"
         text = f"{outcome.run} {outcome.state.value}{why}"
@@ -366,6 +399,9 @@ class Run:
 
     def _remove_failed(self, show: Show) -> list[str]:
         """Remove everything but the output folders from the nodes; all evidence has been recorded. Return errors."""
+        from launcher.run.messages import Warned
+        from launcher.run.stop import stop
+
         fix = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
         try:
             engines = self._connected().fleet.engines
@@ -373,7 +409,7 @@ class Run:
         except Exception as left:  # noqa: BLE001 - said
             return [f"{fix}\n{in_words(left)}"]
         except KeyboardInterrupt:
-            show(messages.Warned(f"interrupted, so cleanup is incomplete; run: launcher down {self.id}"))
+            show(Warned(f"interrupted, so cleanup is incomplete; run: launcher down {self.id}"))
             raise
         return [f"{each.node}: {each.in_memory}" for each in removed if each.left]
 
@@ -418,6 +454,8 @@ def runs_to_stop(
 
     Each node is asked once. purge: output folders count, too.
     """
+    from launcher.run.stop import remaining, remaining_on
+
     hosts = [cluster_host(cluster)] if cluster is not None else nodes
     if hosts is None:
         return remaining(records(), chosen_config(ssh_config), log, purge=purge)

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
-from launcher.api.jobs import JobLike, chosen_config, load
+from launcher.api.jobs import JobLike, load
 from launcher.errors import UsageError
 from launcher.job.files import check_files, read_secrets
 from launcher.model.forward import parse_forward
 from launcher.model.progress import Log
 from launcher.node.connect import connect
+from launcher.node.ssh.config import chosen_config
 from launcher.records.exported import exported
 from launcher.records.masking import hide
 from launcher.records.snapshot import list_code, pack
-from launcher.run.exec_shell import shell
+from launcher.run.shell import shell
 
 
 def open_shell(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from launcher.api.jobs import JobLike, chosen_config, load
+from launcher.api.jobs import JobLike, load
 from launcher.api.run import Run
+from launcher.api.until_started import until_started
 from launcher.errors import InUse, LauncherError, NodesFailed, PortInUse, RunUnknown, StoppedByUser, UsageError
 from launcher.extras import extra
 from launcher.image.lock import lock_path
@@ -27,6 +28,7 @@ from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress, silent
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
+from launcher.node.ssh.config import chosen_config
 from launcher.planning import ports
 from launcher.planning.containers import in_group
 from launcher.records import sweeps
@@ -65,20 +67,6 @@ class StartOptions:
     run: RunId | None = None  # its ID; None: a new one
     watched: bool = True  # somebody may answer a breakpoint() of the program
     together: Sequence[RunId] = ()  # runs on a cluster that start when the last one does: one request for all of them
-
-
-@contextmanager
-def until_started(started: threading.Event | None = None) -> Iterator[None]:
-    """Make Ctrl-C report whether anything was started. started: set when every container is running."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        nothing = "nothing was started, and nothing remains on the nodes"
-        if isinstance(stop.__cause__, LauncherError):  # it failed as well, or something remains there
-            nothing = str(stop.__cause__)
-        raise KeyboardInterrupt(
-            "to see the run: launcher status" if started and started.is_set() else nothing
-        ) from None
 
 
 def up(

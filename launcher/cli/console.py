@@ -28,7 +28,7 @@ from launcher.records.paths import RUNS, RunPaths
 from launcher.records.wanted import EVENTS
 from launcher.run import messages
 from launcher.run.membership import TOGETHER
-from launcher.run.outcome import Outcome
+from launcher.run.result import Outcome
 from launcher.run.state import RunState
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from launcher import Outcome, Run
 from launcher.cli.console import Screen
 from launcher.errors import NodesFailed, NodeUnreachable, StoppedByUser
-from launcher.run.printed import MASTER, Selection
+from launcher.run.selection import MASTER, Selection
 
 SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of leaving it
 

@@ -12,7 +12,7 @@ import launcher
 from launcher.cli import options
 from launcher.cli.console import Screen
 from launcher.cli.follow import has_ended, raise_silent, show_until_end
-from launcher.run.printed import Selection
+from launcher.run.selection import Selection
 
 
 def logs(

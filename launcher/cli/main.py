@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import traceback
@@ -18,7 +19,6 @@ from typer.main import get_command
 from launcher import __version__
 from launcher.cli.commands import Command, Group, with_options
 from launcher.errors import LauncherError, NodeUnfit, StoppedByUser
-from launcher.faults import disk
 from launcher.features import FEATURES
 from launcher.features import load as imported
 
@@ -145,12 +145,19 @@ def load(name: str) -> Any:
         command = get_command(single)
     command.name = name
     for each in getattr(command, "commands", {name: command}).values():  # of a group, such as `image build`
-        each.callback = _handle_ctrl_c(each.callback)
+        each.callback = _begun(each.callback)
     return command
 
 
-def _handle_ctrl_c(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **options: _stopped_by_ctrl_c(lambda: function(*args, **options))
+def _begun(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a command with what the start of each does: see __main__, and Ctrl-C."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        gc.freeze()
+        gc.enable()
+        return _stopped_by_ctrl_c(lambda: function(*args, **options))
+
+    return call
 
 
 app = typer.Typer(
@@ -204,6 +211,8 @@ def _end(error: LauncherError) -> NoReturn:
 def _unexpected(error: Exception) -> LauncherError:
     """Return the error for a failed file access on this machine, or for a bug in the launcher."""
     if isinstance(error, OSError) and error.strerror:
+        from launcher.faults import disk
+
         if disk.is_full(error):
             found = disk.full(f"the disk of {error.filename}" if error.filename else "a disk", error)
             return NodeUnfit("this machine", found.what, "free some space there")

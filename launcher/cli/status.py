@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.cells import cell_len
@@ -17,13 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.api.history import NOT_STARTED, RunRow, sweep_row, unstarted
-from launcher.api.machines import machines
-from launcher.cli import gpus, options, terminal
+from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import NodesFailed, RunUnknown
 from launcher.job.scalars import duration
 from launcher.model.facts import NodeFacts
-from launcher.planning.gpu_faults import fault
 from launcher.run.status import NodeStatus, RunStatus, Utilization
 
 REFRESH = 2.0
@@ -75,9 +73,10 @@ def status(
         console.print(render_sweep(every, console.width))
     if json:
         reports = [seen.to_dict() for seen in every]
-        shown = {"gpus": gpus.rows(machines)} if machines else {}
-        terminal.say_json(reports if named.group is not None else dict(*reports) | shown)
+        terminal.say_json(reports if named.group is not None else dict(*reports) | _gpus_of(machines))
     elif machines:
+        from launcher.cli import gpus
+
         terminal.table_console().print(gpus.table(machines))
     for warning in dict.fromkeys(filter(None, unmasked)):
         Reporter().warn(warning)
@@ -92,11 +91,22 @@ def _machines(nodes: str | None, ssh_config: Path | None) -> tuple[list[NodeFact
     """Return the nodes that have GPUs, and the errors of unreachable nodes. Warns of unusable GPUs."""
     if (hosts := options.hosts(nodes)) is None:
         return [], []
+    from launcher.api.machines import machines
+    from launcher.planning.gpu_faults import fault
+
     found, errors = machines(hosts, ssh_config=ssh_config)
     for node, problem in ((node, fault(node)) for node in found):
         if problem is not None:
             Reporter().warn(f"{node.name}: {problem.what}; {problem.fix}")
     return [node for node in found if node.gpus], [str(error) for error in errors]
+
+
+def _gpus_of(nodes: Sequence[NodeFacts]) -> dict[str, Any]:
+    if not nodes:
+        return {}
+    from launcher.cli import gpus
+
+    return {"gpus": gpus.rows(nodes)}
 
 
 def _watch(ask: Callable[[], RunStatus], console: Console) -> RunStatus:

@@ -11,8 +11,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 import launcher
-from launcher import Run
-from launcher.api.up import from_store, until_started
+from launcher.api.until_started import until_started
 from launcher.cli import options, terminal
 from launcher.cli.console import Screen
 from launcher.cli.follow import follow, leave_or_stop
@@ -70,6 +69,8 @@ def up(
         what = "needs -d: without it, the program's output is printed"
         raise UsageError("--json", what, "add -d; to follow the run: launcher logs RUN")
     with until_started():
+        from launcher.api.up import from_store
+
         loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
         loaded, run = from_store(loaded, resume)
     asked = Asked(job, on, run, detach, wait, raw, json, ssh_config)
@@ -96,14 +97,14 @@ def run_one(job: Job, asked: Asked, group: Membership | None = None) -> int | No
         return attend(run, asked)
 
 
-def started(run: Run) -> dict[str, Any]:
+def started(run: launcher.Run) -> dict[str, Any]:
     """Return a run that has just been started, for programs."""
     group = run.group
     member = {"group": group and group.group, "variant": group and group.variant}
     return {"run": run.id, **member, "nodes": list(run.nodes)}
 
 
-def attend(run: Run, asked: Asked) -> int | None:
+def attend(run: launcher.Run, asked: Asked) -> int | None:
     """Follow a run that has just been started. Return the exit code, or None if the user detached."""
     if asked.json:
         terminal.say_json(started(run))
@@ -123,7 +124,7 @@ def attend(run: Run, asked: Asked) -> int | None:
         return follow(run, screen)
 
 
-def _where(run: Run) -> tuple[str, bool]:
+def _where(run: launcher.Run) -> tuple[str, bool]:
     """Return where it runs, and whether a cluster has not started it yet."""
     plan, name = run.plan, f"{run.id} ({run.group.shown})" if run.group else run.id
     if plan is None:

@@ -12,27 +12,19 @@ import re
 import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pathspec
 
 from launcher.errors import JobInvalid
 from launcher.records.git import GitError, git
+from launcher.records.left_out import CREDENTIALS, EMPTY, ENVIRONMENT, EXCLUDED, IGNORE_FILES, NEVER, REPORT, LeftOut
 
 # Never code: version control, run records, caches, environments.
 _ALWAYS = (".git", "/runs/", "__pycache__/", ".venv/", "*.pyc", ".mypy_cache/", ".ruff_cache/", ".pytest_cache/")
-_IGNORE_FILES = (".gitignore", ".dockerignore")  # .dockerignore only at the top
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")  # in the folder of a virtual environment
 _KINDS = (stat.S_IFREG, stat.S_IFLNK)
-
-# Why something is left out; runs/ID/left_out.json has these texts
-_EXCLUDED = "excluded by "  # FILE:LINE
-NEVER = "it is never sent"
-CREDENTIALS = "it may contain credentials"
-ENVIRONMENT = "it is a virtual environment"
-REPORT = "it is an archive of launcher report"
-EMPTY = "nothing in it is sent"
 
 _CREDENTIAL_FILES = (  # ends of paths, in lower case
     *("/.netrc", "/_netrc", "/.git-credentials", "/.pypirc", "/.pgpass", "/.my.cnf", "/.mylogin.cnf", "/.envrc"),
@@ -69,32 +61,6 @@ class CodeFile:
         return stat.S_ISLNK(self.status.st_mode)
 
 
-@dataclass
-class LeftOut:
-    """What is in a folder and not among its code files. A folder that is left out as a whole is one entry."""
-
-    why: dict[str, str] = field(default_factory=dict)  # by path from the folder; a folder's ends with /
-    git_error: str = ""  # why git could not list the tracked files
-
-    def lines(self) -> list[str]:
-        """Return FILE:LINE for each entry that an ignore file excludes."""
-        return [why[len(_EXCLUDED) :] for why in self.why.values() if why.startswith(_EXCLUDED)]
-
-    def ignore_files(self) -> list[str]:
-        """Return the ignore file for each entry that one excludes: those of folders by their name alone."""
-        files = [line.rpartition(":")[0] for line in self.lines()]
-        return [name if (name := file.rpartition("/")[2]) in _IGNORE_FILES else file for file in files]
-
-    def entry(self, path: str) -> str:
-        """Return the entry that a path is, or is in; "" if there is none."""
-        while path:
-            for each in (path, f"{path}/"):
-                if each in self.why:
-                    return each
-            path = path.rpartition("/")[0]
-        return ""
-
-
 @dataclass(frozen=True)
 class _Rules:
     """The patterns of an ignore file, one a line, for paths below the folder `at` ("" or "folder/.../").
@@ -115,7 +81,7 @@ class _Rules:
             return None
         if not found.include:
             return ""
-        return f"{_EXCLUDED}{self.file}:{found.index + 1}" if self.file else NEVER
+        return f"{EXCLUDED}{self.file}:{found.index + 1}" if self.file else NEVER
 
 
 @contextmanager
@@ -159,7 +125,7 @@ def code_files(
             inner, own = _repository(folder, at, out)
             tracked = {*tracked, *inner}
             rules = (*rules, *own)
-        for name in _IGNORE_FILES if not at else _IGNORE_FILES[:1]:
+        for name in IGNORE_FILES if not at else IGNORE_FILES[:1]:
             ignore = found.get(name)
             if ignore is not None and (ignore.is_file(follow_symlinks=False) or ignore.is_symlink()):
                 lines = Path(ignore.path).read_text(encoding="utf-8-sig", errors="replace").splitlines()

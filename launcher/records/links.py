@@ -10,7 +10,8 @@ from pathlib import Path
 
 from launcher.job.models import Job
 from launcher.model.container import CODE
-from launcher.records.code_files import CodeFile, LeftOut, with_parents
+from launcher.records.code_files import CodeFile, with_parents
+from launcher.records.left_out import LeftOut
 
 _EVERYWHERE = ("/dev", "/proc", "/sys")
 _MOST_FOLLOWED = 40  # as Linux

@@ -21,16 +21,8 @@ from launcher.job.models import Job
 from launcher.model.plan import Revision
 from launcher.model.progress import Log
 from launcher.model.sizes import size_text
-from launcher.records.code_files import (
-    CREDENTIALS,
-    ENVIRONMENT,
-    REPORT,
-    CodeFile,
-    LeftOut,
-    code_files,
-    holds_credentials,
-    readable,
-)
+from launcher.records.code_files import CodeFile, code_files, holds_credentials, readable
+from launcher.records.left_out import CREDENTIALS, ENVIRONMENT, REPORT, LeftOut
 from launcher.records.links import check_links
 from launcher.records.revisions import Exported
 from launcher.records.trainer import TRAINER, needed_trainer

@@ -26,7 +26,7 @@ from launcher.model import checked, labels
 from launcher.model.host import cluster_name
 from launcher.model.plan import Membership, Plan, Revision, RunId, is_run_id, plain
 from launcher.model.runtime import TRAITS, Traits
-from launcher.records.code_files import LeftOut
+from launcher.records.left_out import LeftOut
 from launcher.records.masking import Masker, hide
 from launcher.records.paths import RUNS, RunPaths, as_shown, not_a_folder, require_folder
 from launcher.records.workdir import SentCode, sent_files

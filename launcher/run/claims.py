@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 from launcher.errors import InUse, NodeUnfit, PortInUse
 from launcher.model import labels
 from launcher.model.container import Phase
-from launcher.model.facts import GpuClaim, PortClaim
+from launcher.model.facts import GpuClaim, NodeFacts, PortClaim
 from launcher.model.labels import RunLabels
 from launcher.model.plan import NodePlan, Plan
 from launcher.node.engine import Engine
@@ -69,6 +70,18 @@ def claimed(engine: Engine) -> tuple[tuple[GpuClaim, ...], tuple[PortClaim, ...]
                 if state.name == f"launcher-{_name(uuid)}"
             ]
     return tuple(gpus), tuple(ports)
+
+
+def with_claims(engine: Engine, *, gpus: bool = True, port: bool = False) -> NodeFacts:
+    """Return the node's facts with the GPUs and the ports that runs have locked.
+
+    gpus, port: what the caller needs. Raises NodeUnreachable, NodeUnfit, ...
+    """
+    node = engine.facts()
+    if not port and not (gpus and node.gpus):
+        return node
+    of_gpus, of_ports = claimed(engine)
+    return replace(node, claims=of_gpus if gpus else (), port_claims=of_ports)
 
 
 def _name(uuid: str) -> str:

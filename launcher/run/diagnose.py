@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from launcher.container_scripts.words import (
@@ -23,6 +22,7 @@ from launcher.faults.lookup import of_output, said
 from launcher.faults.table import ENGINE, SIGNAL
 from launcher.hangs.report import OTHERS_WAIT
 from launcher.run.evidence import Evidence
+from launcher.run.result import Failure
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -68,18 +68,6 @@ _UNSTARTED = re.compile(
     r"(?: on (\S+))?(?: exited .*)?"
 )
 _SEES = "check whether {} sees the cluster's workdir and can write there: launcher doctor JOB --on CLUSTER"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a run failed. `words` is the failing rank's traceback or last lines."""
-
-    node: str
-    rank: int | None  # global rank of the worker; None: the node's container as a whole
-    exit_code: int | None
-    what: str
-    cure: str  # the suggested fix; this name is the key in result.json
-    words: str
 
 
 def first_failure(evidence: Sequence[Evidence], known: Mapping[str, str] = _NOTHING) -> Failure | None:

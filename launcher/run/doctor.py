@@ -33,7 +33,7 @@ from launcher.planning.checks import Check, Level
 from launcher.planning.command import require_torch
 from launcher.planning.rendezvous import choose, is_tunnel
 from launcher.records.trainer import decoder_source
-from launcher.run.gpus import with_claims
+from launcher.run.claims import with_claims
 from launcher.run.prepare import inspect_image, preview
 from launcher.run.reachability import TIMEOUT, probe_master, reach_node
 

@@ -13,26 +13,13 @@ from launcher.job.models import Job
 from launcher.model.facts import NodeFacts
 from launcher.model.progress import Log, Step
 from launcher.node.connect import Fleet
-from launcher.node.engine import Engine
 from launcher.planning import ports
 from launcher.planning.build import choose_gpus, worker_counts
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record
-from launcher.run.claims import claimed
+from launcher.run.claims import with_claims
 
 PAUSE = 3.0  # seconds between two attempts
-
-
-def with_claims(engine: Engine, *, gpus: bool = True, port: bool = False) -> NodeFacts:
-    """Return the node's facts with the GPUs and the ports that runs have locked.
-
-    gpus, port: what the caller needs. Raises NodeUnreachable, NodeUnfit, ...
-    """
-    node = engine.facts()
-    if not port and not (gpus and node.gpus):
-        return node
-    of_gpus, of_ports = claimed(engine)
-    return replace(node, claims=of_gpus if gpus else (), port_claims=of_ports)
 
 
 def job_facts(job: Job, fleet: Fleet, *, gpus: bool | None = None) -> list[NodeFacts]:

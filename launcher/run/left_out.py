@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.container_scripts.words import bounded
 from launcher.model.container import CODE
-from launcher.records.code_files import CREDENTIALS, EMPTY, ENVIRONMENT, NEVER, LeftOut
+from launcher.records.left_out import CREDENTIALS, EMPTY, ENVIRONMENT, NEVER, LeftOut
 from launcher.records.store import Record
 
 _MODULE = re.compile(r"No module named ['\"]?([A-Za-z_][\w.]*)")

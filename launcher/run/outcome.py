@@ -1,14 +1,14 @@
-"""Determine the outcome of a run from the evidence of all nodes; result.json stores it."""
+"""Determine the outcome of a run from the evidence of all nodes."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from launcher.container_scripts.words import reason
 from launcher.errors import LauncherError
@@ -26,10 +26,11 @@ from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record, read_json_lines
 from launcher.run import gradients, membership, messages
 from launcher.run.attempts import reasons
-from launcher.run.diagnose import Failure, first_failure, is_victim
+from launcher.run.diagnose import first_failure, is_victim
 from launcher.run.evidence import Evidence, collective_failed, gather
 from launcher.run.left_out import missing_here
 from launcher.run.locate import Attached
+from launcher.run.result import Failure, NodeResult, Outcome
 from launcher.run.resumable import continued, restarted
 from launcher.run.state import BUDGET, HANG_CODE, TIMEOUT_CODE, RunState, at_budget, state_of
 from launcher.run.stop import runs_there
@@ -38,74 +39,6 @@ from launcher.run.stop import runs_there
 _EXISTS = re.compile(r"FileExistsError: \[Errno 17\] [^:\n]+: '(?:/dev/shm)?/([^/'\n]{1,255})'")
 _CLEAN = "what runs of this folder left: launcher clean --shared-memory"
 FULL = 1 << 20  # bytes: a disk with less room is full
-
-
-@dataclass(frozen=True)
-class NodeResult:
-    """How a node ended; None: unknown."""
-
-    node: str
-    rank: int
-    exit_code: int | None = None
-    oom_killed: bool | None = None
-    restarts: int | None = None
-    restarted: tuple[str, ...] = ()  # why each restart was needed
-    started: float | None = None
-    finished: float | None = None
-    victim: bool = False  # it ended because another node ended
-    lost: str | None = None  # why information about it is missing
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended, as stored in result.json."""
-
-    run: str
-    state: RunState
-    failure: Failure | None = None
-    nodes: tuple[NodeResult, ...] = ()
-    last: Mapping[str, Any] = field(default_factory=dict)  # see last_epoch
-    stopped_by: str | None = None  # user@host of another terminal or machine that stopped it
-    gradients: str = ""  # how they travelled between the nodes; "" if unknown
-    apart: str = ""  # that its ranks did not train together
-    resume: str | None = None  # after a failure that left a checkpoint: which one, and the command that continues it
-    ended_by: str | None = None  # "budget": at the job's `budget`; None: otherwise
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of a command that waited for the run."""
-        return self.state.exit_code
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**plain(self), "exit_code": self.exit_code}
-
-    @classmethod
-    def from_dict(cls, run: str, found: Mapping[str, Any]) -> Outcome:
-        """Parse a record's result of this or an earlier version. Raises ValueError if its state is unknown."""
-        nodes = (_known(NodeResult, node) for node in found.get("nodes", ()))
-        return cls(
-            run=run,
-            state=RunState(found["state"]),
-            failure=_known(Failure, found.get("failure", {})),
-            nodes=tuple(node for node in nodes if node is not None),
-            last=found.get("last", {}),
-            stopped_by=found.get("stopped_by"),
-            gradients=found.get("gradients", ""),
-            apart=found.get("apart", ""),
-            resume=found.get("resume"),
-            ended_by=found.get("ended_by"),
-        )
-
-
-V = TypeVar("V", Failure, NodeResult)
-
-
-def _known(kind: type[V], found: Mapping[str, Any]) -> V | None:
-    """Build an object from the fields that this version knows; None if it needs others."""
-    names = {each.name for each in fields(kind)}
-    known = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key in names}
-    make: Callable[..., V] = kind
-    return make(**known) if all(each.name in known for each in fields(kind) if each.default is MISSING) else None
 
 
 def lost_node(message: messages.NodeGone | messages.NodeRemoved) -> Failure:

@@ -25,23 +25,9 @@ from launcher.run.attempts import Segment, World, segments
 from launcher.run.locate import Attached, Note
 from launcher.run.messages import Output
 from launcher.run.observed import Shown
+from launcher.run.selection import Selection
 
 CLOCK_PIECES = 256  # of 1 MB: five months of output; protects against an endless file of a hostile node
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which output is shown, and from which position. Default: that of rank 0, from the start.
-
-    rank: output of one worker. node: of one node. all_nodes: of every node. tail: only the last `tail` lines. since: a
-    duration (10m: ten minutes ago) or an ISO 8601 time.
-    """
-
-    rank: int | None = None
-    node: str | None = None
-    all_nodes: bool = False
-    tail: int | None = None
-    since: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,9 +36,6 @@ class Parts:
 
     now: Sequence[Shown]
     earlier: Sequence[Segment] = ()
-
-
-MASTER = Selection()
 
 
 def master_from_start(attached: Attached) -> Parts:

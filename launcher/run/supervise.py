@@ -19,8 +19,9 @@ from launcher.run.follow import Follow
 from launcher.run.locate import Attached, Owner
 from launcher.run.messages import Message
 from launcher.run.observed import Shown
-from launcher.run.outcome import Outcome, conclude, lost_node, uncollected
+from launcher.run.outcome import conclude, lost_node, uncollected
 from launcher.run.peers import Supervised, first_signal, reduce, to_stop
+from launcher.run.result import Outcome
 from launcher.run.stop import GRACE as SAVING
 
 # A peer that is stopped gets SIGKILL after GRACE: 15 s in total after the failure, plus HANG_STACKS after a hang.

@@ -18,7 +18,7 @@ import pytest
 import launcher
 from launcher import Run, errors
 from launcher.run.messages import Output
-from launcher.run.printed import Selection
+from launcher.run.selection import Selection
 from launcher.run.state import RunState
 from tests.e2e.cli import ROOT
 from tests.ports import free_port

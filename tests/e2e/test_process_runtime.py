@@ -462,24 +462,40 @@ def test_curves_arrive_while_it_runs(home_cli: Cli) -> None:
     assert re.fullmatch(b"x+end", arrived())
 
 
-def test_up_imports_neither_torch_nor_docker_for_plain_processes(home_cli: Cli) -> None:
+def test_a_command_imports_only_what_it_uses(home_cli: Cli) -> None:
     job = home_cli.job("quick", **process_job(nodes=["local"], run={"command": ["true"]}))
+    engines = {"torch", "train", "docker", "paramiko"}
+    plans = {
+        f"launcher.{name}" for name in ("api.jobs", "api.up", "image", "planning.build", "run.prepare", "run.shell")
+    }
+    waits = {"urllib.request", *(f"launcher.run.{name}" for name in ("notify", "outcome", "stop", "supervise"))}
+    assert not imported(home_cli, "up", str(job)) & {*engines, "launcher.features.sweeps.pool", "launcher.run.doctor"}
+    for command in (["status"], ["runs"], ["logs", "--no-follow"]):
+        found = imported(home_cli, *command)
+        assert not found & {*engines, *plans, *waits, "pathspec", "launcher.features.sweeps"}, command
+    assert not imported(home_cli, "runs") & {"launcher.api.run", "launcher.run.printed"}
+    assert not imported(home_cli, "up", "--help") & {*engines, *waits, "launcher.api.jobs", "launcher.run.prepare"}
+
+
+def imported(cli: Cli, *command: str) -> set[str]:
+    """Calls the launcher, in a process of its own; returns the modules that are loaded at its end."""
     code = (
-        "import sys; from launcher.cli.main import app\n"
-        f"sys.argv = ['launcher', 'up', {str(job)!r}]\n"
-        "try:\n    app()\n"
-        "finally:\n    print('IMPORTED', sorted({'torch', 'docker', 'train'} & set(sys.modules)))\n"
+        "import sys; from launcher.__main__ import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print('IMPORTED', *(name for name, module in sys.modules.items() if module))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=home_cli.cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **home_cli.env},
+        [sys.executable, "-c", code, *command],
+        cwd=cli.cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **cli.env},
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
+        check=True,
     )
-    assert "IMPORTED []" in done.stdout, done.stdout + done.stderr
+    word, *names = done.stdout.splitlines()[-1].split()
+    assert word == "IMPORTED"
+    return {*names}
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.records import snapshot as snapshots
 from launcher.records import trainer
-from launcher.records.code_files import CREDENTIALS, EMPTY, ENVIRONMENT, NEVER, LeftOut, code_files
+from launcher.records.code_files import code_files
+from launcher.records.left_out import CREDENTIALS, EMPTY, ENVIRONMENT, NEVER, LeftOut
 from launcher.records.snapshot import list_code, pack, snapshot
 from launcher.records.trainer import check_options, needed_trainer
 

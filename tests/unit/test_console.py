@@ -18,7 +18,6 @@ from launcher.cli.console import HOLD, HOLD_LINES, FirstOutput, Screen, Tracebac
 from launcher.model.container import ContainerState, Phase
 from launcher.records.measured import training_progress
 from launcher.run.attempts import World
-from launcher.run.diagnose import Failure
 from launcher.run.messages import (
     Message,
     NodeEnded,
@@ -30,7 +29,8 @@ from launcher.run.messages import (
     RankZeroMoved,
     Tick,
 )
-from launcher.run.outcome import Outcome, lost_node
+from launcher.run.outcome import lost_node
+from launcher.run.result import Failure, Outcome
 from launcher.run.state import RunState
 
 STRANGE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)

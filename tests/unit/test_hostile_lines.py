@@ -15,7 +15,7 @@ from launcher.container_scripts import words
 from launcher.container_scripts.words import bounded, last_traceback, lost_peer
 from launcher.faults import disk, lookup, table, transport
 from launcher.features.report.masking import Anonymous, Names
-from launcher.records.code_files import NEVER, LeftOut
+from launcher.records.left_out import NEVER, LeftOut
 from launcher.records.masking import Masker
 from launcher.run import left_out
 

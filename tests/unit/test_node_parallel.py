@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from launcher.api.up import until_started
+from launcher.api.until_started import until_started
 from launcher.errors import NodesFailed, NodeUnreachable
 from launcher.node.connect import Fleet
 from launcher.node.docker.engine import Ulimits

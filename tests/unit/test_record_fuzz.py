@@ -23,7 +23,7 @@ from launcher.job.loader import parse_job
 from launcher.planning.offline import offline
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
-from launcher.run.outcome import NodeResult, Outcome
+from launcher.run.result import NodeResult, Outcome
 
 ID = "x-20260101-000000-aaaa"
 OTHER = "y-20260101-000000-bbbb"

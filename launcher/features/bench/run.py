@@ -40,8 +40,7 @@ from launcher.records.paths import NodePaths
 from launcher.records.snapshot import Snapshot, snapshot
 from launcher.records.store import NodeOfRun
 from launcher.records.trainer import TRAINER, installed
-from launcher.run.exec_shell import temporary_run
-from launcher.run.gpus import with_claims
+from launcher.run.claims import with_claims
 from launcher.run.prepare import inspect_image
 from launcher.run.reader import (
     Appended,
@@ -53,6 +52,7 @@ from launcher.run.reader import (
     WaitFailed,
     Wanted,
 )
+from launcher.run.shell import temporary_run
 
 _SCRIPTS = Path(__file__).with_name("container_scripts")
 _PROGRAMS = ("bench_node.py", "bench_links.py", "bench_parts.py", "bench_model.py")

@@ -20,7 +20,6 @@ from rich.text import Text
 import launcher
 from launcher.api.doctor import examine
 from launcher.api.history import Named
-from launcher.api.jobs import chosen_config
 from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
@@ -32,6 +31,7 @@ from launcher.job.models import Job
 from launcher.model.facts import NodeFacts
 from launcher.model.host import cluster_name
 from launcher.model.sizes import counted, size_text
+from launcher.node.ssh.config import chosen_config
 from launcher.planning.checks import Check
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record, records

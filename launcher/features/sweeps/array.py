@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.api.run import Run
+from launcher.api.until_started import until_started
 from launcher.api.up import (
     Destination,
     Inputs,
@@ -17,7 +18,6 @@ from launcher.api.up import (
     inputs_of,
     run_to_resume,
     start_on,
-    until_started,
 )
 from launcher.errors import LauncherError, StoppedByUser
 from launcher.features.sweeps.continued import added, continued, known_sweep, member

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher import Run
 from launcher.api.history import states_by_nodes
-from launcher.api.jobs import chosen_config
+from launcher.api.until_started import until_started
 from launcher.api.up import (
     Destination,
     Inputs,
@@ -22,7 +22,6 @@ from launcher.api.up import (
     own_machines,
     run_to_resume,
     start_run,
-    until_started,
 )
 from launcher.cli.long_work import LongWork
 from launcher.cli.up import Asked, attend
@@ -34,6 +33,7 @@ from launcher.job.overrides import CODE, of_one_run, on_nodes, short_commit
 from launcher.job.scalars import show_duration
 from launcher.model.plan import Membership, RunId
 from launcher.model.progress import Log
+from launcher.node.ssh.config import chosen_config
 from launcher.records.groups import budget_of, latest_of, named_group, runs_of
 from launcher.records.masking import MASK, names_secret
 from launcher.records.paths import RUNS, RunPaths

@@ -19,7 +19,8 @@ from launcher.job.overrides import on_nodes
 from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
 from launcher.node.parallel import in_background, run_all_settled
-from launcher.run.gpus import counts, with_claims
+from launcher.run.claims import with_claims
+from launcher.run.gpus import counts
 from launcher.run.prepare import make_image
 
 BUSY = 5.0  # seconds before a machine with GPUs in use is tried again

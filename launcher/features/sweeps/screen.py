@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from launcher.api.up import until_started
+from launcher.api.until_started import until_started
 from launcher.cli.follow import SECOND_CTRL_C, without_ctrl_c
 from launcher.cli.long_work import LongWork
 from launcher.cli.status import STYLES

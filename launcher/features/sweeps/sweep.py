@@ -15,7 +15,6 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
-from launcher.api.jobs import chosen_config
 from launcher.api.run import Run, find
 from launcher.api.up import Inputs, StartOptions, inputs_had, inputs_of, own_machines, start_run
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
@@ -29,12 +28,13 @@ from launcher.model.container import Phase
 from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.parallel import in_background, run_all, run_all_settled, uninterrupted
+from launcher.node.ssh.config import chosen_config
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS
 from launcher.records.store import Record
 from launcher.records.sweeps import command_of
 from launcher.run import messages
-from launcher.run.outcome import Outcome
+from launcher.run.result import Outcome
 from launcher.run.state import RunState
 
 LOST_AFTER = 300.0  # seconds; the job's lost_after

@@ -17,6 +17,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 
 from launcher.errors import NodeUnreachable, UsageError
@@ -106,6 +107,14 @@ def parse_host(text: str) -> HostSpec:
     if port is not None and not 0 < port < 65536:
         raise ValueError(f"{port} is not a port (1 to 65535)")
     return HostSpec(found["bracketed"] or found["host"], found["user"] or "", port)
+
+
+def chosen_config(path: str | PathLike[str] | None) -> Path | None:
+    """Return the ssh config to use instead of the user's, also after a change of the working directory: this one, else
+    that of LAUNCHER_SSH_CONFIG.
+    """
+    chosen = path or os.environ.get("LAUNCHER_SSH_CONFIG")
+    return Path(chosen).absolute() if chosen else None
 
 
 def aliases(ssh_config: str | None) -> list[str]:

@@ -15,8 +15,7 @@ from launcher.features.sweeps.sweep import Sweep, SweepState, _LostError
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from launcher.run import messages
-from launcher.run.diagnose import Failure
-from launcher.run.outcome import Outcome
+from launcher.run.result import Failure, Outcome
 from launcher.run.state import RunState
 
 RUN = "job-20260101-000000-000a"
