@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from train.config import ADAM, CUDA_GRAPHS, Config
 from train.distributed.methods import abilities
 from train.errors import TrainError
-from train.own import is_own
+from train.own import is_own, own
 
 SCALED_OR_HALF = ("fp16", "O2", "O3")
 
@@ -50,9 +50,16 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
     yield from _problems_of_speed(config, amp, device)
     if config.static_graph and config.accumulate > 1:
         yield f"--static-graph with --accumulate {config.accumulate}: DDP does not support the combination"
+    if is_own(config.optimizer) and config.shards_weights and not is_elementwise(config.optimizer):
+        function = config.optimizer.partition(":")[2]
+        yield (
+            f"--parallel {kind} with --optimizer {config.optimizer}: each rank updates a shard of every weight, which "
+            f"is right only if a value's update depends on that value alone; if so, write "
+            f"{function}.elementwise = True below your function"
+        )
     if config.optimizer == "muon" and kind in ("model", "pipeline"):
         yield f"--parallel {kind} does not support --optimizer muon; use ddp, or --optimizer adamw"
-    if config.cycle_momentum and (config.schedule != "onecycle" or config.optimizer in ADAM):
+    if config.cycle_momentum and (config.schedule != "onecycle" or config.optimizer not in ("sgd", "lars")):
         yield f"--cycle-momentum needs onecycle with sgd or lars, not {config.schedule} with {config.optimizer}"
     if config.nesterov and (config.optimizer != "sgd" or config.momentum == 0):
         yield f"--nesterov needs --optimizer sgd with momentum, not {config.optimizer} with {config.momentum}"
@@ -60,6 +67,11 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         yield f"--optimizer {config.optimizer} needs --momentum and --adam-beta2 less than 1"
     if config.optimizer == "muon" and config.muon_momentum >= 1:
         yield f"--muon-momentum {config.muon_momentum}: must be less than 1"
+
+
+def is_elementwise(text: str) -> bool:
+    """Whether the user says so of the optimiser of --optimizer MODULE:FUNCTION."""
+    return bool(getattr(own("optimizer", text), "elementwise", False))
 
 
 def _problems_of_powersgd(config: Config, amp: str) -> Iterator[str]:

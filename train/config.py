@@ -202,9 +202,11 @@ class TrainingOptions:
     )
     optimizer: str = option(
         "training",
-        "optimiser; muon: for hidden weight matrices, with adamw for all other parameters",
+        "optimiser; muon: for hidden weight matrices, with adamw for all other parameters; or your function of "
+        "parameter groups and --lr that returns one",
         "sgd",
         choices=("sgd", "lars", "adamw", "muon"),
+        own=True,
     )
     nesterov: bool = option("training", "use Nesterov momentum with SGD", False)
     lars_eta: float = option("training", "LARS trust coefficient", 1e-3, above=0)

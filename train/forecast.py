@@ -12,17 +12,19 @@ from torch import Tensor, nn
 from train.config import Config
 from train.distributed.world import World
 from train.files import amount
-from train.optim import state_size
+from train.optim import present_state_size, state_size
+from train.own import is_own
 from train.step import Step
 
 
 def forecast(config: Config, world: World, model: nn.Module, step: Step, epochs: int) -> str:
     """Return the line to print; every rank must call it. `epochs`: those that are left.
 
-    The size is that of the state after the first update.
+    The size is that of the state after the first update; what a user's optimiser has then is not known before it.
     """
     weights = _size(model.state_dict(keep_vars=True).values())
-    optimizer = torch.tensor(state_size(step.optimizer))
+    size = present_state_size if is_own(config.optimizer) else state_size
+    optimizer = torch.tensor(size(step.optimizer))
     if not world.sharded:  # each rank has the state of its stage
         world.sum(optimizer)
     averages = step.ema.averages.values() if step.ema else ()

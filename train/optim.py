@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from typing import Any
@@ -14,6 +15,7 @@ from train import foreach
 from train.config import Config
 from train.errors import TrainError
 from train.models import last_layer
+from train.own import described, is_own, tried, unfit
 
 Group = dict[str, Any]
 CONTAINERS = (nn.Sequential, nn.ModuleList)
@@ -25,10 +27,12 @@ def make_optimizer(
     """Return the optimiser for the model's trainable parameters, or for their fp32 masters `parameters`, in order.
 
     Raises:
-        TrainError: see `MuonAdamW`.
+        TrainError: see `MuonAdamW` and `own_optimizer`.
     """
     parameters = parameters or [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = parameter_groups(config, model, parameters)
+    if is_own(config.optimizer):
+        return own_optimizer(config, groups)
     # torch has no fused SGD for sharded weights
     fused = not config.shards_weights and all(p.dtype == torch.float32 and has_fused_kernel(p) for p in parameters)
     make: dict[str, Callable[[], torch.optim.Optimizer]] = {
@@ -44,6 +48,32 @@ def make_optimizer(
     return make[config.optimizer]()
 
 
+def own_optimizer(config: Config, groups: list[Group]) -> torch.optim.Optimizer:
+    """Return the user's optimiser. The rates of its groups, relative to --lr, become `lr_scale`.
+
+    Raises:
+        TrainError: it cannot be used in place of one of ours.
+    """
+    text, given = config.optimizer, {parameter for group in groups for parameter in group["params"]}
+    found = tried("optimizer", text, groups, config.lr)
+    if not isinstance(found, torch.optim.Optimizer):
+        raise unfit("optimizer", text, described(found))
+    closure = inspect.signature(found.step).parameters.get("closure")
+    if closure and closure.default is closure.empty:
+        raise unfit("optimizer", text, f"{described(found)}, whose step() needs a closure")
+    taken = {parameter for group in found.param_groups for parameter in group["params"]}
+    if taken != given:
+        raise unfit(
+            "optimizer",
+            text,
+            f"{described(found)} of {len(taken & given)} of the {len(given)} parameters, and {len(taken - given)} "
+            f"others; --freeze leaves some out",
+        )
+    for group in found.param_groups:
+        group["lr_scale"] = group.get("lr_scale", 1.0) * (float(group["lr"]) / config.lr)
+    return found
+
+
 def has_fused_kernel(parameter: nn.Parameter) -> bool:
     """Whether the fused update is faster; torch's CPU version is not."""
     return parameter.is_cuda
@@ -56,6 +86,8 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     wrong results on CPUs.
     """
     settings = optimizer.state_dict()["param_groups"]
+    if [group["params"] for group in settings] != [group["params"] for group in state["param_groups"]]:
+        raise TrainError("the checkpoint was saved with other parameter groups; use the same options and code")
     optimizer.load_state_dict({"state": state["state"], "param_groups": settings})
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
@@ -64,12 +96,18 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def state_size(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of the state tensors after the first update."""
+    """Return the bytes of the state tensors of one of our optimisers after the first update."""
     total = 0
     for group in optimizer.param_groups:
         moments = 2 if "betas" in group else int(group["momentum"] > 0 or isinstance(optimizer, LARS))
         total += moments * sum(parameter.numel() * parameter.element_size() for parameter in group["params"])
     return total
+
+
+def present_state_size(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of the state tensors that there are now."""
+    tensors = [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float, momentum: float | None = None) -> None:
@@ -202,6 +240,8 @@ def parameter_groups(config: Config, model: nn.Module, parameters: Sequence[nn.P
             group["lr_scale"] = config.layer_decay ** (top - layer[name])
         if config.optimizer == "muon":
             group["muon"] = name in matrices
+        elif is_own(config.optimizer):
+            group.setdefault("names", []).append(name)
     return [found[key] for key in sorted(found)]
 
 

@@ -25,6 +25,10 @@ CALLS = {
         "images: PIL images, encoded files, or uint8 arrays (H, W, 3) or tensors (3, H, W)",
     ),
     "augment": (("image", "seed"), "a uint8 array of the image's shape, (side, side, 3)"),
+    "optimizer": (
+        ("groups", "lr"),
+        "a torch.optim.Optimizer of all parameters of the groups, whose step() needs no closure",
+    ),
     "log-to": (("record",), "nothing"),
     "schedule": (("step", "steps"), "a factor of --lr for the step, counted from 0"),
     "loss": (("logits", "labels"), "a tensor of shape (n,): the loss of each image"),

@@ -180,7 +180,8 @@ class Trainer:
         if self.resumed and not self.store.take_best(self.resumed, progress.best):
             self.log.say(f"train: best.pt of top-1 {progress.best:.2f} % is not here; the next validation makes one")
             progress.best = -1.0
-        self.log.say(forecast(self.config, self.world, self.model, self.step, epochs - progress.validated))
+        if not is_own(self.config.optimizer):
+            self._forecast()
         self.log.begin(self._facts(), purge_step=self.global_step + 1 if self.resumed else None)
         started, worked = time.perf_counter(), time.process_time()
         scores = NO_SCORES
@@ -224,6 +225,8 @@ class Trainer:
                     raise Stopped
                 self.save()
             rate = self.train_step(micro_batches(batches))
+            if self.steps == 1 and is_own(config.optimizer):  # its state is known only now
+                self._forecast()
             trace.step()
             self.log.stepped(progress.epoch + 1, config.epochs, self.global_step, self.total_steps)
             if progress.step % config.log_every == 0 or progress.step == self.epoch_steps:
@@ -477,6 +480,11 @@ class Trainer:
             origin = f" of {resumed.origin}" if resumed.origin else ""
             where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
             self.log.say(f"train: resumed {resumed.path}{origin} at {where}")
+
+    def _forecast(self) -> None:
+        """Print the space that the checkpoints will take."""
+        left = self.config.epochs - self.progress.validated
+        self.log.say(forecast(self.config, self.world, self.model, self.step, left))
 
     def _parts(self) -> str:
         """Return the parts of the global batch by rank, if they differ."""

@@ -1,16 +1,19 @@
 """The user's own functions in place of an option's choices."""
 
 import re
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.train.runs import run
 from train.__main__ import main
 from train.arguments import OWN
+from train.combinations import check
 from train.config import Config, parse
 from train.data.batch import Request, Transfer
 from train.data.decode import Pillow
@@ -18,6 +21,7 @@ from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.errors import TrainError
 from train.loss import Mix, cross_entropy, losses, make_loss
+from train.optim import load_state, make_optimizer, set_rate
 from train.own import own
 from train.schedule import make_schedule
 
@@ -86,6 +90,34 @@ def small(image, seed):
 
 def fails(image, seed):
     return image[999]
+
+
+def adamw(groups, lr):
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.999))
+
+
+def head(groups, lr):
+    found = []
+    for group in groups:
+        for name, parameter in zip(group["names"], group["params"]):
+            found.append({"params": [parameter], "lr": 10 * lr if name.startswith("fc") else lr, "weight_decay": 0.1})
+    return torch.optim.AdamW(found, lr=lr)
+
+
+def part(groups, lr):
+    return torch.optim.SGD(groups[:1], lr=lr)
+
+
+def closure(groups, lr):
+    return torch.optim.LBFGS([p for group in groups for p in group["params"]], lr=lr)
+
+
+def nothing(groups, lr):
+    return groups
+
+
+def misspelt(groups, lr):
+    return torch.optim.AdamX(groups)
 """
 
 
@@ -127,6 +159,20 @@ def refused(capfd: pytest.CaptureFixture[str], tmp_path: Path, *options: str) ->
             39,
             "it returned -0.5 for step 1 of 3; it is called as f(step, steps), and must return a factor",
         ),
+        (
+            "optimizer",
+            "part",
+            79,
+            "it returned a SGD of ",
+        ),
+        (
+            "optimizer",
+            "closure",
+            83,
+            "it returned a LBFGS, whose step() needs a closure; it is called as f(groups, lr)",
+        ),
+        ("optimizer", "nothing", 87, "it returned a list"),
+        ("optimizer", "misspelt", 92, "AttributeError: module 'torch.optim' has no attribute 'AdamX'"),
         ("augment", "chance", 51, "it returned another image for the same one and the same seed"),
         ("augment", "pale", 55, "it returned a ndarray of float64, shape (8, 8, 3) for an image of shape (8, 8, 3)"),
         ("augment", "small", 59, "it returned a ndarray of uint8, shape (7, 8, 3) for an image"),
@@ -217,12 +263,55 @@ def test_an_augmentation_of_ones_own_changes_each_image_by_its_seed(
     assert re.search(cost, capfd.readouterr().out)
 
 
-@pytest.mark.parametrize("option", ["loss", "augment"])
+@pytest.mark.parametrize("option", ["loss", "augment", "optimizer"])
 def test_dual_batch_takes_no_function(
     option: str, module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    function = {"loss": "ce", "augment": "spots"}[option]
+    function = {"loss": "ce", "augment": "spots", "optimizer": "adamw"}[option]
     dual = ["--parallel", "dual_batch", "--schedule", "multistep", f"--{option}", f"{module}:{function}"]
     assert f"--parallel dual_batch does not support --{option} {module}:{function}; remove" in refused(
         capfd, tmp_path, *dual
     )
+
+
+def test_a_group_of_ones_own_has_its_rate_at_every_step(module: str) -> None:
+    config = Config(data="", lr=0.2, optimizer=f"{module}:head")
+    model = nn.Sequential(OrderedDict(body=nn.Linear(2, 3), fc=nn.Linear(3, 2)))
+    optimizer = make_optimizer(config, model)
+    set_rate(optimizer, 0.05)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.5, 0.05, 0.5])
+
+
+def test_other_groups_than_the_checkpoints_are_refused(module: str) -> None:
+    model = nn.Linear(2, 3)
+    ours, mine = (make_optimizer(Config(data="", optimizer=f"{module}:{name}"), model) for name in ("adamw", "head"))
+    load_state(ours, ours.state_dict())
+    both = {**ours.state_dict(), "param_groups": [{"params": [0, 1]}]}
+    with pytest.raises(TrainError, match="the checkpoint was saved with other parameter groups"):
+        load_state(mine, both)
+
+
+def test_a_run_with_ones_own_optimiser_equals_that_with_the_same_of_ours(
+    module: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its checkpoints are forecast after the first step, with the same size."""
+    options = [*QUICK.split(), "--data", "synthetic:12", "--lr", "0.01", "--print-digest"]
+    texts = []
+    for name in ("adamw", f"{module}:adamw"):
+        assert main([*options, "--optimizer", name, "--output", str(tmp_path / name[-5:] / str(len(texts)))]) == 0
+        texts.append(capfd.readouterr().out)
+    ours, mine = texts
+    digest = r"rank 0 weights (\w+)"
+    assert re.findall(digest, ours) == re.findall(digest, mine)
+    size = r"checkpoints of this run: about (.*?) \("
+    assert re.findall(size, ours) == re.findall(size, mine)
+
+
+def test_with_shards_only_what_is_named_elementwise(module: str) -> None:
+    config = Config(data="", optimizer=f"{module}:adamw", parallel="fsdp")
+    with pytest.raises(
+        TrainError, match=r"with --optimizer .*:adamw: each rank .*write adamw.elementwise = True below"
+    ):
+        check(config, "fsdp", "none", [2, 2], "cpu")
+    own("optimizer", config.optimizer).elementwise = True  # type: ignore[attr-defined]
+    check(config, "fsdp", "none", [2, 2], "cpu")

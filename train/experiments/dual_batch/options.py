@@ -8,10 +8,13 @@ from train.config import Config
 from train.distributed.methods import Abilities
 from train.errors import TrainError
 from train.experiments.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
+from train.own import is_own
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:
     """Yield reasons to reject these options with this number of processes."""
+    if is_own(config.optimizer):
+        yield f"--parallel dual_batch does not support --optimizer {config.optimizer}; remove the option, or use ddp"
     if processes == 1:
         yield "--parallel dual_batch: needs a server and at least one worker; start two or more processes"
     if config.schedule != "multistep":
