@@ -48,7 +48,7 @@ class Revision:
 @dataclass(frozen=True)
 class KnownSweep:
     """All that a sweep runs. variants: their names, in order. file: the job file; "": unknown. options: of `up`, with
-    which the file gave this job. commits: what the revisions of `code` meant.
+    which the file gave this job. commits: what each entry of `code` meant, a commit or a folder.
     """
 
     variants: tuple[str, ...]

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.errors import LauncherError, RunUnknown
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
-from launcher.job.overrides import variant_name
+from launcher.job.overrides import short_commit, variant_name
 from launcher.job.scalars import Args, ArgValue, show_duration
 from launcher.model.plan import Membership, RunId, shortened
 from launcher.model.sizes import counted
@@ -209,6 +209,7 @@ def settings_of(job: Job) -> dict[str, ArgValue]:
         "gpus": str(job.gpus),
         "processes": str(job.processes),
         "image": image or "",
+        **({"revision": short_commit(job.revision)} if job.revision else {}),
         **({} if job.budget is None else {"budget": show_duration(job.budget)}),
         **job.env,
     }

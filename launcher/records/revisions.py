@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.job.files import code_folder
-from launcher.job.models import Job, is_commit
+from launcher.job.models import Job
 from launcher.job.overrides import IN_SWEEP, short_commit
 from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
@@ -61,7 +61,8 @@ def commit_of(revision: str, job: Job, cwd: Path) -> str:
 
 
 def resolved(job: Job, cwd: Path, known: Mapping[str, str] | None = None) -> Job:
-    """Return the job with commits in place of its revisions, which may mean others later. known: of an earlier time.
+    """Return the job with commits in place of its revisions, which may mean others later. known: what its codes meant
+    at an earlier time, commits and folders.
 
     Raises JobInvalid.
     """
@@ -88,21 +89,17 @@ def resolved(job: Job, cwd: Path, known: Mapping[str, str] | None = None) -> Job
             problems.append((key, str(error)))
     same = [os.path.normpath(code) for code in codes]
     problems += [
-        (
-            (*IN_SWEEP, index),
-            f"is the same code as {job.codes[same.index(code)]}: remove one of them",
-        )
+        ((*IN_SWEEP, index), f"is the same code as {job.codes[same.index(code)]}: remove one of them")
         for index, code in enumerate(same)
         if same.index(code) != index and len(same) == len(job.codes)
     ]
     job.refuse(problems)
-    found = {text: code for text, code in zip(job.codes, codes, strict=True) if is_commit(code)}
-    return job.at_commits(revision, codes, {**job.commits, **found})
+    return job.at_commits(revision, codes, {**job.commits, **dict(zip(job.codes, codes, strict=True))})
 
 
 def _is_folder(text: str, job: Job, cwd: Path) -> bool:
     """Return whether a code of a sweep is a folder, not a revision. Raises BadValueError if it is both, or neither."""
-    folder = (cwd / Path(text).expanduser()).is_dir()
+    folder = code_folder(job.model_copy(update={"code": text}), cwd).is_dir()
     if text.startswith((".", "/", "~")):
         if not folder:
             raise BadValueError(f"no such folder: {text}, from {cwd}")
@@ -169,8 +166,7 @@ def _repository(code: Path) -> _Repository:
 
 def _commit(revision: str, repository: _Repository) -> str:
     try:
-        words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-        return git(repository.git_dir, *words).strip()
+        return git(repository.git_dir, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()
     except GitError:
         shallow = (repository.git_dir / "shallow").exists()
         fix = "this clone is shallow: git fetch --unshallow" if shallow else "to list them: git log --oneline --all"

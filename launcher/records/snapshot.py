@@ -18,6 +18,7 @@ from pathlib import Path
 from launcher.errors import JobInvalid
 from launcher.job.files import code_folder, secret_files
 from launcher.job.models import Job
+from launcher.job.overrides import short_commit
 from launcher.model.plan import Revision
 from launcher.model.progress import Log
 from launcher.model.sizes import size_text
@@ -113,7 +114,8 @@ def pack(listing: CodeListing, log: Log) -> Snapshot:
             log("using the launcher's trainer")
         packed, files = _archive(listing, _Watch(log))
     why = listing.left_out.why
-    log(_summary(files, listing.left_out))
+    of = f", of {short_commit(listing.revision.commit)}" if listing.revision else ""
+    log(_summary(files, listing.left_out) + of)
     if error := listing.left_out.git_error:
         what = ".gitignore excludes files even if git tracks them, and git's other lists (info/exclude) exclude nothing"
         log(f"warning: {what}, as git cannot list them: {error}")

@@ -133,6 +133,7 @@ def test_a_revision_means_what_it_meant_at_the_start(repository: Path) -> None:
     found = resolved(job(sweep={"code": ["main"], "grid": {"lr": [1, 2]}}), repository)
     second = commit(repository, {"main.py": "2"})
     assert found.commits == {"main": first}
+    assert resolved(job(sweep={"code": ["../gone"]}), repository, {"../gone": "../gone"}).codes == ("../gone",)
     assert [(each.name, each.job.revision) for each in variants(found)] == [
         (f"code={first[:8]} lr=1", first),
         (f"code={first[:8]} lr=2", first),

@@ -49,6 +49,7 @@ def test_a_variant_has_its_code_also_when_it_runs_again(home_cli: Cli) -> None:
     assert sorted(said.read_text().split()) == ["one", "tree", "two"]
     names = [f"code={first[:8]}", f"code={second[:8]}", "code=../tree"]
     assert all(name.removeprefix("code=") in table for name in names)
+    assert f"code: 1 file, 4 B, of {first[:8]}" in table
     known = ledger(home_cli)
     assert [(each["variant"], each["revision"], each["state"]) for each in known] == [
         (names[0], first, "done"),
