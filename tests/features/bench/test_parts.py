@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.features.bench.container_scripts import bench_parts
+from launcher.features.bench.container_scripts import bench_model, bench_parts
 from launcher.features.bench.health import measures
 from tests.gpu import pretend
 
@@ -82,6 +82,21 @@ def test_the_trainers_model_is_a_program_with_its_reason_on_its_last_line() -> N
     assert found["gradients"] > 4 * 64 * 1000  # its last layer alone
     assert found["passes"] == 3
     assert found["step"] > 0
+
+
+@pytest.mark.parametrize(("most", "size"), [(128, 128), (100_000, 256)])
+def test_a_slow_batch_leaves_time_for_the_ways_to_compress(most: int, size: int) -> None:
+    now = 0.0
+
+    def step(images: int) -> float:
+        nonlocal now
+        now += (took := 0.04 + 0.006 * images)
+        return took
+
+    found = bench_model.grow(step, most, 12.0, lambda: now)
+    assert found == (size, pytest.approx(0.04 + 0.006 * size), True)
+    assert 12.0 - now > 40 * 0.052  # not 40 steps of the largest batch
+    assert not bench_model.grow(step, most, now + 2.0, lambda: now)[2]  # the step itself is worth more
 
 
 @pytest.mark.parametrize("hangs", [pytest.param(False, marks=pytest.mark.ci), True])

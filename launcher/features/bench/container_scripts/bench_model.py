@@ -32,6 +32,7 @@ CLASSES = 1000
 SMALLEST = 2  # images: batch norm needs more than one
 ENOUGH = 5  # steps of the whole batch
 RANKS = 1, 2, 4  # of powersgd
+COMPRESSIONS = 40  # steps of the smallest batch that take longer than `Steps.compression`
 TIMED = 3  # backward passes whose gradients are compressed, after one that is not timed
 
 Reduced = torch.futures.Future[torch.Tensor]
@@ -146,17 +147,20 @@ class Steps:
             torch.cuda.synchronize()
 
 
-def main() -> None:
-    config, until = parse(sys.argv[1:]), float(os.environ["BENCH_UNTIL"])
-    if config.parallel not in ("auto", "ddp"):
-        sys.exit(f"the forecast is for --parallel ddp, not {config.parallel}")
-    step = Steps(config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    report("gradients", sum(each.numel() * each.element_size() for each in step.trained), "B")
-    report("passes", config.accumulate, "")
-    size = min(SMALLEST, config.batch_size)
+def grow(
+    step: Callable[[int], float], most: int, until: float, now: Callable[[], float] = time.monotonic
+) -> tuple[int, float, bool]:
+    """Return the largest batch whose step can be timed, its seconds, and whether there is time for `compression`.
+
+    A larger batch allocates, and is timed the second time. `compression` takes as long whatever the batch is, so its
+    time is kept free, if that is at most half of what there is.
+    """
+    size, room = min(SMALLEST, most), most
     step(size)  # allocates
-    took, room = step(size), config.batch_size
-    while size < room and time.monotonic() + 4 * took < until:  # a larger batch allocates, and is timed the second time
+    took = step(size)
+    kept = COMPRESSIONS * took
+    compressed = kept < (until - now()) / 2
+    while size < room and 4 * took < until - now() - kept * compressed:
         larger = min(2 * size, room)
         try:
             step(larger)
@@ -165,7 +169,18 @@ def main() -> None:
             if "out of memory" not in str(error):
                 raise
             room = size
-    if time.monotonic() + 40 * took < until:
+    return size, took, compressed
+
+
+def main() -> None:
+    config, until = parse(sys.argv[1:]), float(os.environ["BENCH_UNTIL"])
+    if config.parallel not in ("auto", "ddp"):
+        sys.exit(f"the forecast is for --parallel ddp, not {config.parallel}")
+    step = Steps(config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    report("gradients", sum(each.numel() * each.element_size() for each in step.trained), "B")
+    report("passes", config.accumulate, "")
+    size, took, compressed = grow(step, config.batch_size, until)
+    if compressed:
         step.compression(until)
     times = [took]
     while len(times) < ENOUGH and time.monotonic() + took < until:
