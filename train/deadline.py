@@ -2,11 +2,12 @@
 
 Training stops between two steps. A read that does not return, or a missing peer, would block the process until it is
 killed, without a message. Python's signal handlers do not run during such calls, but the signal is written to the
-wakeup descriptor, which a thread reads.
+wakeup descriptor, which a thread reads. With torch 2.4, a wait for the rendezvous store fails because of the signal.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -28,13 +29,21 @@ def exit_after_sigterm(process: str, ask: Callable[[], None], over: threading.Ev
     """Call `ask` on SIGTERM or SIGINT, and exit SECONDS later, unless `over` is set or the block is left before.
 
     A second SIGINT ends the process. `process`: its name in the message. Must be called in the main thread.
-    """
 
-    def interrupt(*_: object) -> None:
+    Raises:
+        SystemExit: 143, if the signal interrupted a call of the block that then failed.
+    """
+    asked: list[str] = []
+
+    def terminate(number: int, _: object) -> None:
+        asked.append(signal.Signals(number).name)
+        ask()
+
+    def interrupt(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # it also ends a call that does not return
         if os.environ.get("RANK", "0") == "0":
             os.write(2, INTERRUPTED)  # not print, which this signal may have interrupted
-        ask()
+        terminate(number, frame)
 
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -42,11 +51,20 @@ def exit_after_sigterm(process: str, ask: Callable[[], None], over: threading.Ev
     watch = threading.Thread(target=_watch, args=(ours, over, process), name="deadline", daemon=True)
     watch.start()
     # last: from now on SIGTERM does not end the process by itself
-    handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: ask())}
+    handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell starts jobs in the background
         handlers[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
+    except RuntimeError as error:
+        if not (os.strerror(errno.EINTR) in str(error) and asked):
+            raise
+        print(
+            f"train: {process}: {asked[0]} ended the wait for the other processes; exiting without a new checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise SystemExit(EXIT_STOPPED) from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -97,6 +97,8 @@ class Trainer:
         self.resumed = None if config.evaluate else self.store.find()
 
         # what follows is read from the node's disk and packages, which may differ between ranks
+        # the decoder first: if torchvision is loaded before it, some of its wheels give it a libjpeg that it cannot use
+        decoder = together(lambda: choose_decoder(config.decoder, self.log.say))
         self.dataset = together(lambda: open_dataset(config.data, config.image_size))
         self.model, self.config = together(self._make_model)
         if config.left_to_model:
@@ -106,7 +108,6 @@ class Trainer:
                 self.dataset = open_dataset(config.data, config.image_size)
         read_within = config.timeout if world.size > 1 else None
         contents = together(lambda: Contents.of(self.dataset, read_within))
-        decoder = together(lambda: choose_decoder(config.decoder, self.log.say))
         weights = "" if self.resumed else config.evaluate or config.pretrained
         if warning := agree(config, contents, weights, self.model, decoder.name, world):
             self.log.say(warning)

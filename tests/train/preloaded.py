@@ -4,6 +4,7 @@ import importlib
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # as of every rank; it is read when torch is loaded
+importlib.import_module("train.data.decode").choose_decoder("auto")  # before torchvision, as a rank does
 
 for name in (
     "sympy",  # torch imports this one and the next when the first optimiser is made

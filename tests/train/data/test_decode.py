@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.train.runs import digit_tree, run
 from train.config import Config
 from train.data import roi as roi_module
 from train.data.augment import NUMBERS, View, random_box, training_view, validation_view
@@ -458,3 +460,31 @@ def test_another_decoder_is_chosen_without_a_compiler(monkeypatch: pytest.Monkey
     ]
     with pytest.raises(TrainError, match="no C compiler"):
         choose_decoder("roi")
+
+
+WITH_ANOTHER_LIBJPEG = """
+import ctypes, os, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torchvision":
+            ctypes.CDLL(os.environ["LIBJPEG"])
+
+sys.meta_path.insert(0, Finder())
+from train.__main__ import exit_code, leave
+leave(exit_code())
+"""
+
+
+@pytest.mark.slow
+def test_the_compiled_decoder_is_used_where_torchvision_has_another_libjpeg(roi: Decoder, tmp_path: Path) -> None:
+    """Some of its wheels have an older one of the same soname, in which functions are missing."""
+    assert isinstance(roi, Roi)
+    needed = subprocess.run(["readelf", "-d", roi.library.path], check=True, capture_output=True, text=True).stdout
+    soname, other = re.findall(r"\[(libjpeg\S+)\]", needed)[0], tmp_path / "libjpeg.so"
+    subprocess.run(["cc", "-shared", f"-Wl,-soname,{soname}", "-o", other, "-x", "c", "/dev/null"], check=True)
+    options = ["--data", digit_tree(tmp_path / "data", 8, 1), "--arch", "resnet18", "--image-size", 32]
+    options += ["--batch-size", 8, "--epochs", 1, "--workers", 1, "--device", "cpu"]
+    program = ("-c", WITH_ANOTHER_LIBJPEG)
+    [rank] = run(tmp_path / "out", 1, *options, program=program, env={"LIBJPEG": str(other)})
+    assert "decoder roi" in rank.text

@@ -1,5 +1,6 @@
 """The time that a process has after SIGTERM or Ctrl-C; a read that never returns is in test_bad_input."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -21,6 +22,25 @@ def test_a_second_sigterm_after_the_training_has_stopped_says_nothing(capfd: pyt
         os.kill(os.getpid(), signal.SIGTERM)
     assert not watch.is_alive()
     assert capfd.readouterr().err == ""
+
+
+def test_a_sigterm_that_interrupts_a_wait_for_the_store_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch 2.4's store then raises this error; the same error without a signal is a failure."""
+    interrupted = os.strerror(errno.EINTR)
+
+    def wait(*signals: signal.Signals) -> None:
+        with exit_after_sigterm("rank 1 on here", lambda: None, threading.Event()):
+            for number in signals:
+                signal.raise_signal(number)
+            raise RuntimeError(interrupted)
+
+    with pytest.raises(SystemExit) as ended:
+        wait(signal.SIGTERM)
+    assert ended.value.code == 143
+    said = "train: rank 1 on here: SIGTERM ended the wait for the other processes; exiting without a new checkpoint\n"
+    assert capfd.readouterr().err == said
+    with pytest.raises(RuntimeError, match=interrupted):
+        wait()
 
 
 AT_ONCE = """

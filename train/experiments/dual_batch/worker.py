@@ -55,12 +55,12 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:
+    decoder, transfer = choose_decoder(config.decoder), Transfer(world.device)  # first, as in `train.trainer`
     dataset = open_dataset(config.data)
     model = configured_model(config, len(dataset.classes))
     config = config.settled(about_model(model))
     precision = choose_precision(config, world.device)
     model = precision.cast(model, world.device)
-    decoder, transfer = choose_decoder(config.decoder), Transfer(world.device)
     loader = Loader(config, dataset.train, decoder, share.batch, world.core_sharers, transfer)
     fewest = 2 if has_batch_norm(model) else 1
     try:
