@@ -49,6 +49,7 @@ _IMPORTING = "<frozen importlib._bootstrap>"  # in the stack of a rank that is i
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen ")
 # Stack frames of a rank that waits for others; a collective on GPUs waits in torch.cuda or backward.
 _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
+_STARTED = re.compile(r'multiprocessing/process\.py", line \d+ in _bootstrap')  # a process of Python's multiprocessing
 
 COMMAND = "launcher up JOB --resume RUN"  # run.resumable knows which
 _RESUME = f"resume from its last checkpoint: {COMMAND}"
@@ -280,7 +281,7 @@ def _stood(text: str) -> str:
     """
     stack = last_stack(text)
     runs = " in <module>" in stack or stack.endswith("  ...")  # it is cut short if it is deep
-    return stack if runs else last_traceback(text) or stack
+    return stack if runs and not _STARTED.search(stack) else last_traceback(text) or stack
 
 
 def _lingering(evidence: Sequence[Evidence], alive: Collection[int]) -> str:
@@ -303,11 +304,16 @@ def _importing(stack: str) -> bool:
 
 
 def last_stack(text: str) -> str:
-    """Return the last stack of the main thread that Python's faulthandler printed, newest call first, or ""."""
-    start = text.rfind("Fatal Python error")
-    if start < 0:
-        return ""
-    lines = text[start:].splitlines()
+    """Return the last stack of the main thread that Python's faulthandler printed, newest call first, or "".
+
+    Those of processes that a rank has started by multiprocessing, such as its data loader's, only if there is no other.
+    """
+    stacks = [_of_main_thread(part.splitlines()) for part in text.split("Fatal Python error")[1:]]
+    own = [stack for stack in stacks if not _STARTED.search(stack)]
+    return (own or stacks or [""])[-1]
+
+
+def _of_main_thread(lines: Sequence[str]) -> str:
     main = next((i for i, line in enumerate(lines) if line.startswith("Current thread")), 0)
     wanted = itertools.takewhile(lambda line: line.startswith(("Current thread", "  File", "  ...")), lines[main:])
     return "\n".join(wanted)

@@ -338,6 +338,26 @@ def test_the_main_threads_stack_is_taken_from_faulthandler() -> None:
     assert last_stack("nothing of the kind") == ""
 
 
+LOADER = """Fatal Python error: Aborted
+
+Current thread 0x00007f03 (most recent call first):
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 113 in get
+  File "/x/site-packages/torch/utils/data/_utils/worker.py", line 335 in _worker_loop
+  File "/usr/lib/python3.11/multiprocessing/process.py", line 314 in _bootstrap
+  File "/workspace/code/train.py", line 19 in <module>
+"""
+
+
+def test_the_stack_of_a_rank_is_its_own_and_not_that_of_its_data_loaders_process() -> None:
+    assert last_stack(STACK + LOADER) == last_stack(LOADER + STACK) == last_stack(STACK)
+    assert "_worker_loop" in last_stack(LOADER)  # better than nothing
+    found = first_failure([evidence(0, STACK + LOADER, 125), evidence(1, VICTIM + LOADER, 1)])
+    assert found is not None
+    assert "_worker_loop" not in found.words
+    assert "read_batch" in found.words
+    assert VICTIM.strip() in found.words
+
+
 def test_of_a_rank_that_was_at_its_end_the_traceback_is_shown() -> None:
     """It lost its peer, and wrote its recording when it was aborted."""
     at_exit = (
