@@ -168,8 +168,12 @@ def _commit(revision: str, repository: _Repository) -> str:
     try:
         return git(repository.git_dir, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()
     except GitError:
-        shallow = (repository.git_dir / "shallow").exists()
-        fix = "this clone is shallow: git fetch --unshallow" if shallow else "to list them: git log --oneline --all"
+        shallow = git(repository.git_dir, "rev-parse", "--is-shallow-repository").strip()
+        fix = (
+            "this clone is shallow: git fetch --unshallow"
+            if shallow == "true"
+            else "to list them: git log --oneline --all"
+        )
         raise BadValueError(f"no such revision in {repository.git_dir}: {revision}; {fix}") from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.job.overrides import JobVariant, variants
@@ -27,15 +27,19 @@ def member(group: str, variant: JobVariant, known: KnownSweep) -> Membership:
     return Membership(group, variant.name, known, variant.values)
 
 
-def added(job: Job, earlier: Mapping[str, Record], group: str) -> list[tuple[Job, Membership]]:
+def added(job: Job, earlier: Mapping[str, Record], group: str, log: Log) -> list[tuple[Job, Membership]]:
     """Return the variants that --into has added to a sweep: the job of each as it was run, and its membership.
 
-    earlier: the latest run of each variant. Raises JobInvalid for a record whose job is not valid any more.
+    earlier: the latest run of each variant. One whose recorded job cannot be read is said, and left out.
     """
     found = []
     for name, record in earlier.items():
         if (own := record.group) is not None and own.added:
-            before = parse_job(record.job_text(), str(record.paths.job))
+            try:
+                before = parse_job(record.job_text(), str(record.paths.job))
+            except (OSError, UnicodeDecodeError, LauncherError) as error:
+                log(f"warning: {name} is left out, as its job cannot be read: {error}")
+                continue
             keys = {key: getattr(before, key) for key in Job.model_fields}
             found.append((job.model_copy(update=keys), Membership(group, name, values=own.values, added=True)))
     return found

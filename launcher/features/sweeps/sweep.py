@@ -149,7 +149,7 @@ class Sweep:
         self._leaving = False
         self._known = known_sweep(job, most)
         own = [(variant.job, member(self.group, variant, self._known)) for variant in variants(job)]
-        every = [*own, *added(job, earlier, self.group)]
+        every = [*own, *added(job, earlier, self.group, log)]
         self._work = [_Work(each, of, Variant(of.variant, values=of.values or ())) for each, of in every]
         self._most = most or len(self._work)
         self._inputs = None if job.codes else inputs_of(job, own_machines(job), self._log)

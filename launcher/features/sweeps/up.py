@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from launcher import Run
+from launcher.api.until_started import until_started
 from launcher.api.up import Destination, on_cluster
 from launcher.cli import terminal
 from launcher.cli.console import Screen
@@ -27,8 +28,9 @@ from launcher.records.sweeps import command_of
 
 def up_sweep(job: Job, asked: Asked, most: int | None) -> int:
     """Run the variants; return the exit code. most: in parallel on a pool, None: no limit. Raises LauncherError."""
-    resumed = None if asked.resume is None else named_group(asked.resume)
-    job = resolved_sweep(job, resumed)
+    with until_started():
+        resumed = None if asked.resume is None else named_group(asked.resume)
+        job = resolved_sweep(job, resumed)
     cluster = None if asked.on is None else on_cluster(asked.on)
     if cluster is not None and cluster.starts_together:
         return _run_array(job, asked, cluster)

@@ -86,6 +86,7 @@ def test_a_variant_has_its_code_also_when_it_runs_again(home_cli: Cli) -> None:
     ]
     assert index.read_bytes() == before
     assert not [*here.parent.rglob("exported/*")]
+    assert not [*(here.parent / "cache" / "launcher" / "sweeps").iterdir()]
 
 
 def test_what_is_no_code_is_refused_before_anything_starts(home_cli: Cli) -> None:
