@@ -40,7 +40,7 @@ class Command(TyperCommand):
 KEYS = (
     *("name", "runtime", "image", "code", "nodes", "gpus", "processes", "run", "mounts", "data", "env", "secrets"),
     *("output", "restarts", "min_nodes", "spares", "lost_after", "port", "timeout", "hang_timeout", "resources"),
-    *("docker", "cluster", "sweep", "each", "cache", "models"),
+    *("docker", "cluster", "sweep", "each", "cache", "models", "budget", "revision", "codes"),
 )
 _OF_TORCHRUN = {"nproc_per_node": "processes", "master_port": "port", "max_restarts": "restarts", "num_gpus": "gpus"}
 

@@ -55,7 +55,7 @@ def written(job: Job) -> list[str]:
     """
     every = [job.env, *(entry.env for entry in job.machines)]
     named = {name: value for env in every for name, value in env.items() if _EXPANDED_BY_A_SHELL.search(value)}
-    durations = {key: getattr(job, key) for key in ("timeout", "hang_timeout", "lost_after")}
+    durations = {key: getattr(job, key) for key in ("timeout", "budget", "hang_timeout", "lost_after")}
     bare = {key: value for key, value in durations.items() if isinstance(value, NumberOfSeconds)}
     return [
         *(f"env {name}: {text} is passed as written; ~ and variables are not expanded" for name, text in named.items()),

@@ -90,7 +90,7 @@ def temporary_run(
     """
     run = job.run.model_copy(update={"module": None, "script": None, "command": command, "args": {}})
     nodes = tuple(entry.model_copy(update={"args": {}}) for entry in job.nodes)
-    without = {"restarts": 0, "hang_timeout": None, "min_nodes": None, "spares": None}
+    without = {"restarts": 0, "hang_timeout": None, "budget": None, "min_nodes": None, "spares": None}
     lock = lock_path(job.file) if job.file else None
     changed = job.model_copy(update={"run": run, "nodes": nodes, **without})
     plan = make_plan(changed, prepare(changed, fleet, facts, log, lock_file=lock, here=Path.cwd()), code.digest)

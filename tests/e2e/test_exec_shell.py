@@ -190,9 +190,8 @@ def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> No
     home.mkdir()
     own = Cli(cli.cwd, {**cli.env, "HOME": str(home), "PS1": "$ "})  # the prompt is inherited
     own.program("ticks.py")
-    job = own.job(
-        "plain", runtime="process", nodes=["local", "local"], run={"command": ["python3", "ticks.py", "3000"]}
-    )
+    run = {"command": ["python3", "ticks.py", "3000"]}
+    job = own.job("plain", runtime="process", nodes=["local", "local"], run=run, budget="1h")
     own("up", "-d", job)
     try:
         done = pipe(own, "", "exec", "--node", "local-1", "--", "sh", "-c", "echo $LAUNCHER_NODE; pwd; exit 6")
@@ -213,8 +212,8 @@ def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> No
         person.type("echo co''de; exit 4\r")
         person.sees("code")
         assert person.end() == 4
-        shell = pipe(own, "ls\necho mine >notes\nexit 2\n", "shell", job)
-        assert (shell.stdout.split(), shell.returncode) == (["plain.yaml", "ticks.py"], 2)
+        shell = pipe(own, "ls\necho mine >notes\necho ${LAUNCHER_BUDGET-unlimited}\nexit 2\n", "shell", job)
+        assert (shell.stdout.split(), shell.returncode) == (["plain.yaml", "ticks.py", "unlimited"], 2)
         (kept,) = re.findall(r"1 file kept in (\S+) on local-0", shell.stderr)
         assert [path.name for path in Path(kept, "workdir", "local-0").iterdir()] == ["notes"]
     finally:

@@ -191,5 +191,6 @@ def test_a_duration_without_a_unit_is_told() -> None:
         return [note for note in written(parse_job(GOOD + text)) if "unit" in note]
 
     assert said("timeout: 24\n") == ["timeout: 24 is 24s: without a unit it is in seconds"]
+    assert said("budget: 24\n") == ["budget: 24 is 24s: without a unit it is in seconds"]
     assert said("hang_timeout: 5400\n") == ["hang_timeout: 5400 is 1h30m: without a unit it is in seconds"]
     assert said("timeout: 24h\nhang_timeout: 90s\n") == []
