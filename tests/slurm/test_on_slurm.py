@@ -21,6 +21,7 @@ from tests.e2e import names
 from tests.e2e.cli import ROOT, Cli
 from tests.e2e.programs.lists import tree
 from tests.ports import free_port
+from tests.repositories import commit, git
 from tests.slurm.bed import SlurmBed
 from tests.slurm.conftest import user
 
@@ -384,6 +385,22 @@ def test_a_resumed_sweep_submits_only_variants_without_a_result(slurm: SlurmBed,
     assert "3 done" in cli("runs").stdout
     assert "3 done" in cli("up", file, "--on", "hpc", "--resume", "job").stderr  # and runs nothing
     assert len(cli.runs()) == 5
+
+
+def test_each_task_of_an_array_has_the_code_of_its_variant(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+    """Also when it is submitted again after its branch has moved."""
+    del slurm
+    said, mended = tmp_path / "said", tmp_path / "mended"
+    git(cli.cwd, "init", "--quiet", "--initial-branch", "main")
+    commit(cli.cwd, {"word": "one\n"})
+    commit(cli.cwd, {"word": "two\n"})
+    run = {"command": ["sh", "-c", f"cat word >>{said}; grep -q one word || [ -e {mended} ]", "sh"]}
+    file = cli.job(runtime="process", nodes=1, gpus="none", run=run, sweep={"code": ["main~1", "main"]})
+    assert "1 done, 1 failed" in cli("up", file, "--on", "hpc", code=1).stderr
+    commit(cli.cwd, {"word": "three\n"})
+    mended.touch()
+    assert "2 done" in cli("up", file, "--on", "hpc", "--resume", "job").stderr
+    assert sorted(said.read_text().split()) == ["one", "two", "two"]
 
 
 def test_a_budget_ends_every_node_and_a_variant_is_added(slurm: SlurmBed, cli: Cli) -> None:

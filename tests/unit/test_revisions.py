@@ -19,23 +19,9 @@ from launcher.job.overrides import variants
 from launcher.records.exported import exported, temporary_folder
 from launcher.records.revisions import resolved
 from launcher.records.snapshot import Snapshot, list_code, pack
+from tests.repositories import commit, git
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 3\n"
-IDENTITY = ("-c", "user.email=a@b", "-c", "user.name=a", "-c", "commit.gpgsign=false")
-
-
-def git(folder: Path, *args: str) -> str:
-    return subprocess.run(["git", "-C", folder, *args], check=True, capture_output=True, text=True).stdout.strip()
-
-
-def commit(repository: Path, files: dict[str, str], message: str = "x") -> str:
-    """Commit these files and return the commit's name."""
-    for name, text in files.items():
-        (repository / name).parent.mkdir(parents=True, exist_ok=True)
-        (repository / name).write_text(text)
-    git(repository, "add", "--all")
-    git(repository, *IDENTITY, "commit", "--quiet", "--message", message)
-    return git(repository, "rev-parse", "HEAD")
 
 
 @pytest.fixture
@@ -70,11 +56,11 @@ def refused(found: Job, here: Path) -> str:
 def test_a_revision_is_sent_as_a_checkout_of_it_would_be(repository: Path) -> None:
     """Also what .gitattributes keeps out of archives; and nothing that is not committed."""
     files = {".gitattributes": "docs export-ignore\nmain.py export-subst\n", "docs/a": "a", "main.py": "$Format:%H$"}
-    first = commit(repository, {**files, ".gitignore": "kept\n", "sub/kept": "k"})
-    git(repository, "add", "--force", "sub/kept")
+    commit(repository, {**files, ".gitignore": "kept\n", "sub/kept": "k"})
     (repository / "run.sh").write_text("#!/bin/sh\n")
     (repository / "run.sh").chmod(0o755)
     (repository / "link").symlink_to("docs/a")
+    git(repository, "add", "run.sh", "link")
     first = commit(repository, {})
     clean = sent(job(), repository)
     commit(repository, {"main.py": "second"})
@@ -110,7 +96,7 @@ def test_only_dockerignore_and_the_rules_for_credentials_leave_files_out(reposit
     for name, text in files.items():
         (repository / name).write_text(text)
     git(repository, "add", "--all", "--force")
-    git(repository, *IDENTITY, "commit", "--quiet", "--message", "x")
+    commit(repository, {})
     found = sent(job(revision="HEAD"), repository)
     assert set(found.left_out.why) == {"big", ".netrc"}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import ROOT, Cli
-from tests.features.sweeps.test_codes import git
+from tests.repositories import git
 
 # Its first line is what the agent changes. `log` is written by the programs alone.
 PROGRAM = """RATE = 1.0

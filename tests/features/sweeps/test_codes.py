@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.cli import Cli
+from tests.repositories import commit, git
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def git(folder: Path, *args: str) -> str:
-    own = ("-c", "user.email=a@b", "-c", "user.name=a", "-c", "commit.gpgsign=false")
-    return subprocess.run(["git", "-C", folder, *own, *args], check=True, capture_output=True, text=True).stdout.strip()
-
-
-def commit(repository: Path, word: str) -> str:
-    """Commit a program that says this word. Return the commit's name."""
-    (repository / "word").write_text(f"{word}\n")
-    git(repository, "add", "word")
-    git(repository, "commit", "--quiet", "--message", word)
-    return git(repository, "rev-parse", "HEAD")
 
 
 def ledger(cli: Cli) -> list[dict[str, Any]]:
@@ -38,7 +24,7 @@ def test_a_variant_has_its_code_also_when_it_runs_again(home_cli: Cli) -> None:
     here = home_cli.cwd
     said, go, tree = (here.parent / name for name in ("said", "go", "tree"))
     git(here, "init", "--quiet", "--initial-branch", "main")
-    first, second = commit(here, "one"), commit(here, "two")
+    first, second = commit(here, {"word": "one\n"}), commit(here, {"word": "two\n"})
     git(here, "worktree", "add", "--quiet", "--detach", str(tree), first)
     (tree / "word").write_text("tree\n")
     program = f"cat word >> '{said}'; grep -q -e one -e tree word || test -e '{go}'"
@@ -61,7 +47,7 @@ def test_a_variant_has_its_code_also_when_it_runs_again(home_cli: Cli) -> None:
     assert len({each["code"] for each in known}) == 3
     assert all(name in home_cli("compare", "codes").stdout for name in names)
 
-    third = commit(here, "three")
+    third = commit(here, {"word": "three\n"})
     (here / "word").write_text("four\n")  # not committed
     index = here / ".git" / "index"
     before = index.read_bytes()
@@ -92,7 +78,7 @@ def test_a_variant_has_its_code_also_when_it_runs_again(home_cli: Cli) -> None:
 def test_what_is_no_code_is_refused_before_anything_starts(home_cli: Cli) -> None:
     here = home_cli.cwd
     git(here, "init", "--quiet", "--initial-branch", "main")
-    commit(here, "one")
+    commit(here, {"word": "one\n"})
     run, keys = {"script": "word"}, {"runtime": "process", "nodes": ["local"]}
     job = home_cli.job("codes", **keys, run=run, sweep={"code": ["main", "none"]})
     assert "sweep.code.1: no such revision" in home_cli("up", job, code=2).stderr

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import Cli
-from tests.features.sweeps.test_codes import commit, git
 from tests.features.sweeps.test_pool import group_of
+from tests.repositories import commit, git
 
 
 def processes(home: Path) -> list[str]:
@@ -30,8 +30,8 @@ def processes(home: Path) -> list[str]:
 def test_what_a_hundred_variants_leave_is_removed(home_cli: Cli) -> None:
     here, home = home_cli.cwd, Path(home_cli.env["HOME"])
     git(here, "init", "--quiet", "--initial-branch", "main")
-    commit(here, "one")
-    commit(here, "two")
+    commit(here, {"word": "one\n"})
+    commit(here, {"word": "two\n"})
     keys = {"runtime": "process", "nodes": {"pool": ["local"] * 4}, "run": {"command": ["sh", "-c", "cat word", "sh"]}}
     job = home_cli.job("night", **keys, sweep={"code": ["main~1", "main"], "grid": {"x": list(range(50))}})
     home_cli("up", job, timeout=2400)
