@@ -149,4 +149,6 @@ def used(config: Config, amp: str) -> dict[str, str]:
         texts["replicate"] = "the job's min_nodes"
     if "amp" in texts and config.amp == "auto":
         texts["amp"] = f"--amp auto, which is {amp} on this GPU (--amp none works)"
+    if "amp" in texts and amp != "fp16":
+        texts["half_weights"] = texts["amp"]
     return texts

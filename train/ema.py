@@ -48,9 +48,9 @@ class EMA:
         """Update the averages after update number `updates` (counted from 0)."""
         decay = min(self._decay, (1 + updates) / (10 + updates))
         average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch's own
-        averages, now = self._floats
+        averages, now = map(self._local, self._floats)
         average(averages, [new.to(old.dtype) for old, new in zip(averages, now, strict=True)], updates)
-        copy_(*self._integers)
+        copy_(*map(self._local, self._integers))
         copy_(*self._rounded)
 
     @torch.no_grad()
@@ -59,6 +59,10 @@ class EMA:
         for name, value in averages.items():
             self.averages[name].copy_(value)
         copy_(*self._rounded)
+
+    def _local(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return this rank's part of each tensor."""
+        return tensors
 
 
 def _first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:

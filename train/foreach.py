@@ -90,8 +90,3 @@ def finite(tensors: list[Tensor]) -> Tensor:
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str:
     """Return the name of the first tensor with inf or nan, or ""; waits for the device."""
     return next((name for name, value in named if not value.isfinite().all()), "")
-
-
-def all_finite(tensors: list[Tensor]) -> bool:
-    """Whether every tensor's norm is finite; waits for the device."""
-    return bool(norms(tensors).isfinite().all())

@@ -27,8 +27,8 @@ def forecast(config: Config, world: World, model: nn.Module, step: Step, epochs:
     optimizer = torch.tensor(size(step.optimizer))
     if not world.sharded:  # each rank has the state of its stage
         world.sum(optimizer)
-    averages = step.ema.averages.values() if step.ema else ()
-    whole = weights + int(optimizer) + _size(averages) + _size(step.masters or ()) + step.bytes_besides
+    averages = _size(step.ema.averages.values()) if step.ema else 0
+    whole = weights + int(optimizer) + averages + _size(step.masters or ()) + step.bytes_besides
 
     count = files(config, epochs)
     names = ["last", "previous", *([] if step.sharded else ["best"])]
@@ -40,8 +40,8 @@ def forecast(config: Config, world: World, model: nn.Module, step: Step, epochs:
     text = f"about {count} x {amount(whole)} ({', '.join(names)})"
     needed = count * whole
     if step.sharded:
-        text += f" and {amount(weights)} (best)"
-        needed += 2 * weights  # it is also written beside the old
+        text += f" and {amount(weights + averages)} (best)"
+        needed += 2 * (weights + averages)  # it is also written beside the old
     folder = config.checkpoint_folder.absolute()
     try:
         free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free

@@ -33,8 +33,8 @@ def make_optimizer(
     groups = parameter_groups(config, model, parameters)
     if is_own(config.optimizer):
         return own_optimizer(config, groups)
-    # torch has no fused SGD for sharded weights
-    fused = not config.shards_weights and all(p.dtype == torch.float32 and has_fused_kernel(p) for p in parameters)
+    without = config.shards_weights and config.optimizer == "sgd"  # torch has no fused SGD for sharded weights
+    fused = not without and all(p.dtype == torch.float32 and has_fused_kernel(p) for p in parameters)
     make: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused

@@ -7,6 +7,7 @@ loss scale.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from train.config import Config
-from train.foreach import all_finite, multiply_
+from train.foreach import finite, multiply_
 from train.models import BATCH_NORMS
 
 
@@ -119,15 +120,16 @@ class LossScale:
         self._clean = 0
 
     @torch.no_grad()
-    def unscale(self, gradients: list[Tensor]) -> bool:
+    def unscale(self, gradients: list[Tensor], everywhere: Callable[[Tensor], Tensor] = lambda finite: finite) -> bool:
         """Divide the gradients by the scale; if any is inf or nan, halve the scale and return False.
 
-        All ranks have the same reduced gradients, so all decide the same.
+        All ranks decide the same: they have the same reduced gradients, or, if each has a shard of these, learn from
+        `everywhere` whether those of all are finite.
         """
         if not self.enabled:
             return True
         multiply_(gradients, 1 / self.value)
-        if not all_finite(gradients):
+        if not everywhere(finite(gradients)):
             self.value, self._clean = max(self.value / 2, 1.0), 0
             return False
         self._clean += 1

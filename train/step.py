@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,9 +107,17 @@ class Step:
         self.parameters = parameters or [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(config, model, self.parameters)
         self.scale = LossScale(precision.scaled)
-        self.ema = EMA(model, config.ema_decay, self.parameters) if config.ema_decay else None
-        self.evaluated = self.ema.model if self.ema else model  # the model to validate
+        self.ema = self._averages(config.ema_decay) if config.ema_decay else None
+        self.evaluated = self.ema.model if self.ema else model  # see `averaged`
         self.bad = torch.zeros(1, dtype=torch.float64, device=world.device)  # number of updates by inf or nan
+
+    def _averages(self, decay: float) -> EMA:
+        return EMA(self.model, decay, self.parameters)
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """Yield the model to validate, which has the averaged weights if there are any."""
+        yield self.evaluated
 
     def rehearse(self, batch: Batch) -> None:
         """Compute what must not differ between a process's first step and later ones; only DDP has something."""
@@ -130,7 +139,7 @@ class Step:
     def update(self, plan: Plan) -> bool:
         """Update the weights with the accumulated gradients; return False if they overflowed and it was skipped."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        applied = self.scale.unscale(gradients)
+        applied = self.scale.unscale(self._local(gradients), self._everywhere)
         if applied:
             config = self.objective.config
             clip = config.clip_norm
@@ -154,6 +163,10 @@ class Step:
     def _local(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return this rank's part of each tensor."""
         return tensors
+
+    def _everywhere(self, finite: Tensor) -> Tensor:
+        """Return whether this rank's gradients and those of all others are `finite`, () bool; they are the same."""
+        return finite
 
     def not_finite(self) -> str:
         """Name a trained weight, running statistic or value of the optimiser that has inf or nan on this rank, or "".
@@ -196,9 +209,13 @@ class Step:
         With --replicate, these are rank 0's running statistics: those of other ranks are unused, but would be saved.
         """
         if self.objective.config.replicated and self.objective.world.size > 1:
-            averages = self.ema.averages if self.ema else {}
-            found = [(buffer, averages.get(name)) for name, buffer in self.model.named_buffers()]
-            broadcast_together([value for pair in found for value in pair if value is not None])
+            self._send_statistics()
+
+    def _send_statistics(self) -> None:
+        """Give all ranks the buffers of rank 0, and their averages."""
+        averages = self.ema.averages if self.ema else {}
+        found = [(buffer, averages.get(name)) for name, buffer in self.model.named_buffers()]
+        broadcast_together([value for pair in found for value in pair if value is not None])
 
     def state(self) -> dict[str, Any]:
         """Return the state of model and training for a checkpoint; call after `before_checkpoint`."""
@@ -224,11 +241,7 @@ class Step:
         """
         self._load_optimizer(state["optimizer"])
         self.scale.load_state_dict(state["scale"])
-        parts = ("--ema-decay", self.ema, state["ema"]), ("--amp O2", self.masters, state["masters"])
-        for option, own, saved in parts:
-            if (own is None) != (saved is None):
-                how = "without" if saved is None else "with"
-                raise TrainError(f"the checkpoint was saved {how} {option}; use the same options")
+        same_parts(("--ema-decay", self.ema, state["ema"]), ("--amp O2", self.masters, state["masters"]))
         if self.ema:
             self.ema.load(state["ema"])
         for ours, theirs in zip(self.masters or (), state["masters"] or (), strict=True):
@@ -238,3 +251,11 @@ class Step:
         if "stages" in state:
             raise TrainError(f"the checkpoint has {len(state['stages'])} stages; use the same --parallel")
         load_state(self.optimizer, state)
+
+
+def same_parts(*parts: tuple[str, Any, Any]) -> None:
+    """Raise TrainError if a step has what its checkpoint lacks, or the other way round: an option, and both or None."""
+    for option, own, saved in parts:
+        if (own is None) != (saved is None):
+            how = "without" if saved is None else "with"
+            raise TrainError(f"the checkpoint was saved {how} {option}; use the same options")

@@ -341,8 +341,9 @@ class Trainer:
             Stopped: SIGTERM arrived.
         """
         report = partial(self.log.validating, self.progress.epoch)
-        evaluated, loader, objective = self.step.evaluated, self.val_loader, self.step.objective
-        sums, mistaken = evaluate(evaluated, loader, objective, self.world, stop.stopped, report)
+        loader, objective = self.val_loader, self.step.objective
+        with self.step.averaged() as model:
+            sums, mistaken = evaluate(model, loader, objective, self.world, stop.stopped, report)
         self._check_loss(sums, "validation")
         if len(mistaken):
             self.log.images("Images/misclassified", mistaken, self.global_step)
@@ -353,7 +354,8 @@ class Trainer:
         self.log.begin(self._facts(), None)
         started = time.perf_counter()
         try:
-            sums, _ = evaluate(self.step.evaluated, self.val_loader, self.step.objective, self.world, stop.stopped)
+            with self.step.averaged() as model:
+                sums, _ = evaluate(model, self.val_loader, self.step.objective, self.world, stop.stopped)
         finally:
             self.close()
         stop.settle()

@@ -11,6 +11,7 @@ a model that is built without storage would not start from the weights that DDP 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -26,10 +27,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from train.config import Config
 from train.distributed.methods import Abilities
 from train.distributed.world import World
+from train.ema import EMA
 from train.errors import TrainError
 from train.models import elements
 from train.precision import Precision
-from train.step import Step
+from train.step import Step, same_parts
 
 
 def problems(config: Config, processes: int) -> Iterator[str]:
@@ -44,8 +46,8 @@ def problems(config: Config, processes: int) -> Iterator[str]:
 
 
 ABILITIES = Abilities(
-    # an overflow in one shard would have to be known to all; EMA, LARS and Muon need whole tensors
-    frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph", "replicate"}),
+    # LARS and Muon need whole tensors, and O2 and O3 their weights in 16 bits
+    frozenset({"half_weights", "optimizer", "compile", "static_graph", "replicate"}),
     problems,
 )
 # layers whose weights autocast rounds to 16 bits
@@ -96,6 +98,37 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
     return ShardedStep(config, world, precision, model)
 
 
+class ShardedEMA(EMA):
+    """The averages of this rank's shards: they are computed element by element, and so equal those of whole tensors."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self._decay = model, decay
+        own: dict[str, Tensor] = model.state_dict(keep_vars=True)
+        once = {id(value): (value.detach().clone(), value) for value in own.values()}  # tied weights have several names
+        self.averages = {name: once[id(value)][0] for name, value in own.items()}
+        self._floats, self._integers = (
+            _columns([pair for pair in once.values() if pair[0].is_floating_point() == floats])
+            for floats in (True, False)
+        )
+        self._rounded: tuple[list[Tensor], list[Tensor]] = [], []
+
+    def _local(self, tensors: list[Tensor]) -> list[Tensor]:
+        return local(tensors)  # now: the first forward pass may move a shard to other memory
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the averages and the model's values."""
+        for averages, now in (self._floats, self._integers):
+            for average, value in zip(self._local(averages), self._local(now), strict=True):
+                kept = value.clone()
+                value.copy_(average)
+                average.copy_(kept)
+
+
+def _columns(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    return [first for first, _ in pairs], [second for _, second in pairs]
+
+
 class ShardedStep(Step):
     """A step of a model with DTensor weights."""
 
@@ -128,11 +161,38 @@ class ShardedStep(Step):
     def _local(self, tensors: list[Tensor]) -> list[Tensor]:
         return local(tensors)
 
-    def before_checkpoint(self) -> None:
-        """Reshard: a forward pass without a backward pass leaves some weights gathered, in 16 bits."""
+    def _everywhere(self, finite: Tensor) -> Tensor:
+        least = finite.float()
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return least.bool()
+
+    def _averages(self, decay: float) -> EMA:
+        return ShardedEMA(self.model, decay)
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """Yield the model; while it is validated, its shards are those of the averaged weights."""
+        if not isinstance(self.ema, ShardedEMA):
+            yield self.model
+            return
+        self._reshard()
+        self.ema.swap()
+        try:
+            yield self.model
+        finally:
+            self._reshard()
+            self.ema.swap()
+
+    def _reshard(self) -> None:
+        """A forward pass without a backward pass leaves some weights gathered, in 16 bits."""
         self._sharded.reshard()
         for layer in self._kept[:1]:  # they are gathered together
             layer.reshard()
+
+    def before_checkpoint(self) -> None:
+        """Reshard, and send rank 0's running statistics: any rank may write those that are not sharded."""
+        self._reshard()
+        self._send_statistics()
 
     def _model_state(self) -> dict[str, Any]:
         return self.model.state_dict(keep_vars=True)  # detaching sharded tensors takes as long as copying them
@@ -157,8 +217,12 @@ class ShardedStep(Step):
         Raises:
             TrainError: the checkpoint does not match this run.
         """
+        self.scale.load_state_dict(state["scale"])
+        same_parts(("--ema-decay", self.ema, state["ema"]))
         model, optimizer = get_state_dict(self.model, self.optimizer)
         parts = {"model": model, "optimizer": {"state": optimizer["state"]}}
+        if self.ema:
+            parts["ema"] = self.ema.averages
         try:
             load(parts, checkpoint_id=state["optimizer"]["shards"])
         except CheckpointException as error:

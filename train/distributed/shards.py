@@ -42,7 +42,7 @@ from train.store import best_here, instead_of
 
 T = TypeVar("T")
 LAST, PREVIOUS, RUN = "last.sharded", "previous.sharded", "run.pt"
-PARTS = ("model", "optimizer")  # parts of a checkpoint's state that are sharded
+PARTS = ("model", "optimizer", "ema")  # parts of a checkpoint's state that are sharded, the last if there is one
 PIECE = 1 << 20  # bytes per read
 FULL = 1 << 20  # bytes: a disk with less room is full
 
@@ -130,14 +130,15 @@ class Shards:
         """
         self.wait()
         whole = state()
-        rest = map_tensors({name: part for name, part in whole.items() if name not in PARTS}, Tensor.clone)
+        sharded = [name for name in PARTS if whole[name] is not None]
+        rest = map_tensors({name: part for name, part in whole.items() if name not in sharded}, Tensor.clone)
         tensors = list[Tensor]()
 
         def listed(tensor: Tensor) -> Tensor:
             tensors.append(tensor)
             return tensor
 
-        parts = map_tensors({name: whole[name] for name in PARTS}, listed)
+        parts = map_tensors({name: whole[name] for name in sharded}, listed)
         copies = self._copy.take(local(tensors))
         by_id = {id(tensor): copy for tensor, copy in zip(tensors, copies, strict=True)}
         self._background.start(lambda: self._write(parts, by_id, rest, best, epoch))
@@ -215,7 +216,8 @@ class Shards:
     ) -> None:
         """Write run.pt, best.pt and the epoch's folder, and rename the checkpoint, on rank 0."""
         if best:
-            write(self._folder / "best.pt", rest | {"model": self._whole(fresh, parts["model"])})
+            weights = {name: parts[name] for name in ("model", "ema") if name in parts}
+            write(self._folder / "best.pt", rest | self._whole(fresh, weights))
         write(fresh / RUN, rest | {"parts": sums})
         keep = self._config.keep
         if keep and epoch is not None:
@@ -234,11 +236,11 @@ class Shards:
             last.rename(previous)
         fresh.rename(last)
 
-    def _whole(self, folder: Path, model: Mapping[str, Tensor]) -> State:
-        """Return the unsharded weights of a checkpoint."""
-        weights = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in model.items()}
-        load({"model": weights}, checkpoint_id=folder, process_group=self._alone)
-        return weights
+    def _whole(self, folder: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> State:
+        """Return parts of a checkpoint unsharded."""
+        whole: State = map_tensors(parts, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+        load(whole, checkpoint_id=folder, process_group=self._alone)
+        return whole
 
 
 def _gathered(value: Any, ranks: int, group: Any) -> list[Any]:
@@ -323,7 +325,8 @@ def _verified(path: Path, world: World) -> State:
     found = {name: value for part in world.gather(mine, patient=True) for name, value in part.items()}
     if damaged := [name for name in saved if saved[name] != found[name]]:
         raise TrainError(f"{path / damaged[0]}: damaged (its content does not match its SHA-256)")
-    return state | {"optimizer": {"shards": str(path)}}
+    in_shards = {"shards": str(path)}
+    return {"ema": in_shards} | state | {"optimizer": in_shards}  # without averages, the state has None
 
 
 def _read(path: Path) -> tuple[State, str]:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,10 @@ pytestmark = pytest.mark.skipif(OLD, reason="torch before 2.6")
 WORKER = (str(ROOT / "tests" / "train" / "programs" / "fsdp_worker.py"),)
 # ten updates of two micro-batches each; the last one and the validation are divided unevenly
 OPTIONS = "--arch smallcnn --image-size 16 --epochs 1 --lr 2 --clip-norm 1 --dtype float64 --accumulate 2 --workers 1"
+AVERAGED = ("--ema-decay", "0.9")
 LAYOUT = ("--memory-format", "channels_last")  # what a GPU has by default; fully_shard refuses such weights
-COMMON = (*OPTIONS.split(), *LAYOUT, "--batch-size", "4", "--log-every", "1", "--print-digest", "--device", "cpu")
+REST = ("--batch-size", "4", "--log-every", "1", "--print-digest", "--device", "cpu")
+COMMON = (*OPTIONS.split(), *LAYOUT, *AVERAGED, *REST)
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +42,18 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
 
 def best(ranks: list[Rank]) -> dict[str, torch.Tensor]:
     folder = ranks[0].output.parent / "checkpoints"
-    found: dict[str, torch.Tensor] = torch.load(folder / "best.pt", weights_only=True)["model"]
-    return found
+    return weights(torch.load(folder / "best.pt", weights_only=True))
+
+
+def weights(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint and their averages."""
+    return {f"{part}.{name}": value for part in ("model", "ema") for name, value in state[part].items()}
 
 
 def test_a_run_equals_ddps(data: Path, tmp_path: Path, whole: list[Rank]) -> None:
     other = run(tmp_path, 2, "--data", data, "--parallel", "ddp", *COMMON)[0]
     assert len(other.metrics("step")) == 10
-    assert distance(best(whole), other.checkpoint()["model"]) < 1e-12
+    assert distance(best(whole), weights(other.checkpoint())) < 1e-12
     assert whole[0].metrics("epoch")[0]["val"] == pytest.approx(other.metrics("epoch")[0]["val"], rel=1e-12)
     assert whole[0].digest == whole[1].digest
 
@@ -79,6 +86,33 @@ def test_blocks_are_gathered_in_16_bits_where_autocast_rounds_all_their_weights(
     with torch.device("meta"):
         model = make_model(arch, 10)
     assert {only_products(block) for block in blocks(model) if block not in unrounded(model)} == rounded
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.ci)])
+def test_fp16_equals_ddps_and_an_overflow_in_one_shard_is_known_to_all(world: int, tmp_path: Path) -> None:
+    """To the bit on two ranks; on three, sums differ by less than fp16 differs from fp32."""
+    ranks = start(tmp_path, world, "fp16", tmp_path, program=WORKER)
+    assert finish(ranks) == [0] * world, ranks[0].text
+    every = [json.loads(rank.lines[-1]) for rank in ranks]
+    for result in every:
+        assert result["moved"] > 0.01
+        assert result["rounding"] > 1e-5
+        assert result["distance"] <= (0 if world == 2 else result["rounding"])
+        assert result["applied"] == [False, True]
+        assert result["scales"][1:] == [result["scales"][0] / 2] * 2
+        assert result["still"]
+    assert [result["overflow"] for result in every] == [rank == 1 for rank in range(world)]
+
+
+@pytest.mark.ci
+def test_three_ranks_equal_one_process(data: Path, tmp_path: Path) -> None:
+    """Weights, their averages and the validation of these."""
+    kept = ["--parallel", "fsdp", "--checkpoints", tmp_path / "runs" / "checkpoints"]
+    three = run(tmp_path / "runs", 3, "--data", data, *COMMON, *kept)
+    (alone,) = run(tmp_path / "alone", 1, "--data", data, *COMMON, "--batch-size", 12)
+    assert len(alone.metrics("step")) == 7
+    assert distance(best(three), weights(alone.checkpoint())) < 1e-12
+    assert three[0].metrics("epoch")[0]["val"] == pytest.approx(alone.metrics("epoch")[0]["val"], rel=1e-12)
 
 
 @pytest.mark.ci
@@ -136,12 +170,12 @@ def test_shards_inside_a_node_equal_one_process_and_are_read_by_any_number_of_ra
         more = [*options, "--checkpoints", tmp_path / name / "checkpoints"]
         again = run(tmp_path / name, world, "--data", data, *COMMON, *more, nodes=2)
         assert "resumed" in again[0].text
-        assert distance(best(again), alone.checkpoint()["model"]) < 1e-12, name
+        assert distance(best(again), weights(alone.checkpoint())) < 1e-12, name
     shards = FileSystemReader(kept / "last.sharded").read_metadata().state_dict_metadata["model.classifier.weight"]
     assert len(shards.chunks) == 2, "each node has all weights"
     whole = run(tmp_path / "whole", 4, *hsdp, tmp_path / "whole" / "checkpoints", nodes=2)
-    assert distance(best(whole), alone.checkpoint()["model"]) < 1e-12
-    assert distance(torch.load(tmp_path / "hsdp" / "checkpoints" / "best.pt")["model"], best(whole)) == 0
+    assert distance(best(whole), weights(alone.checkpoint())) < 1e-12
+    assert distance(weights(torch.load(tmp_path / "hsdp" / "checkpoints" / "best.pt")), best(whole)) == 0
     assert len({rank.digest for rank in whole}) == 1
 
 

@@ -11,6 +11,7 @@ from tests.train.runs import Rank, digit_tree, run
 
 BASE = "--image-size 16 --epochs 2 --workers 1 --threads 1 --device cpu --lr 0.5 --keep 2 --print-digest"
 CIFAR, SMALL = "--arch cifar_resnet20", "--arch smallcnn"
+AVERAGED = "--ema-decay 0.9"
 UNEQUAL = ("--batch-size 4", "--batch-size 1 --accumulate 3", "--batch-size 6")
 
 
@@ -28,7 +29,7 @@ def ended(folder: Path, data: Path, options: str, own: tuple[str, ...], nodes: i
     ("options", "own", "nodes"),
     [
         pytest.param(
-            f"{CIFAR} --ema-decay 0.9 --syncbn custom", UNEQUAL, 1, id="averaged, synchronised", marks=pytest.mark.ci
+            f"{CIFAR} {AVERAGED} --syncbn custom", UNEQUAL, 1, id="averaged, synchronised", marks=pytest.mark.ci
         ),
         pytest.param(SMALL, ("--batch-size 3",) * 4, 1, id="4 ranks", marks=pytest.mark.ci),
         pytest.param(
@@ -40,7 +41,9 @@ def ended(folder: Path, data: Path, options: str, own: tuple[str, ...], nodes: i
         ),
         pytest.param(f"{CIFAR} --static-graph", ("--batch-size 4",) * 3, 1, id="static graph", marks=pytest.mark.slow),
         pytest.param(f"{CIFAR} --amp O2", ("--batch-size 4",) * 3, 1, id="O2", marks=pytest.mark.slow),
-        pytest.param(f"{SMALL} --parallel fsdp", ("--batch-size 4",) * 3, 1, id="fsdp", marks=pytest.mark.ci),
+        pytest.param(
+            f"{CIFAR} {AVERAGED} --parallel fsdp", ("--batch-size 4",) * 3, 1, id="fsdp", marks=pytest.mark.ci
+        ),
         pytest.param(f"{SMALL} --parallel hsdp", ("--batch-size 3",) * 4, 2, id="hsdp", marks=pytest.mark.ci),
     ],
 )

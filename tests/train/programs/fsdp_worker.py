@@ -1,4 +1,4 @@
-"""`fsdp_worker.py save|load|bf16 FOLDER` on every rank: compare ten steps with DDP, then save or load checkpoints.
+"""`fsdp_worker.py save|load|bf16|fp16 FOLDER` on every rank: compare ten steps with DDP, then save or load checkpoints.
 
 Every rank prints JSON.
 """
@@ -19,6 +19,7 @@ from train.config import Config
 from train.data.batch import Batch, Transfer
 from train.data.loader import Loader
 from train.data.repeat import synthetic
+from train.distributed.fsdp import local
 from train.distributed.methods import make_step
 from train.distributed.shards import Shards, check_shared
 from train.distributed.world import World, start
@@ -40,10 +41,14 @@ def work(step: Step, world: World, updates: int) -> None:
     draw = torch.Generator().manual_seed(world.rank)
     for update in range(updates):
         for last in (False, True):
-            images = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8, generator=draw)
-            weights = torch.tensor([1.0, 1.0, 1.0, float(world.rank > 0)])
-            accumulate(step, Batch(images, torch.arange(4), weights, 8 * world.size - 2, last), Plan(0.1, update))
+            accumulate(step, sample(world, last, draw), Plan(0.1, update))
         step.update(Plan(0.1, update))
+
+
+def sample(world: World, last: bool, draw: torch.Generator | None = None) -> Batch:
+    images = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8, generator=draw)
+    weights = torch.tensor([1.0, 1.0, 1.0, float(world.rank > 0)])
+    return Batch(images, torch.arange(4), weights, 8 * world.size - 2, last)
 
 
 def weights(step: Step) -> torch.Tensor:
@@ -89,18 +94,39 @@ def saved(step: Step, store: Shards, folder: Path, world: World) -> dict[str, ob
     return result
 
 
+def overflowed(step: Step, world: World) -> dict[str, object]:
+    """An update whose gradient is inf in one value of rank 1's shards, and the next one."""
+    scales, before = [step.scale.value], weights(step).clone()
+    accumulate(step, sample(world, True), Plan(0.1, 0))
+    shards = local([parameter.grad for parameter in step.parameters if parameter.grad is not None])
+    own = [shard for shard in shards if shard.numel()]
+    if world.rank == 1:
+        own[0].view(-1)[0] = float("inf")
+    result: dict[str, object] = {"overflow": not all(bool(shard.isfinite().all()) for shard in own)}
+    applied = [step.update(Plan(0.1, 0))]
+    scales.append(step.scale.value)
+    result["still"] = torch.equal(before, weights(step))
+    accumulate(step, sample(world, True), Plan(0.1, 0))
+    applied.append(step.update(Plan(0.1, 0)))
+    return result | {"applied": applied, "scales": [*scales, step.scale.value]}
+
+
 def main(what: str, folder: Path) -> dict[str, object]:
     config = Config(data="", image_size=8, parallel="fsdp", device="cpu")
     world = start(config)
-    exact = replace(config, amp="bf16") if what == "bf16" else replace(config, dtype="float64", clip_norm=1.0)
+    half = what in ("bf16", "fp16")
+    exact = replace(config, amp=what) if half else replace(config, dtype="float64", clip_norm=1.0)
     ddp, fsdp = new(replace(exact, parallel="ddp"), world), new(exact, world)
     before = weights(ddp).clone()
     for each in (ddp, fsdp):
         work(each, world, 10)
     result: dict[str, object] = {"moved": float((weights(ddp) - before).abs().max())}
     result["distance"] = float((weights(ddp) - weights(fsdp)).abs().max())
-    if what == "bf16":
-        return result
+    if half:
+        plain = new(replace(config, parallel="ddp"), world)
+        work(plain, world, 10)
+        result["rounding"] = float((weights(plain) - weights(ddp)).abs().max())
+        return result | (overflowed(fsdp, world) if what == "fp16" else {})
     step = new(replace(config, amp="bf16", optimizer="adamw"), world, seed=1)
     store = Shards(replace(config, checkpoints=str(folder)), world)
     if what == "save":

@@ -33,6 +33,7 @@ from train.timing import OwnWork
 from train.trainer import Trainer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+METHODS = ("auto", "fsdp --optimizer adamw --ema-decay 0.9", pytest.param("model", marks=pytest.mark.slow), "pipeline")
 ALONE = World(0, 1, 0, 1, GPU, "none")
 
 
@@ -68,14 +69,15 @@ def test_precision_and_layout(capability: tuple[int, int], name: str, scaled: bo
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_the_optimiser_is_fused(kind: str) -> None:
-    """With the same result. Not for sharded weights, nor for fp64, for which some GPUs have no kernel."""
+    """With the same result. Not SGD for sharded weights, nor for fp64, for which some GPUs have no kernel."""
     assert not has_fused_kernel(nn.Parameter(torch.ones(1)))
     config = Config(data="", optimizer=kind, nesterov=kind == "sgd")
     torch.manual_seed(0)
     models = [SmallCNN(10) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     with pretend.gpu():
-        assert not make_optimizer(replace(config, parallel="fsdp"), models[0]).defaults["fused"]
+        sharded = make_optimizer(replace(config, parallel="fsdp"), models[0])
+        assert sharded.defaults["fused"] == (kind == "adamw")
         assert not make_optimizer(config, SmallCNN(10).double()).defaults["fused"]
         fused = make_optimizer(config, models[0])
     plain = make_optimizer(config, models[1])
@@ -318,7 +320,7 @@ def test_a_run_equals_that_on_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("parallel", ["auto", "fsdp", pytest.param("model", marks=pytest.mark.slow), "pipeline"])
+@pytest.mark.parametrize("parallel", METHODS)
 def test_two_processes(parallel: str, tmp_path: Path) -> None:
     """A model with convolutions, in the layout that a GPU has by default, by each method, stopped and resumed."""
     data = digit_tree(tmp_path / "data", 64, 16)

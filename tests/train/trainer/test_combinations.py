@@ -48,10 +48,11 @@ def problem(
         (2, "--parallel pipeline --last-batch drop --memory-format channels_last", "--memory-format channels_last"),
         (2, "--parallel pipeline --mixup 0.2 --phases 8@0", "does not support --mixup 0.2, --phases"),
         (1, "--parallel fsdp", "start two or more"),
-        (2, "--parallel fsdp --ema-decay 0.9 --compile", "does not support --ema-decay 0.9, --compile"),
+        (2, "--parallel fsdp --compile", "does not support --compile"),
         (2, "--parallel fsdp --optimizer lars --static-graph", "does not support --optimizer lars, --static-graph"),
-        (2, "--parallel fsdp --amp fp16", "does not support --amp fp16"),
-        (2, "--parallel hsdp --ema-decay 0.9", "--parallel hsdp does not support --ema-decay 0.9"),
+        (2, "--parallel fsdp --amp O2", "does not support --amp O2"),
+        (2, "--parallel hsdp --amp O3", "--parallel hsdp does not support --amp O3"),
+        (2, "--parallel model --amp O3", "does not support --amp O3; remove"),
         (2, "--parallel dual_batch --schedule multistep --repeats 2", "does not support --repeats 2"),
         (2, "--parallel dual_batch --schedule multistep --pretrained a.pt", "does not support --pretrained a.pt"),
         (2, "--parallel dual_batch", "--schedule multistep"),
@@ -131,7 +132,7 @@ def test_a_torch_whose_stages_do_not_find_out_shapes_is_refused_by_name(monkeypa
     assert re.match(r"--parallel pipeline needs stages that .*, which torch \S+ lacks; use", found)
 
 
-@pytest.mark.parametrize("kind", ["model", "fsdp", "pipeline --last-batch drop", "dual_batch --schedule multistep"])
+@pytest.mark.parametrize("kind", ["model", "pipeline --last-batch drop", "dual_batch --schedule multistep"])
 def test_the_selection_of_amp_auto_is_checked(kind: str) -> None:
     """On a GPU without bf16, auto is fp16 with a loss scale, which stages and a parameter server do not have."""
     assert "--amp auto, which is fp16 on this GPU" in problem(f"--parallel {kind}", amp="fp16", device="cuda")
@@ -150,6 +151,7 @@ def test_the_selection_of_amp_auto_is_checked(kind: str) -> None:
         "--amp O2",
         "--compile --compile-mode reduce-overhead",
         "--compile --compile-mode max-autotune-no-cudagraphs --accumulate 2",
+        "--parallel fsdp --amp fp16 --ema-decay 0.9",
         "--parallel fsdp --amp bf16 --clip-norm 1 --accumulate 2 --syncbn custom --mixup 0.2 --optimizer adamw",
     ],
 )
