@@ -216,7 +216,7 @@ class Shards:
     ) -> None:
         """Write run.pt, best.pt and the epoch's folder, and rename the checkpoint, on rank 0."""
         if best:
-            weights = {name: parts[name] for name in ("model", "ema") if name in parts}
+            weights = {name: part for name, part in parts.items() if name != "optimizer"}
             write(self._folder / "best.pt", rest | self._whole(fresh, weights))
         write(fresh / RUN, rest | {"parts": sums})
         keep = self._config.keep
