@@ -482,10 +482,10 @@ class Every:
 @dataclass(frozen=True, kw_only=True)
 class Config(
     # fields, and so --help, are in the order of the bases from last to first
+    DualBatchOptions,
     OutputOptions,
     SystemOptions,
     PrecisionOptions,
-    DualBatchOptions,
     ParallelOptions,
     TrainingOptions,
     ModelOptions,

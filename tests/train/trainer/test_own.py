@@ -216,6 +216,11 @@ def help_text(capfd: pytest.CaptureFixture[str]) -> str:
     return capfd.readouterr().out
 
 
+def test_help_ends_with_the_options_of_dual_batch(capfd: pytest.CaptureFixture[str]) -> None:
+    groups = re.findall(r"^([a-z ]+):$", help_text(capfd), re.MULTILINE)
+    assert (groups[0], groups[-2:]) == ("options", ["output", "dual batch"])
+
+
 def test_a_function_of_ones_own_has_the_weights_and_mixes_of_ours(module: str) -> None:
     config = Config(data="", loss=f"{module}:ce")
     logits, labels, mix = torch.randn(4, 6), torch.tensor([0, 5, 2, 2]), Mix(0.7, None)
