@@ -19,6 +19,23 @@ def test_no_engine_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         dial_local("a")
 
 
+@pytest.mark.parametrize(
+    ("socket", "fix"),
+    [
+        ("/no/such/docker.sock", "`docker context ls` and DOCKER_HOST name the engine that is asked"),
+        ("/run/user/4711/docker.sock", "systemctl --user start docker"),
+    ],
+)
+def test_which_engine_is_to_be_started_is_said_only_if_it_is_known(
+    socket: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
+    with pytest.raises(EngineUnavailable) as failed:
+        DockerClient("a", "me", lambda: dial_local("a")).ping()
+    assert f"unix://{socket}" in failed.value.what
+    assert failed.value.next_step.removeprefix("on the node: ").startswith(fix)
+
+
 def test_the_engine_of_another_machine_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "ssh://gpu-b")
     with pytest.raises(EngineUnavailable, match="name the node gpu-b instead"):

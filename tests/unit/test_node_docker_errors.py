@@ -49,7 +49,7 @@ def api_error(status: int, message: str) -> docker.errors.APIError:
             EngineUnavailable,
             "systemctl start docker",
         ),
-        (DialFailed(1, "Cannot connect to the Docker daemon at unix:///x"), EngineUnavailable, "systemctl"),
+        (DialFailed(1, "Cannot connect to the Docker daemon at unix:///x"), EngineUnavailable, "DOCKER_HOST"),
         (
             DialFailed(
                 1,

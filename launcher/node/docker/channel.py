@@ -188,8 +188,10 @@ def _unix_socket(path: str) -> EngineConnection:
     try:
         stream.settimeout(CONNECT_TIMEOUT)
         stream.connect(path)
-    except BaseException:
+    except BaseException as error:
         stream.close()
+        if isinstance(error, OSError) and error.errno:  # the system does not say which socket
+            raise OSError(error.errno, f"{error.strerror}: {_UNIX}{path}") from error
         raise
     return EngineConnection(stream, lambda: None, stream.close)
 

@@ -33,7 +33,9 @@ _NOT_RUN = (126, 127)  # exit codes of a shell that cannot run a command
 _NO_COMMAND = re.compile(
     r"command not found|no such file or directory: .*docker|(unknown|unrecognized) command|not a docker command", re.I
 )
-_ELSEWHERE = re.compile(r"\bcontext not found|\btcp://|/desktop/docker")
+_ELSEWHERE = re.compile(
+    r"\bcontext not found|\btcp://|/desktop/docker|\bunix://(?!(/var)?/run/(user/\d+/)?(docker|podman/podman)\.sock\b)"
+)
 
 
 def unwrap_sdk_error(error: Exception) -> Exception:
