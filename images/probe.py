@@ -262,8 +262,10 @@ def main():
     name = sys.argv[1] if len(sys.argv) > 1 else sys.executable
     report = facts(name)
     if len(sys.argv) > 2 and sys.argv[2] == "full":
-        report.update(surroundings())
+        # the checks first: with Python before 3.12, an older setuptools cannot be imported (torch 2.4 does so) once it
+        # was asked where pip is
         report["checks"] = checks_in_child()
+        report.update(surroundings())
     sys.stdout.write("\n" + MARK + json.dumps(report) + "\n")
     sys.stdout.flush()
 

@@ -32,13 +32,13 @@ def get_args_parser():
 def probe(tmp_path):
     """Runs the script in an environment where only these files can be imported."""
 
-    def run(mode, files):
+    def run(mode, files, before=""):
         for name, text in files.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         done = subprocess.run(
-            [sys.executable, "-S", "-c", SCRIPT.read_text(), "python3", mode],
+            [sys.executable, "-S", "-c", before + SCRIPT.read_text(), "python3", mode],
             capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(tmp_path)}, check=True,
         )  # fmt: skip
         [line] = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
@@ -116,6 +116,25 @@ def test_an_error_is_reported_with_its_cause(probe):
     )
     found = probe("full", {**TORCH, "torch/__init__.py": hidden})
     assert found.checks["import_torch"].error == "ImportError: no <- OSError: libtorch_cuda.so: missing"
+
+
+ASKED_FOR_PIP = """
+import sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        sys.asked_for_pip = name == "pip" or sys.asked_for_pip
+
+sys.asked_for_pip = False
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_torch_is_imported_before_pip_is_looked_for(probe):
+    """setuptools then puts Python's distutils in place of its own, and torch 2.4, which imports it, fails."""
+    torch = "import sys\nraise RuntimeError(f'asked for pip: {sys.asked_for_pip}')"
+    found = probe("full", {**TORCH, "torch/__init__.py": torch}, ASKED_FOR_PIP)
+    assert found.checks["import_torch"].error == "RuntimeError: asked for pip: False"
 
 
 @pytest.mark.ci

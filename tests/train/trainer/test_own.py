@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.runs import run
+from tests.train.runs import OLD, run
 from train.__main__ import main
 from train.arguments import OWN
 from train.combinations import check
@@ -312,6 +312,7 @@ def test_a_run_with_ones_own_optimiser_equals_that_with_the_same_of_ours(
     assert re.findall(size, ours) == re.findall(size, mine)
 
 
+@pytest.mark.skipif(OLD, reason="torch before 2.6")
 def test_with_shards_only_what_is_named_elementwise(module: str) -> None:
     config = Config(data="", optimizer=f"{module}:adamw", parallel="fsdp")
     with pytest.raises(
