@@ -110,6 +110,15 @@ def test_ctrl_c_while_modules_load_has_the_exit_code_of_stopped(tmp_path: Path, 
     assert "Traceback" not in done.stderr
 
 
+def test_ctrl_c_while_up_loads_what_starts_runs_says_that_nothing_was_started(tmp_path: Path) -> None:
+    (tmp_path / "pathspec.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    (tmp_path / "job.yaml").write_text("name: job\nruntime: process\nnodes: [local]\nrun: {command: ['true']}\n")
+    argv, env = [sys.executable, "-m", "launcher", "up", "job.yaml"], {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(argv, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, check=False)
+    assert done.returncode == StoppedByUser.exit_code, done.stderr
+    assert done.stderr == "launcher: stopped; nothing was started, and nothing remains on the nodes\n"
+
+
 def test_ctrl_c_before_the_start_of_a_run_has_the_exit_code_of_stopped(tmp_path: Path) -> None:
     began = tmp_path / "began"
     config = tmp_path / "ssh_config"
