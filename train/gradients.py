@@ -24,7 +24,10 @@ def conclusion(cost: Cost, nodes: int, config: Config, amp: str) -> str:
     share = min(cost.seconds / cost.step, 1.0)  # the first steps, of which DDP's mean is, may be slower than others
     took = f"{share:.0%} of a step ({share * cost.step:.2g} of {cost.step:.2g} s)"
     text = f"the sum of gradients over {nodes} nodes took {took}"
-    return f"{text}: try {option(share, config, amp)}" if share > MUCH else text
+    if share <= MUCH:
+        return text
+    tried = option(share, config, amp)
+    return f"{text}: try {tried}" + ("; what it changes: docs/slow-links.md" if tried.startswith("--") else "")
 
 
 def option(share: float, config: Config, amp: str) -> str:

@@ -248,7 +248,8 @@ def _advice(each: Forecast, trainer: bool) -> str:
     """Return what to change. trainer: its options are known, and those of a program are not."""
     best, goal = each.smallest, f"{_times(WORTH * each.nodes)} of one"
     if best is not None and trainer:
-        return f"{best.option} in run.args: the smallest change that brings {goal}, or a faster link"
+        change = f"{best.option} in run.args: the smallest change that brings {goal}"
+        return f"{change} (what it changes: docs/slow-links.md), or a faster link"
     if best is not None:
         own = f"; a way of your own brings it with {size_text(each.enough or 0)} a step"
         return f"{best.name} is the smallest change that brings {goal}{own}; or a faster link"

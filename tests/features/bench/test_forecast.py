@@ -127,7 +127,8 @@ def test_each_way_of_the_trainer_is_a_row_and_the_smallest_change_is_named() -> 
         *("plain", "bf16", "accumulate 32", "powersgd:1", "powersgd:2", "powersgd:4")
     ]
     assert rows[-1] == (
-        "-> gradient_compression: powersgd:4 in run.args: the smallest change that brings 1.6x of one, or a faster link"
+        "-> gradient_compression: powersgd:4 in run.args: the smallest change that brings 1.6x of one "
+        "(what it changes: docs/slow-links.md), or a faster link"
     )
 
 
