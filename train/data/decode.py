@@ -28,7 +28,6 @@ ORIENTATION = 0x0112
 _APP1, _SCAN = 0xE1, 0xDA
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 FASTER = "about 1.8 times as fast as torchvision's"  # bench.loader, bench.decoders
-NEEDS = "it needs a C compiler and libjpeg-turbo's headers (Debian, Ubuntu: gcc libc6-dev libjpeg-dev)"
 # exceptions of decoders that do not work on this machine
 UNUSABLE = (roi.BuildError, ImportError, OSError, RuntimeError, AttributeError)
 
@@ -227,7 +226,7 @@ def choose_decoder(wanted: str, say: Callable[[str], None] = lambda _: None) -> 
             return make()
         except UNUSABLE as error:
             if name == "roi":
-                say(f"train: the compiled decoder, {FASTER}, is not available: {error}; {NEEDS}")
+                say(f"train: the compiled decoder, {FASTER}, is not available: {error}")
     raise AssertionError("Pillow always works")
 
 

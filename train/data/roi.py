@@ -30,6 +30,7 @@ LIBRARIES = ("-ljpeg", "-lm")
 MESSAGE_BYTES = 200  # libjpeg's JMSG_LENGTH_MAX
 OK, ERROR, UNSUPPORTED = 0, 1, 2
 ROOM = 4 << 20  # bytes for the files of one call
+NEEDS = "it needs a C compiler and libjpeg-turbo's headers (Debian, Ubuntu: gcc libc6-dev libjpeg-dev)"
 
 
 class BuildError(Exception):
@@ -73,7 +74,7 @@ def _cache() -> Iterator[Path]:
 def _compile(library: Path) -> None:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
-        raise BuildError("no C compiler")
+        raise BuildError(f"no C compiler; {NEEDS}")
     command = [compiler, *FLAGS, "-o", str(library), str(SOURCE), *LIBRARIES]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -81,7 +82,8 @@ def _compile(library: Path) -> None:
         raise BuildError(f"{compiler}: {error.strerror}") from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise BuildError(lines[0].strip() if lines else f"{compiler} exited with {done.returncode}")
+        what = lines[0].strip() if lines else f"{compiler} exited with {done.returncode}"
+        raise BuildError(f"{what}; {NEEDS}")
 
 
 # an image to decode, and the result; as in roi.c

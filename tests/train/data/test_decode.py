@@ -462,6 +462,20 @@ def test_another_decoder_is_chosen_without_a_compiler(monkeypatch: pytest.Monkey
         choose_decoder("roi")
 
 
+def test_a_decoder_that_cannot_be_loaded_is_not_called_a_lack_of_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; echo of another libjpeg >"$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", str(compiler))
+    messages: list[str] = []
+    assert choose_decoder("auto", messages.append).name == "torchvision"
+    assert "cannot load" in messages[0]
+    assert "libjpeg-dev" not in messages[0]
+
+
 WITH_ANOTHER_LIBJPEG = """
 import ctypes, os, sys
 
