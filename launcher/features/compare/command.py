@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from launcher.api.history import states_by_nodes
-from launcher.cli import completion, options, terminal
+from launcher.cli import completion, options, terminal, wrapping
 from launcher.errors import RunUnknown, UsageError
 from launcher.features.compare.comparison import Unmeasured, markdown, page
 from launcher.features.compare.comparison import compare as compare_
@@ -22,9 +22,19 @@ from launcher.features.compare.curves import curves, files_of, in_order
 from launcher.features.compare.ledger import entry, without_run
 from launcher.features.compare.measured import Measured, read
 from launcher.features.compare.plot import draw, draw_tags
-from launcher.features.compare.tags import TagRow, by_tag, page_of_tags, shown_tags, table, verdict
+from launcher.features.compare.tags import (
+    NO_RESULT,
+    TagRow,
+    by_tag,
+    page_of_tags,
+    shown_state,
+    shown_tags,
+    table,
+    verdict,
+)
 from launcher.local_files import write_atomic
 from launcher.records.groups import differences, labels, select
+from launcher.records.masking import printed
 from launcher.records.store import Record, find, job_of
 from launcher.run.state import BUDGET
 
@@ -86,7 +96,7 @@ def compare(
         terminal.say(markdown(rows, width, others, ordered))  # contains text from a program's metrics
     else:
         terminal.say(table(tagged, tag or [], by, width))
-        _explain(tagged, by, lowest=lowest, name=" ".join(runs or []))
+        _explain(tagged, by, width, lowest=lowest, name=" ".join(runs or []))
     if not json:
         _name_away(tagged, runs or [])
         _name_budget(
@@ -113,12 +123,13 @@ def _read(
         try:
             measured.append(read(record.paths, name))
         except RunUnknown:
-            others.append(Unmeasured(record.run, name, _state(record, states.get(record.run))))
+            state = shown_state(_state(record, states.get(record.run)), budget=_has_budget(record))
+            others.append(Unmeasured(record.run, name, state))
     return measured, others
 
 
 def _state(record: Record, seen: str | None) -> str:
-    return str((record.result() or {}).get("state", seen or "no result yet"))
+    return str((record.result() or {}).get("state", seen or NO_RESULT))
 
 
 def tag_row(record: Record, name: str, seen: str | None = None) -> TagRow:
@@ -128,7 +139,8 @@ def tag_row(record: Record, name: str, seen: str | None = None) -> TagRow:
     why = f"{failure.get('node', '')}: {failure.get('what', '')}" if failure else ""
     files = files_of(record.paths.root)
     made = curves(record.paths, files)
-    return TagRow(record.run, name, _state(record, seen), made, why=why, away=result is None, files=files)
+    budget, away = _has_budget(record), result is None
+    return TagRow(record.run, name, _state(record, seen), made, why=why, budget=budget, away=away, files=files)
 
 
 def _has_budget(record: Record) -> bool:
@@ -151,15 +163,23 @@ def _name_away(rows: Sequence[TagRow], names: Sequence[str]) -> None:
         terminal.note(f"to fetch them: {fetch}")
 
 
-def _explain(rows: Sequence[TagRow], by: str | None, *, lowest: bool, name: str) -> None:
+def _say(text: str, width: int | None) -> None:
+    """Print lines to stdout. width: of the terminal; None: they are not broken."""
+    text = printed(text)  # before it is broken
+    if width is not None:
+        text = "\n".join(" " * line.indent + text[line.start : line.end] for line in wrapping.lines(text, width))
+    terminal.say(text)
+
+
+def _explain(rows: Sequence[TagRow], by: str | None, width: int | None, *, lowest: bool, name: str) -> None:
     """Say what is best, why runs have failed, and where curves may be that are not here."""
     if by is not None:
         one = name.split() if len(name.split()) < 2 else [rows[0].run]  # fetch takes one name
         command = shlex.join(["launcher", "fetch", *one, "--best", by, *(["--min"] if lowest else [])])
-        terminal.say(f"\n{verdict(rows, lowest=lowest, command=command)}")
+        _say(f"\n{verdict(rows, lowest=lowest, command=command)}", width)
     failed = [row for row in rows if row.why]
     for row in failed:
-        terminal.say(f"{row.label} failed: {row.why}: launcher logs {row.run}")
+        _say(f"{row.label} failed: {row.why}: launcher logs {row.run}", width)
     if not any(row.curves for row in rows):
         what = "no curves of these runs are here (TensorBoard's files or metrics.jsonl)"
         where = "if the program writes metrics.csv or trainer_state.json"

@@ -27,6 +27,7 @@ def entry(record: Record, row: TagRow) -> dict[str, Any]:
         "revision": revision and revision.commit,
         "changes": revision and revision.stat,
         "state": row.state,
+        "collected": not row.away,
         "ended_by": result.get("ended_by"),
         "exit_code": result.get("exit_code"),
         "seconds": _seconds(result.get("nodes", [])),
@@ -44,8 +45,9 @@ def without_run(chosen: Sequence[Record]) -> list[dict[str, Any]]:
             variants.setdefault(member.group, []).append(member.variant)
     keys = ("run", "code", "revision", "changes", "ended_by", "exit_code", "seconds", "checkpoint", "failure")
     empty = dict.fromkeys(keys)
+    unstarted = {"state": "not started", "collected": False}
     return [
-        {**_of_variant(Membership(group, name), name), **empty, "state": "not started", "scalars": {}, "by": None}
+        {**_of_variant(Membership(group, name), name), **empty, **unstarted, "scalars": {}, "by": None}
         for group, names in variants.items()
         for name in not_started(group, names)
     ]

@@ -15,7 +15,9 @@ from launcher.errors import UsageError
 from launcher.features.compare.comparison import fill_page
 from launcher.features.compare.curves import Best, Curve, best_of, in_order, tags_of
 from launcher.records.paths import RunPaths, as_shown
+from launcher.run.state import BUDGET
 
+NO_RESULT = "no result yet"  # state of a run of which nothing else is known
 MOST = 4  # tags in a table that nobody has chosen
 _DRAWN = 1000  # points of a curve on a page
 _NAMED = 8  # tags that are named below it
@@ -26,7 +28,8 @@ _LOWER_IS_BETTER = ("loss", "error", "perplexity", "wer", "mse", "mae")
 class TagRow:
     """A run and its curves, by tag. best: with --by. why: what a run without curves has to say.
 
-    away: its end is not recorded here, so its curves are those that were fetched last. files: all of its folder here.
+    budget: it ended at its budget. away: its end is not recorded here, so its curves are those that were fetched last.
+    files: all of its folder here.
     """
 
     run: str
@@ -35,8 +38,14 @@ class TagRow:
     curves: Mapping[str, Curve]
     best: Best | None = None
     why: str = ""
+    budget: bool = False
     away: bool = False
     files: Sequence[Path] = ()
+
+    @property
+    def named(self) -> str:
+        """Its label, with its state if it is known and not `done`."""
+        return self.label if self.state in ("done", NO_RESULT) else f"{self.label} ({self.state})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the scalars for JSON."""
@@ -143,10 +152,20 @@ def _head(tags: Sequence[str], by: str | None, *, states: bool) -> list[str]:
 
 
 def _cells(row: TagRow, tags: Sequence[str], by: str | None, *, states: bool) -> list[str]:
-    state = [row.state if row.curves else f"{row.state}, no curves"] if states else []
+    state = [_state(row)] if states else []
     best = [f"{row.best.point.value:.4g}", str(row.best.point.step)] if row.best else ["", ""]
     values = [f"{row.curves[tag].last.value:.4g}" if tag in row.curves else "" for tag in tags]
     return [_escaped(row.label), *state, *(best if by else []), *values]
+
+
+def _state(row: TagRow) -> str:
+    state = shown_state(row.state, budget=row.budget)
+    return state if row.curves else f"{state}, no curves"
+
+
+def shown_state(state: str, *, budget: bool) -> str:
+    """Return a state as tables have it. budget: the run ended at its budget."""
+    return f"{state} by {BUDGET}" if budget else state
 
 
 def _escaped(text: str) -> str:
@@ -172,10 +191,10 @@ def sentence(rows: Sequence[TagRow], *, lowest: bool) -> str:
     row, others = rows[0], rows[1:]
     assert row.best is not None
     tag, point = row.best.tag, row.best.point
-    text = f"best: {row.label}, {tag} {point.value:.6g} at step {point.step}"
+    text = f"best: {row.named}, {tag} {point.value:.6g} at step {point.step}"
     doubtful = not lowest and any(word in tag.lower() for word in _LOWER_IS_BETTER)
     text = f"{text} (the highest; for the lowest: --min)" if doubtful else text
-    ties = [other.label for other in others if other.best is not None and other.best.point.value == point.value]
+    ties = [other.named for other in others if other.best is not None and other.best.point.value == point.value]
     if ties:
         more = f" and {len(ties) - _NAMED} more" if len(ties) > _NAMED else ""
         text += f"; with the same value: {', '.join(ties[:_NAMED])}{more}"

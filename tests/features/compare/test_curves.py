@@ -119,6 +119,7 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sweep of a program that writes only TensorBoard's files: three variants, of which one failed before any."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("COLUMNS", raising=False)
     for index, rate in enumerate(("0.1", "0.2", "9")):
         run = f"night-20261128-20000{index}-000{index}"
         plan, record = offline(parse_job(JOB, "job.yaml"), "code"), Record(RunPaths(tmp_path / "runs" / run), [])
@@ -191,6 +192,23 @@ def test_runs_with_the_same_best_value_are_named(night: Path) -> None:
     assert "same value" not in call("compare", "night", "--by", "acc/val", "--min")[1]
 
 
+def test_a_run_that_did_not_end_well_may_be_the_best_and_its_line_says_so(night: Path) -> None:
+    for index, state in enumerate(("stopped", "failed")):
+        record = Record(RunPaths(night / "runs" / f"night-20261128-20000{index}-000{index}"))
+        record.finish({"state": state, "exit_code": 1})
+        board(record.paths.tensorboard / "events.out.tfevents.zz", "acc/val", {21: 4.0}, time=2000.0)
+    says = "best: lr=0.1 (stopped), acc/val 4 at step 21; with the same value: lr=0.2 (failed)\n"
+    assert says in call("compare", "night", "--by", "acc/val")[1]
+
+
+def test_a_state_in_a_table_names_the_budget(night: Path) -> None:
+    record = Record(RunPaths(night / "runs" / "night-20261128-200000-0000"))
+    record.finish({"state": "done", "exit_code": 0, "ended_by": "budget"})
+    _, _, first, second, _ = call("compare", "night")[1].splitlines()[:5]
+    assert [row.split("|")[2].strip() for row in (first, second)] == ["done by budget", "done"]
+    assert json.loads(call("compare", "night", "--json")[1])[0]["state"] == "done"
+
+
 def test_the_folder_of_a_run_is_walked_once(night: Path) -> None:
     deep = night / "runs" / "night-20261128-200000-0000" / "checkpoints" / "deep"
     deep.mkdir(parents=True)
@@ -255,10 +273,13 @@ def test_runs_whose_end_is_not_recorded_are_asked_for_and_not_ignored_silently(n
     """Their launcher was killed: one has no curves here, one has some; the containers of both are gone."""
     for index in (0, 2):
         (night / "runs" / f"night-20261128-20000{index}-000{index}" / "result.json").unlink()
-    printed = call("compare", "night", "--by", "acc/val")[1]
+    printed = call("compare", "night", "--by", "acc/val", "--min")[1]
+    assert "best: lr=0.1 (removed), acc/val 0.6 at step 1\n" in printed
     assert "not compared, as this curve of them is not here: lr=9\n" in printed
     assert "as fetched last: lr=0.1 (removed), lr=9 (removed)\nto fetch them: launcher fetch night\n" in printed
-    assert [row["state"] for row in json.loads(call("compare", "night", "--json")[1])] == ["removed", "done", "removed"]
+    ledger = json.loads(call("compare", "night", "--json")[1])
+    assert [row["state"] for row in ledger] == ["removed", "done", "removed"]
+    assert [row["collected"] for row in ledger] == [False, True, False]
     for file in (night / "runs").rglob("*tfevents*"):
         file.unlink()
     assert (
@@ -268,12 +289,20 @@ def test_runs_whose_end_is_not_recorded_are_asked_for_and_not_ignored_silently(n
 
 
 def test_a_table_in_a_pipe_has_the_width_that_is_set(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    del night
     assert max(map(len, call("compare")[1].splitlines()[:5])) > 50
     monkeypatch.setenv("COLUMNS", "50")
     printed = call("compare")[1]
     assert max(map(len, printed.splitlines()[:5])) <= 50
     assert "other tags (--tag): x, y, z" in printed
+    (night / "runs" / "night-20261128-200002-0002" / "result.json").unlink()
+    failure = {"node": "local", "what": "exited with code 1: ValueError: the loss of this step is nan"}
+    record = Record(RunPaths(night / "runs" / "night-20261128-200000-0000"))
+    record.finish({"state": "failed", "exit_code": 1, "failure": failure})
+    printed = call("compare", "night", "--by", "acc/val")[1]
+    below = printed.partition("best: lr")[2].partition("the end of these")[0]
+    assert "not compared, as this curve of them is not here:\n  lr=9\n" in below
+    assert "\n    launcher logs night-20261128-200000-0000\n" in below
+    assert max(map(len, below.splitlines())) <= 50
 
 
 def test_columns_keep_their_order_while_runs_write(night: Path) -> None:
