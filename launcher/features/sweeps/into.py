@@ -32,7 +32,6 @@ from launcher.job.models import Job
 from launcher.job.overrides import CODE, of_one_run, on_nodes, short_commit
 from launcher.job.scalars import show_duration
 from launcher.model.plan import Membership, RunId
-from launcher.model.progress import Log
 from launcher.node.ssh.config import chosen_config
 from launcher.records.groups import budget_of, latest_of, named_group, runs_of
 from launcher.records.masking import MASK, names_secret
@@ -51,15 +50,15 @@ _OVER = (RunState.DONE, RunState.FAILED, RunState.STOPPED, RunState.LOST, RunSta
 def up_into(job: Job, asked: Asked, text: str) -> int:
     """Run the job, without its sweep, as a variant of the recorded sweep that the text names. Return the exit code.
 
-    Raises as launcher.up; RunUnknown; UsageError if it is no sweep, or one of another job, or a launcher runs it;
-    InUse if a variant runs on each machine of the pool and asked.wait is False.
+    Raises as launcher.up; RunUnknown; UsageError if it is no sweep, or one of another job, or with another budget, or a
+    launcher runs it; InUse if a variant runs on each machine of the pool and asked.wait is False.
     """
     if job.codes and any("sweep" in word or "codes" in word for word in job.options[1::2]):
         raise UsageError("--into", "adds one variant, without the sweep", "give its code: --set revision=REVISION")
     group = _group(text, job)
     single = resolved(job.model_copy(update={"sweep": (), "codes": ()}), Path.cwd())
+    single = _with_budget(single, group)
     with LongWork() as work:
-        single = _with_budget(single, group, work.log)
         options = StartOptions(
             run_to_resume(asked.resume),
             log=work.log,
@@ -87,15 +86,18 @@ def _group(text: str, job: Job) -> RunId:
     return group
 
 
-def _with_budget(job: Job, group: RunId, log: Log) -> Job:
-    """Return the job with the budget of the sweep, so that its variants can be compared; another one is said."""
+def _with_budget(job: Job, group: RunId) -> Job:
+    """Return the job with the budget of the sweep, so that its variants can be compared. Raises UsageError if the job
+    has another one. A sweep that began without a budget leaves it to each job.
+    """
     known = budget_of(Record(RunPaths(RUNS / runs_of(group)[0])))
     if known is None or known == job.budget:
         return job
     if job.budget is None:
         return job.model_copy(update={"budget": known})
-    log(f"warning: budget {show_duration(job.budget)}, but the sweep began with {show_duration(known)}")
-    return job
+    what = f"the job has budget {show_duration(job.budget)}, and {group} began with {show_duration(known)}"
+    fix = "remove `budget` from the job, or from --set: an added variant has that of its sweep"
+    raise UsageError("--into", what, fix)
 
 
 @contextmanager

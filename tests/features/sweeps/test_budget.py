@@ -53,14 +53,25 @@ def test_it_is_not_run_again_and_an_added_variant_has_the_same_budget(home_cli: 
     home_cli("up", job)
     home_cli("up", job, "--resume", "hour")
     assert len(home_cli.runs()) == 2, "what the budget has ended is done"
-    plain = home_cli("up", job, "--into", "hour", "--set", "run.args=[ends]", "--set", "sweep.budget=1h").stderr
-    assert "warning: budget 1h, but the sweep began with 1s" in plain
-    assert "ended by" not in plain
+    group = group_of(home_cli)
+    for sets in (["--set", "sweep.budget=1h"], ["--set", "sweep=[{x: 1}]", "--set", "budget=2s"]):
+        told = home_cli("up", job, "--into", "hour", *sets, code=2).stderr
+        assert f"and {group} began with 1s" in " ".join(told.split())
+    assert len(home_cli.runs()) == 2, "what is refused leaves no run"
     assert "ended by its budget" in home_cli("up", job, "--into", "hour", "--set", "sweep=[{x: 1}]").stderr
-    ledger = json.loads(home_cli("compare", group_of(home_cli), "--json").stdout)
-    assert [each["ended_by"] for each in ledger] == ["budget", "budget", None, "budget"]
-    by_budget = ", ".join(ledger[index]["label"] for index in (0, 1, 3))
-    assert f"ended by their budget: {by_budget}" in " ".join(home_cli("compare", "hour").stderr.split())
+    ledger = json.loads(home_cli("compare", group, "--json").stdout)
+    assert [each["ended_by"] for each in ledger] == ["budget"] * 3
+
+
+@pytest.mark.timeout(200)
+def test_a_sweep_without_a_budget_leaves_it_to_each_variant(home_cli: Cli) -> None:
+    job = budgeted(home_cli, [1])
+    home_cli("up", job, "--set", "sweep=[[ends], [ends, too]]")
+    sets = ("--set", "sweep=[[]]", "--set", "budget=1s")
+    assert "ended by its budget" in home_cli("up", job, "--into", "hour", *sets).stderr
+    ledger = json.loads(home_cli("compare", "hour", "--json").stdout)
+    assert [each["ended_by"] for each in ledger] == [None, None, "budget"]
+    assert f"ended by their budget: {ledger[2]['label']}" in " ".join(home_cli("compare", "hour").stderr.split())
 
 
 @pytest.mark.timeout(240)
