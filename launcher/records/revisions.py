@@ -19,7 +19,7 @@ from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
 from launcher.model.plan import Revision
 from launcher.model.sizes import counted
-from launcher.records.code_files import with_parents
+from launcher.records.code_files import code_files, with_parents
 from launcher.records.git import GitError, git
 
 _SUBMODULE = "160000"  # mode in git's index
@@ -38,13 +38,13 @@ _PLAIN = (
 class Exported:
     """Files of code that are not in the job's code folder. folder: where they are. names: of all files, and folders.
 
-    note: what is said about them.
+    notes: what is said about them.
     """
 
     folder: Path
     names: frozenset[str]
     revision: Revision | None = None
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,13 @@ def export(job: Job, cwd: Path, to: Path) -> Exported:
         given = "".join(f"{name}\0" for name in names)
         git(tree, *own, "checkout-index", "--quiet", "-z", "--stdin", settings=_PLAIN, environ=environ, given=given)
         revision = _described(repository, commit)
-        note = _job_file(job, cwd, repository, commit)
+        notes = (_job_file(job, cwd, repository, commit), _uncommitted(job, cwd, repository, commit))
     except GitError as error:
         raise BadValueError(f"{short_commit(commit)} cannot be exported: git: {error}") from None
     if pointers := [name for name in names if _is_pointer(tree / name)]:
         raise BadValueError(_refusal(commit, pointers, "LFS pointer", "its content is", "git lfs pull"))
     inside = (os.path.relpath(name, repository.at or ".") for name in names)
-    return Exported(folder, frozenset(with_parents(inside)), revision, note)
+    return Exported(folder, frozenset(with_parents(inside)), revision, tuple(filter(None, notes)))
 
 
 def _repository(code: Path) -> _Repository:
@@ -213,3 +213,31 @@ def _job_file(job: Job, cwd: Path, repository: _Repository, commit: str) -> str:
         return ""
     differs = os.fsencode(then) != file.read_bytes()
     return f"{job.file} counts as it is now; {short_commit(commit)} has it with another content" if differs else ""
+
+
+def _uncommitted(job: Job, cwd: Path, repository: _Repository, commit: str) -> str:
+    """Return which files of the code have changes that are not committed, if the commit is the one that is checked out;
+    "" if there are none. The job file counts as it is now.
+    """
+    code = code_folder(job, cwd)
+    try:
+        if not code.is_dir() or commit != _commit("HEAD", repository):
+            return ""
+    except BadValueError:  # a new branch, without a commit
+        return ""
+    try:
+        if git(code, "rev-parse", "--is-inside-work-tree").strip() != "true":
+            return ""
+        how = ("--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules")
+        entries = [entry for entry in git(code, "status", *how, "--", ".").split("\0") if entry]
+        new = {file.name for file in code_files(code)} if any(entry.startswith("??") for entry in entries) else set()
+    except (GitError, OSError) as error:
+        return f"{short_commit(commit)} is HEAD; whether files have changes that are not in it is not known: {error}"
+    given = None if job.file is None else os.path.relpath(cwd / job.file, code)
+    found = [(entry[:2], os.path.relpath(entry[3:], repository.at or ".")) for entry in entries]
+    names = [name for state, name in found if name != given and (state != "??" or name in new)]
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    what = f"{counted(len(names), 'file')} with uncommitted changes {'are' if len(names) > 1 else 'is'} not in it"
+    return f"{short_commit(commit)} is HEAD; {what}: {', '.join(names[:_NAMED])}{more}"

@@ -96,8 +96,8 @@ def list_code(job: Job, cwd: Path, log: Log, *, bare: bool = False, exported: Ex
         trainer = needed_trainer(job, folder, files)
     if exported is None:
         return CodeListing(folder, files, left_out, trainer, broken)
-    if exported.note:
-        log(exported.note)
+    for note in exported.notes:
+        log(note)
     return CodeListing(folder, files, left_out, trainer, broken, place, exported.revision)
 
 

@@ -201,6 +201,40 @@ def test_the_job_file_that_is_given_counts(repository: Path) -> None:
     assert [line for line in said if line.startswith("job.yaml counts as it is now; ")]
 
 
+def test_what_is_not_committed_is_said_of_the_commit_that_is_checked_out(repository: Path) -> None:
+    """Of the files that would be sent without a revision, and only below `code`; the job file counts as it is now."""
+    text = "name: x\nruntime: process\nnodes: [local]\ncode: a folder\nrun: {script: a folder/main.py}\n"
+    files = {f"a folder/{name}": "1" for name in ("main.py", "gone.py", "moved.py", "same.py")}
+    first = commit(repository, {**files, "job.yaml": text, "other.py": "1", ".gitignore": "ignored\n"})
+    second, code = commit(repository, {"other.py": "2"}), repository / "a folder"
+
+    def said(revision: str) -> list[str]:
+        found = list[str]()
+        sent(resolved(load("job.yaml", set={"revision": revision}), repository), repository, found)
+        return [line for line in found if "uncommitted" in line]
+
+    assert said("HEAD") == []
+    (repository / "job.yaml").write_text(f"{text}restarts: 1\n")
+    (repository / "other.py").write_text("3")
+    (code / "runs").mkdir()
+    for name in ("ignored", "runs/never", "cached.pyc"):
+        (code / name).write_text("1")
+    index = repository / ".git" / "index"
+    before = index.read_bytes()
+    assert said("main") == []
+    (code / "main.py").write_text("2")
+    assert said("HEAD") == [f"{second[:8]} is HEAD; 1 file with uncommitted changes is not in it: main.py"]
+    (code / "new.py").write_text("1")
+    (code / "gone.py").unlink()
+    assert index.read_bytes() == before
+    git(code, "mv", "moved.py", "then.py")
+    of = "gone.py, main.py, moved.py, then.py, new.py"
+    assert said(second) == [f"{second[:8]} is HEAD; 5 files with uncommitted changes are not in it: {of}"]
+    (code / "newer.py").write_text("1")
+    assert said("main")[0].endswith(f": {of} and 1 more")
+    assert said(first) == []
+
+
 HOLDS = """
 from launcher.records.exported import temporary_folder
 with temporary_folder():
