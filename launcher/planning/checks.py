@@ -51,15 +51,20 @@ class Check:
 
 def written(job: Job) -> list[str]:
     """Return a note for each value that may mean something else: a variable that a shell would expand, but is passed as
-    written, and a duration without a unit.
+    written, a duration without a unit, and a hang_timeout that the budget always precedes.
     """
     every = [job.env, *(entry.env for entry in job.machines)]
     named = {name: value for env in every for name, value in env.items() if _EXPANDED_BY_A_SHELL.search(value)}
     durations = {key: getattr(job, key) for key in ("timeout", "budget", "hang_timeout", "lost_after")}
     bare = {key: value for key, value in durations.items() if isinstance(value, NumberOfSeconds)}
+    late = []
+    if job.budget is not None and job.hang_timeout is not None and job.hang_timeout >= job.budget:
+        told = f"is not shorter than the budget of {show_duration(job.budget)}, which ends a hang first, as done"
+        late = [f"hang_timeout: {show_duration(job.hang_timeout)} {told}"]
     return [
         *(f"env {name}: {text} is passed as written; ~ and variables are not expanded" for name, text in named.items()),
         *(f"{key}: {value} is {show_duration(value)}: without a unit it is in seconds" for key, value in bare.items()),
+        *late,
     ]
 
 

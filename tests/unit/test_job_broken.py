@@ -194,3 +194,10 @@ def test_a_duration_without_a_unit_is_told() -> None:
     assert said("budget: 24\n") == ["budget: 24 is 24s: without a unit it is in seconds"]
     assert said("hang_timeout: 5400\n") == ["hang_timeout: 5400 is 1h30m: without a unit it is in seconds"]
     assert said("timeout: 24h\nhang_timeout: 90s\n") == []
+
+
+@pytest.mark.parametrize("hang_timeout", ["4m59s", "5m", "10m"])
+def test_a_hang_timeout_that_the_budget_precedes_is_told(hang_timeout: str) -> None:
+    told = written(parse_job(f"{GOOD}budget: 5m\nhang_timeout: {hang_timeout}\n"))
+    late = f"hang_timeout: {hang_timeout} is not shorter than the budget of 5m, which ends a hang first, as done"
+    assert told == ([] if hang_timeout == "4m59s" else [late])
