@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RunUnknown, UsageError
-from launcher.extras import in_words
+from launcher.extras import extra, in_words
 from launcher.job.settings import read_settings
 from launcher.logs.lines import Lines
 from launcher.model.container import ContainerState
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     Show = Callable[[Message], None]
 
+_END_UNKNOWN = "how the run has ended could not be recorded"
 RECONNECT = 30.0  # seconds before unreachable nodes are tried again: a command waits for them only once
 
 
@@ -227,7 +229,10 @@ class Run:
         """
         from launcher.run.fetch import fetch
 
-        return fetch(self._now(), Path(to) if to else self.folder, checkpoints=checkpoints)
+        attached = self._now()
+        fetched = fetch(attached, Path(to) if to else self.folder, checkpoints=checkpoints)
+        extra(_END_UNKNOWN, partial(self._record_end, attached), None, self._warn)
+        return fetched
 
     def written(self) -> Written | None:
         """Return what the program wrote to its output folders, with its working directories; `str()` is a sentence.
@@ -293,6 +298,7 @@ class Run:
         if attached.owner is Owner.ACCOUNT and own_only and not any_owner:
             what = f"was started by another caller with the same account: {attached.started_by}"
             raise UsageError(self.id, what, f"to stop it, name the run: launcher down {self.id}")
+        extra(_END_UNKNOWN, partial(self._record_end, attached), None, self._warn)
         removed, errors = take_down(
             attached, self._warn, purge=purge, unfetched=purge if unfetched is None else unfetched
         )
@@ -386,6 +392,26 @@ class Run:
         for output in read_earlier(attached, parts):
             show(output)
         return Supervision(attached, parts.now, resumed=True)
+
+    def _record_end(self, attached: Attached) -> None:
+        """Record how the run has ended if no launcher followed it to its end, while all of its nodes can tell."""
+        states = attached.states.values()
+        others = attached.owner is Owner.OTHER  # whose files are not read
+        if self.outcome is not None or others or len(states) < attached.size:
+            return
+        if not all(state.phase.ended for state in states):
+            return
+        from launcher.run.supervise import Supervision
+
+        supervision = Supervision(attached, (), resumed=True)
+        try:
+            for message in supervision.messages():
+                self._warnings(message)
+            self._outcome, unrecorded, problems = supervision.conclude()
+        finally:
+            supervision.close()
+        for problem in filter(None, (unrecorded, *problems)):
+            self._warn(problem)
 
     def _announce(self, outcome: Outcome, notify: Notify) -> list[str]:
         """Return what is wrong with the notifications."""

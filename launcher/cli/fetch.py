@@ -47,7 +47,7 @@ def fetch(
     added: Sequence[Option] = (),
 ) -> None:
     """Files of every node are downloaded, metrics included. Only new data is
-    transferred.
+    transferred. If the run has ended, how is recorded.
 
     Example: launcher fetch imagenet --checkpoints
     """

@@ -44,13 +44,14 @@ def logs(
         screen = stack.enter_context(Screen(found.mask, prefix=all_ and len(found.nodes) > 1, raw=raw))
         if found.unmasked:
             screen.warn(found.unmasked)
-        follow, ended = follow and not timestamps and bool(found.containers()), found.outcome
-        if follow and ended is None:
+        follow, ended = follow and not timestamps, found.outcome
+        if follow and ended is None and found.containers():
             sys.exit(_follow(found, screen, selection))
         with suppress(BrokenPipeError):  # `| head` has exited
             for output in found.output(selection, timestamps=timestamps):
                 screen.show(output)
         if follow and ended is not None:
+            screen.conclude(ended)
             sys.exit(ended.exit_code)
 
 

@@ -77,10 +77,21 @@ class Attached:
     not_asked: tuple[str, ...] = ()  # hosts that the user did not name
 
     @property
+    def size(self) -> int:
+        """Number of nodes of the run."""
+        return len(self.nodes) + len(self.unreachable) + len(self.elsewhere)
+
+    @property
+    def elsewhere(self) -> Sequence[str]:
+        """Hosts of the nodes that a record rebuilt from labels lacks: they have no container, or were not asked."""
+        known = {node.rank for node in (*self.record.nodes(), *self.nodes)}
+        return [host for rank, host in enumerate(self.hosts) if rank not in known and host not in self.unreachable]
+
+    @property
     def may_lose(self) -> int:
         """Number of nodes that the run can lose."""
         least = self.record.min_nodes
-        return len(self.nodes) + len(self.unreachable) - least if least else 0
+        return self.size - least if least else 0
 
     def require_all(self) -> None:
         """Raise NodesFailed if a node is unreachable."""

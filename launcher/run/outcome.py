@@ -72,6 +72,12 @@ def unrecorded(node: str) -> Failure:
     return Failure(node, None, None, what, "before you use its results, check its output: launcher logs", "")
 
 
+def _elsewhere(host: str, attached: Attached) -> Failure:
+    if host in attached.not_asked:
+        return Failure(host, None, None, "was not asked", f"name all: --nodes {','.join(attached.hosts)}", "")
+    return Failure(host, None, None, "has no container of the run any more", "", "")
+
+
 def conclude(
     attached: Attached,
     states: Mapping[str, ContainerState],
@@ -88,7 +94,7 @@ def conclude(
     record, metrics = attached.record, attached.record.paths.metrics
     fix = "once it is reachable again, clean up: launcher down"
     silent = {n: Failure(n, None, None, "is unreachable", fix, str(e)) for n, e in attached.unreachable.items()}
-    lost = silent | dict(missing)
+    lost = silent | dict(missing) | {host: _elsewhere(host, attached) for host in attached.elsewhere}
     ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
     gathered = run_all_settled([partial(_gather, attached, node, states[node.name], warn) for node in ended])
     evidence: dict[str, Evidence] = {}
@@ -100,7 +106,7 @@ def conclude(
     budget = stopped_by is None and any(own.budget for own in evidence.values())
     state = state_of(
         at_budget(states.values(), budget),
-        len(attached.nodes) + len(attached.unreachable),
+        attached.size,
         min_nodes=record.min_nodes,
         gone=sum(node.name not in states for node in attached.nodes),
         incomplete=bool(lost),

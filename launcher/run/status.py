@@ -137,12 +137,13 @@ def run_status(attached: Attached) -> RunStatus:
     lost = {
         node.name: e for nodes, e in zip(groups, found, strict=True) if isinstance(e, LauncherError) for node in nodes
     }
-    states, silent = [a.state for a in answers if a.state is not None], len(attached.unreachable) + len(lost)
+    states = [a.state for a in answers if a.state is not None]
+    silent = len(attached.unreachable) + len(lost) + len(attached.not_asked)
     stopped_by = next((answer.stopped_by for answer in answers if answer.stopped_by), "")
     budget = any(answer.budget for answer in answers)
     state = state_of(
         at_budget(states, budget),
-        len(attached.nodes) + len(attached.unreachable),
+        attached.size,
         min_nodes=attached.record.min_nodes,
         silent=silent,
         stopped=bool(stopped_by) and not silent,  # by another folder's `down`

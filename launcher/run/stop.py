@@ -367,7 +367,8 @@ def _conclude(
         return ""
     # if it was running, it is now stopped
     budget = attempts.ended_by_budget(record.paths.root, record.nodes())  # of the files that were collected
-    state = state_of(at_budget(states, budget), len(record.nodes()), min_nodes=record.min_nodes)
+    nodes = len(record.nodes()) + len(record.other_hosts())
+    state = state_of(at_budget(states, budget), nodes, min_nodes=record.min_nodes)
     ended = state if state.ended else RunState.STOPPED
     by = {"ended_by": BUDGET} if budget and ended is RunState.DONE else {}
     return record.finish({"state": ended, "exit_code": ended.exit_code, **by})

@@ -236,3 +236,36 @@ def test_what_a_run_had_inherited_is_not_newer_than_what_it_wrote(home_cli: Cli)
         home_cli("up", file, "--resume", run, "--set", f"run.command.4='{epoch}'")
         for node in ("local-0", "local-1"):
             assert (home_cli.runs()[-1] / "logs" / f"{node}.log").read_text() == f"from {epoch - 2}\n"
+
+
+@pytest.mark.parametrize("command", ["down", "fetch"])
+def test_the_end_of_a_run_that_nobody_followed_is_recorded_with_its_cause(home_cli: Cli, command: str) -> None:
+    program = ["sh", "-c", "echo the learning rate is negative; exit 5"]
+    home_cli("up", "-d", home_cli.job("alone", **process_job(nodes=["local"], run={"command": program})))
+    while json.loads(home_cli("status", "--json").stdout)["state"] != "failed":
+        pass
+    home_cli(command)
+    result = home_cli.result()
+    assert (result["state"], result["failure"]["exit_code"]) == ("failed", 5)
+    assert "the learning rate is negative" in result["failure"]["words"]
+    home_cli("down")
+    later = home_cli("logs", code=1)
+    assert later.stdout == "the learning rate is negative\n"
+    assert later.stderr.splitlines()[-1] == "failed local exited with code 5"
+
+
+def test_a_run_is_not_called_done_by_those_of_its_nodes_that_are_left(home_cli: Cli, tmp_path: Path) -> None:
+    """From another folder, which knows the nodes by the containers that they have."""
+    nodes = process_job(nodes=["local", "local"], run={"command": ["true"]})
+    home_cli("up", "-d", home_cli.job("halved", **nodes))
+    while json.loads(home_cli("status", "--json").stdout)["state"] != "done":
+        pass
+    run = home_cli.runs()[-1].name
+    shutil.rmtree(Path(home_cli.env["HOME"], ".launcher", run, ".node", "local-0"))
+    (tmp_path / "elsewhere").mkdir()
+    elsewhere = dataclasses.replace(home_cli, cwd=tmp_path / "elsewhere")
+    assert json.loads(elsewhere("status", run, "--json", "--nodes", "local").stdout)["state"] == "lost"
+    ended = elsewhere("logs", run, "--nodes", "local", code=3).stderr
+    assert f"lost {run}: local has no container of the run any more" in ended
+    elsewhere("down", run, "--nodes", "local")
+    assert elsewhere.result()["state"] != "done"
