@@ -15,6 +15,7 @@ from docs import published
 from docs.published import MAIN_JOB, Beside, Field, Ours, Published, Row, Unused
 from launcher.job.arguments import argv_of
 from launcher.job.models import Job
+from tests.train.runs import OLD
 from tests.train.trainer.test_jobs_train import JOBS, REPOSITORY
 from train.combinations import check
 from train.config import Config, parse
@@ -169,6 +170,8 @@ def test_no_published_job_is_refused_on_a_gpu_without_bf16(name: str) -> None:
         processes = settings(job)["processes"]
         size = len(job.nodes) * (processes if isinstance(processes, int) else 8)
         kind = config.parallel if config.parallel != "auto" else "ddp" if size > 1 else "single"
+        if kind == "pipeline" and OLD:
+            pytest.skip("torch before 2.6")
         check(config, kind, "fp16" if config.amp == "auto" else config.amp, [1] * size, "cuda")
 
 
