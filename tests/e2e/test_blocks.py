@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def test_a_job_file_loads_and_so_do_keys_of_one(text: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("text", blocks("python"))
 def test_a_program_compiles(text: str) -> None:
-    compile(text, "block", "exec")
+    compile(textwrap.dedent(text), "block", "exec")  # a block may be indented, in a list
 
 
 @pytest.mark.parametrize("text", blocks("json"))

@@ -121,7 +121,7 @@ def test_a_printed_secret_is_masked_in_output(bed_cli: Cli) -> None:
     keys = bed_job(run={"command": command}, nodes=["node1"], secrets=["TOKEN"])
     shown = cli("up", cli.job("prints", **keys), code=1)
     assert "it is ***" in shown.stdout
-    again = cli("logs")
+    again = cli("logs", code=1)
     assert "it is ***" in again.stdout
     assert "not masked" not in shown.stderr + again.stderr
     for argv in (["logs", "-F"], ["fetch"]):
