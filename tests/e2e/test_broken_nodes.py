@@ -141,12 +141,12 @@ def test_terminal_sequences_are_filtered(bed_cli: Cli) -> None:
     assert seen[1] == " 10%\n"
     assert [line for line in rest.splitlines() if "%" in line][-1] == "100%"
     assert "last words" in rest
-    shown = [rest, err, bed_cli("logs").stdout, bed_cli("status").stdout, bed_cli("runs").stdout]
+    shown = [rest, err, bed_cli("logs", code=1).stdout, bed_cli("status").stdout, bed_cli("runs").stdout]
     for text in shown:
         assert "\x1b]" not in text
         assert "\x1b[2J" not in text
     assert "\x1b" not in err
-    assert "\x1b]0;owned\x07" in bed_cli("logs", "--raw").stdout
+    assert "\x1b]0;owned\x07" in bed_cli("logs", "--raw", code=1).stdout
 
 
 def test_a_progress_bar_is_shown_on_a_terminal_while_it_moves(bed_cli: Cli) -> None:
