@@ -53,6 +53,11 @@ def main(argv: list[str]) -> None:
         raise TrainError(f"{options.file}: the file name must end in .pt2, .onnx or .safetensors")
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise TrainError(f"{options.file} needs {' and '.join(missing)}: pip install {' '.join(needed)}")
+    if options.file.suffix == ".onnx" and torch.__version__ < "2.5":  # torch's TorchVersion, which compares numbers
+        raise TrainError(
+            f"{options.file}: the ONNX exporter of torch {torch.__version__} knows too little; use an image with torch "
+            f"2.5 or newer, or export to .pt2"
+        )
     weights = read_weights(options.checkpoint)
     if weights.state is None:
         raise TrainError(f"{options.checkpoint}: not a checkpoint of this trainer: its classes are unknown")

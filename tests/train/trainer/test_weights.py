@@ -180,6 +180,8 @@ def test_the_exported_model_gives_the_logits_of_the_averaged_weights(trained: Pa
 
 @pytest.mark.slow
 def test_the_exported_onnx_model_computes_the_same(trained: Path, tmp_path: Path) -> None:
+    if torch.__version__ < "2.5":
+        pytest.skip("torch before 2.5")
     for file in ("model.onnx", "model.pt2"):
         assert main(["export", str(trained / "checkpoints" / "best.pt"), str(tmp_path / file)]) == 0
     images = torch.rand(5, 3, 16, 16)
@@ -188,6 +190,14 @@ def test_the_exported_onnx_model_computes_the_same(trained: Path, tmp_path: Path
     (logits,) = session.run(None, {"images": images.numpy()})
     torch.testing.assert_close(torch.tensor(logits), expected, atol=1e-4, rtol=1e-4)
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == [str(digit) for digit in range(10)]
+
+
+def test_onnx_needs_a_torch_with_todays_exporter(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.4.1"))
+    assert main(["export", str(trained / "checkpoints" / "best.pt"), str(tmp_path / "model.onnx")]) == 2
+    assert "the ONNX exporter of torch 2.4.1 knows too little" in capsys.readouterr().err
 
 
 def test_weights_as_safetensors_are_those_of_the_checkpoint(
