@@ -30,7 +30,9 @@ from launcher.records.groups import named_group, newest_of
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, read_json_lines, records
 from launcher.records.store import find as on_record
+from launcher.run import messages
 from launcher.run.locate import Attached, Note, Owner, connect_run, find_containers, find_on_nodes
+from launcher.run.messages import Message, Output
 from launcher.run.result import Outcome
 from launcher.run.selection import MASTER, Selection
 from launcher.run.state import RunState
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from launcher.job.settings import Notify
     from launcher.records.written import Written
     from launcher.run.fetch import Fetched
-    from launcher.run.messages import Message, Output
     from launcher.run.stop import Remaining, Removed
     from launcher.run.supervise import Supervision
 
@@ -172,13 +173,12 @@ class Run:
         if timestamps or not follow or not attached.states or self.outcome is not None:
             yield from read_now(attached, parts, timestamps=timestamps)
             return
-        from launcher.run.messages import Output
         from launcher.run.supervise import Supervision
 
         reading = Supervision(attached, parts.now, resumed=True, reads_only=True)
         self._readings.add(reading)
         try:
-            yield from (message for message in reading.messages() if isinstance(message, Output))
+            yield from (message for message in reading.messages() if isinstance(message, messages.Output))
         finally:
             reading.close()
             self._readings.discard(reading)
@@ -336,9 +336,7 @@ class Run:
         self._log(f"warning: {text}")
 
     def _warnings(self, message: Message) -> None:
-        from launcher.run.messages import NotCollected, Warned
-
-        if isinstance(message, (NotCollected, Warned)):
+        if isinstance(message, (messages.NotCollected, messages.Warned)):
             self._warn(message.reason)
 
     def _supervise(self, show: Show, logs: Selection, until: float | None) -> Outcome | None:
@@ -347,7 +345,6 @@ class Run:
         import launcher.records.written
         import launcher.run.notify
         import launcher.run.stop  # noqa: F401
-        from launcher.run.messages import NotCollected, Warned
 
         notify = read_settings(os.environ).notify  # read at the start, as the file may be edited during the run
         try:
@@ -372,9 +369,9 @@ class Run:
             problems = [*problems, *self._remove_failed(show)]
         problems = [*problems, *self._announce(outcome, notify)]
         if unrecorded:
-            show(NotCollected(unrecorded))
+            show(messages.NotCollected(unrecorded))
         for problem in problems:
-            show(Warned(problem))
+            show(messages.Warned(problem))
         return outcome
 
     def _begin(self, show: Show, logs: Selection) -> Supervision:
@@ -425,7 +422,6 @@ class Run:
 
     def _remove_failed(self, show: Show) -> list[str]:
         """Remove everything but the output folders from the nodes; all evidence has been recorded. Return errors."""
-        from launcher.run.messages import Warned
         from launcher.run.stop import stop
 
         fix = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
@@ -435,7 +431,7 @@ class Run:
         except Exception as left:  # noqa: BLE001 - said
             return [f"{fix}\n{in_words(left)}"]
         except KeyboardInterrupt:
-            show(Warned(f"interrupted, so cleanup is incomplete; run: launcher down {self.id}"))
+            show(messages.Warned(f"interrupted, so cleanup is incomplete; run: launcher down {self.id}"))
             raise
         return [f"{each.node}: {each.in_memory}" for each in removed if each.left]
 

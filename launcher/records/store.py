@@ -371,9 +371,11 @@ class Record:
         except (LookupError, TypeError, ValueError):
             return ()
 
-    def other_hosts(self) -> tuple[str, ...]:
-        """For a rebuilt record: hosts of the run's nodes that are not in `nodes` because they were not queried."""
-        known, found = {node.rank for node in self.nodes()}, self._plan.get("hosts")
+    def other_hosts(self, found_since: Sequence[NodeOfRun] = ()) -> tuple[str, ...]:
+        """For a rebuilt record: hosts of the run's nodes that are not in `nodes`, nor in `found_since`: they were not
+        queried, or have no container any more.
+        """
+        known, found = {node.rank for node in (*self.nodes(), *found_since)}, self._plan.get("hosts")
         hosts = dict(enumerate(found if isinstance(found, list) else []))
         return tuple(str(host) for rank, host in hosts.items() if rank not in known and host != labels.NO_HOST)
 

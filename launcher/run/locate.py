@@ -84,8 +84,7 @@ class Attached:
     @property
     def elsewhere(self) -> Sequence[str]:
         """Hosts of the nodes that a record rebuilt from labels lacks: they have no container, or were not asked."""
-        known = {node.rank for node in (*self.record.nodes(), *self.nodes)}
-        return [host for rank, host in enumerate(self.hosts) if rank not in known and host not in self.unreachable]
+        return [host for host in self.record.other_hosts(self.nodes) if host not in self.unreachable]
 
     @property
     def may_lose(self) -> int:

@@ -144,7 +144,7 @@ def test_imports_inside_functions_are_few() -> None:
         for node in ast.walk(function)
         if is_import(node) and not f"{path.relative_to(ROOT)}:{function.name}".startswith(tuple(tables))
     }
-    assert len(found) <= 25, "\n".join(sorted(found))
+    assert len(found) <= 23, "\n".join(sorted(found))
 
 
 def test_classes_have_few_attributes() -> None:

@@ -17,17 +17,8 @@ from launcher.records.sweeps import lock_of
 @contextmanager
 def in_turn(file: Path) -> Iterator[None]:
     """Wait for the lock of this file and hold it. Where no lock can be had, nothing is held."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = _take(file, fcntl.LOCK_EX)
-    except OSError:
+    with _held(file, _lock(file, fcntl.LOCK_EX)):
         yield
-        return
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
-        os.close(lock)
 
 
 @contextmanager
@@ -38,23 +29,40 @@ def alone(group: RunId) -> Iterator[None]:
     """
     file = lock_of(group)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = _take(file)
+        lock = _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         what = "another launcher runs its variants: a second one would start them again"
         fix = f"wait for it, or press Ctrl-C there; its process has opened {file}"
         raise UsageError(f"sweep {group}", what, fix) from None
-    except OSError:
+    with _held(file, lock):
         yield
-        return
+
+
+@contextmanager
+def _held(file: Path, lock: int | None) -> Iterator[None]:
+    """Remove the file at the end, which releases the lock."""
     try:
         yield
     finally:
-        file.unlink(missing_ok=True)
-        os.close(lock)
+        if lock is not None:
+            file.unlink(missing_ok=True)
+            os.close(lock)
 
 
-def _take(file: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> int:
+def _lock(file: Path, how: int) -> int | None:
+    """Return a descriptor of the locked file; None where no lock can be had. Raises as `_take` if another process has
+    it.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return _take(file, how)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return None
+
+
+def _take(file: Path, how: int) -> int:
     """Return a descriptor of the locked file. Raises OSError; with `how`, BlockingIOError if another process has it."""
     while True:
         lock = descriptor_of(file, WRITE)
