@@ -30,7 +30,7 @@ from typing import Any
 
 import launcher
 from launcher.cli.main import main as launcher_command
-from launcher.run.messages import Output
+from launcher.run.watch.messages import Output
 from train.config import parse
 from train.distributed.world import StopSignal, start
 from train.trainer import Trainer

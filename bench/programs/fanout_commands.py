@@ -32,7 +32,7 @@ from typing import Any
 from launcher.node import engine, facts, output_folder
 from launcher.node.files import Files, Span
 from launcher.node.ssh.config import quote
-from launcher.run import attempts
+from launcher.run.watch import attempts
 
 TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
 POLL = 0.2  # seconds, as in the script's `tail -s`

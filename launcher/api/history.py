@@ -26,9 +26,9 @@ from launcher.records import groups, store, sweeps
 from launcher.records.measured import top1
 from launcher.records.paths import RUNS, NodePaths, RunPaths
 from launcher.records.store import NodeOfRun, Record
-from launcher.run import attempts
 from launcher.run.locate import Note, RunListing, list_runs
 from launcher.run.state import BUDGET, RunState, at_budget, state_of
+from launcher.run.watch import attempts
 
 NOT_STARTED = "not started"  # state of a variant of a sweep that has no run yet
 REFUSED = "refused"  # state of a run whose `up` failed before every container was started

@@ -27,7 +27,7 @@ from launcher.node.ssh.config import chosen_config
 from launcher.records.exported import exported
 from launcher.records.snapshot import list_code, pack, repack
 from launcher.records.trainer import decoder_source
-from launcher.run.gpus import uses_gpus
+from launcher.run.begin.gpus import uses_gpus
 
 
 class Work(Protocol):

@@ -24,8 +24,8 @@ from launcher.records.exported import exported
 from launcher.records.masking import fsspec_values, hide
 from launcher.records.snapshot import list_code, pack
 from launcher.records.trainer import check_options
+from launcher.run.begin.prepare import preview
 from launcher.run.cluster import kind_of
-from launcher.run.prepare import preview
 
 JobLike = str | PathLike[str] | Mapping[str, Any] | Job
 

@@ -13,7 +13,7 @@ from launcher.node.connect import connect
 from launcher.node.parallel import run_all
 from launcher.node.ssh.config import chosen_config
 from launcher.records.store import Record, records
-from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
+from launcher.run.end.leftovers import Leftovers, find_leftovers, remove_leftovers
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
 from launcher.node.parallel import run_all_settled
 from launcher.node.ssh.config import chosen_config
-from launcher.run.claims import with_claims
+from launcher.run.begin.claims import with_claims
 
 
 def machines(

@@ -30,20 +30,20 @@ from launcher.records.groups import named_group, newest_of
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, read_json_lines, records
 from launcher.records.store import find as on_record
-from launcher.run import messages
 from launcher.run.locate import Attached, Note, Owner, connect_run, find_containers, find_on_nodes
-from launcher.run.messages import Message, Output
 from launcher.run.result import Outcome
 from launcher.run.selection import MASTER, Selection
 from launcher.run.state import RunState
 from launcher.run.status import RunStatus, run_status
+from launcher.run.watch import messages
+from launcher.run.watch.messages import Message, Output
 
 if TYPE_CHECKING:
     from launcher.job.settings import Notify
     from launcher.records.written import Written
-    from launcher.run.fetch import Fetched
-    from launcher.run.stop import Remaining, Removed
-    from launcher.run.supervise import Supervision
+    from launcher.run.end.fetch import Fetched
+    from launcher.run.end.stop import Remaining, Removed
+    from launcher.run.watch.supervise import Supervision
 
     Show = Callable[[Message], None]
 
@@ -173,7 +173,7 @@ class Run:
         if timestamps or not follow or not attached.states or self.outcome is not None:
             yield from read_now(attached, parts, timestamps=timestamps)
             return
-        from launcher.run.supervise import Supervision
+        from launcher.run.watch.supervise import Supervision
 
         reading = Supervision(attached, parts.now, resumed=True, reads_only=True)
         self._readings.add(reading)
@@ -227,7 +227,7 @@ class Run:
         directories (workdir/NODE/). to: destination folder; default: the folder of the run. Only new data is
         transferred.
         """
-        from launcher.run.fetch import fetch
+        from launcher.run.end.fetch import fetch
 
         attached = self._now()
         fetched = fetch(attached, Path(to) if to else self.folder, checkpoints=checkpoints)
@@ -241,7 +241,7 @@ class Run:
         that could not be found out, whatever it is.
         """
         from launcher.records.written import Written
-        from launcher.run.fetch import written
+        from launcher.run.end.fetch import written
 
         lost = [node.node for node in self.outcome.nodes if node.lost] if self.outcome else []
         try:
@@ -289,7 +289,7 @@ class Run:
         not stop a run that another caller with the same account has started. The call may be repeated. Raises
         UsageError for a run that it may not stop, NotConfirmed if a node did not confirm.
         """
-        from launcher.run.stop import not_confirmed, take_down
+        from launcher.run.end.stop import not_confirmed, take_down
 
         attached = self._now(claims=True, any_owner=any_owner)
         if attached.owner is Owner.OTHER and not any_owner:
@@ -342,9 +342,6 @@ class Run:
     def _supervise(self, show: Show, logs: Selection, until: float | None) -> Outcome | None:
         """Return None after `until` (time.monotonic())."""
         # all that the end needs is loaded now: until then, the launcher's files may be replaced by another version's
-        import launcher.records.written
-        import launcher.run.notify
-        import launcher.run.stop  # noqa: F401
 
         notify = read_settings(os.environ).notify  # read at the start, as the file may be edited during the run
         try:
@@ -376,7 +373,7 @@ class Run:
 
     def _begin(self, show: Show, logs: Selection) -> Supervision:
         from launcher.run.printed import find_output, master_from_start, read_earlier
-        from launcher.run.supervise import Supervision
+        from launcher.run.watch.supervise import Supervision
 
         if self._attached is not None and self.plan is not None and logs == MASTER:
             attached = self._attached
@@ -398,7 +395,7 @@ class Run:
             return
         if not all(state.phase.ended for state in states):
             return
-        from launcher.run.supervise import Supervision
+        from launcher.run.watch.supervise import Supervision
 
         supervision = Supervision(attached, (), resumed=True)
         try:
@@ -422,7 +419,7 @@ class Run:
 
     def _remove_failed(self, show: Show) -> list[str]:
         """Remove everything but the output folders from the nodes; all evidence has been recorded. Return errors."""
-        from launcher.run.stop import stop
+        from launcher.run.end.stop import stop
 
         fix = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
         try:
@@ -476,7 +473,7 @@ def runs_to_stop(
 
     Each node is asked once. purge: output folders count, too.
     """
-    from launcher.run.stop import remaining, remaining_on
+    from launcher.run.end.stop import remaining, remaining_on
 
     hosts = [cluster_host(cluster)] if cluster is not None else nodes
     if hosts is None:

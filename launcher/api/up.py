@@ -40,12 +40,12 @@ from launcher.records.revisions import resolved
 from launcher.records.snapshot import CodeListing, Snapshot, list_code, pack
 from launcher.records.store import Record, find
 from launcher.records.trainer import TRAINER, check_options
+from launcher.run.begin.earlier import files_of
+from launcher.run.begin.gpus import Waiting, counts, job_facts, wait_for_gpus
+from launcher.run.begin.prepare import make_plan, prepare
+from launcher.run.begin.start import start
 from launcher.run.cluster import kind_of
-from launcher.run.earlier import files_of
-from launcher.run.gpus import Waiting, counts, job_facts, wait_for_gpus
 from launcher.run.locate import connected_run
-from launcher.run.prepare import make_plan, prepare
-from launcher.run.start import start
 from launcher.run.tidy import remove_done
 
 STALE = 10.0  # seconds after which GPUs are checked again: others may have taken them during an image pull

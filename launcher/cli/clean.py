@@ -14,7 +14,7 @@ from launcher.cli import options, terminal
 from launcher.errors import NodesFailed, NotConfirmed
 from launcher.model.facts import ImageInfo
 from launcher.model.sizes import counted, size_text
-from launcher.run.leftovers import OF_IMAGE, Leftovers, OldCache, OldContainer, OldOutput
+from launcher.run.end.leftovers import OF_IMAGE, Leftovers, OldCache, OldContainer, OldOutput
 
 
 def clean(

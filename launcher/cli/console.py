@@ -26,10 +26,10 @@ from launcher.records.masking import printed
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.wanted import EVENTS
-from launcher.run import messages
 from launcher.run.membership import TOGETHER
 from launcher.run.result import Outcome
 from launcher.run.state import RunState
+from launcher.run.watch import messages
 
 if TYPE_CHECKING:
     from launcher.records.written import Written

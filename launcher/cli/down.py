@@ -20,8 +20,8 @@ from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NotConfirmed, RunUnknown, UsageError
 from launcher.model import labels
+from launcher.run.end.stop import EndedContainer, Removed, not_confirmed
 from launcher.run.locate import Note
-from launcher.run.stop import EndedContainer, Removed, not_confirmed
 
 
 def down(

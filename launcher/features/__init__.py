@@ -62,7 +62,7 @@ class Option:
 
 @dataclass(frozen=True)
 class FeatureStep:
-    """A step between image and plan, for jobs that have a key: of type launcher.run.prepare.Step."""
+    """A step between image and plan, for jobs that have a key: of type launcher.run.begin.prepare.Step."""
 
     module: str
     attribute: str

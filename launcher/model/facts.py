@@ -175,7 +175,7 @@ class NodeFacts:
     listening: tuple[int, ...] = ()  # TCP ports with a listener
     gpus: tuple[Gpu, ...] = ()
     nvidia: NvidiaFacts = NvidiaFacts()
-    claims: tuple[GpuClaim, ...] = ()  # filled on request (run.claims.with_claims)
+    claims: tuple[GpuClaim, ...] = ()  # filled on request (run.begin.claims.with_claims)
     port_claims: tuple[PortClaim, ...] = ()  # filled on request
     infiniband: bool = False  # /dev/infiniband exists
     rdma: tuple[Port, ...] = ()  # InfiniBand and RoCE ports

@@ -14,7 +14,7 @@ ATTEMPTS = 1 << 20  # bytes from the start of the attempts
 NCCL_MOST = 65536  # bytes of NCCL's log of each process
 GROUPS = 1 << 18  # bytes from the start of the file of process groups
 LIMIT = 20.0  # seconds for the query of one node
-_NCCL = "Using network|NET/|NCCL_IB|libibverbs"  # lines that run.gradients needs
+_NCCL = "Using network|NET/|NCCL_IB|libibverbs"  # lines that run.end.gradients needs
 # $1: a random separator before each part, which no program prints. $2: the output folder, and in it $3: log,
 # $4: attempts, $5: metrics, or "" (with min_nodes: those of the newest generation); $6: "" if the run has ended;
 # $7: logs/NODE; $8: the file of process groups.

@@ -1,6 +1,6 @@
 """Tail growing files of a node: a `tail -f` for each, all through one channel.
 
-launcher.run.reader reads on from the offsets that it has reached.
+launcher.run.watch.reader reads on from the offsets that it has reached.
 """
 
 from __future__ import annotations

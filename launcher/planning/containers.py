@@ -20,8 +20,8 @@ from launcher.planning.command import Context
 
 BREAKPOINT = "launcher_breakpoint"  # module of container_scripts
 INFINIBAND = "/dev/infiniband"
-# If a job sets none of these, NCCL writes how it starts to a file of each process, from which run.gradients says how
-# the gradients travel. ENV has the settings that it found, also the image's: the reason why it may use no RDMA device.
+# If a job sets none of these, NCCL writes how it starts to a file of each process, from which run.end.gradients says
+# how the gradients travel. ENV has the settings that it found, also the image's: why it may use no RDMA device.
 NCCL_LOG = {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"}
 FOR_THE_HOST = 8 << 30  # bytes of a memory that CPU and GPU share: a machine whose memory is full hangs
 

@@ -47,7 +47,7 @@ class NodePaths:
         self.workdir = f"{output}/{WORKDIR}/{node}"  # the code, and what the program writes beside it
         self.log = f"{output}/logs/{node}.log"  # all output of the node's processes, in order
         self.clock = f"{output}/logs/{node}.clock"  # lines `<epoch seconds> <bytes of the log by then>`
-        self.attempts = f"{output}/state/{node}.attempts"  # launcher.run.attempts
+        self.attempts = f"{output}/state/{node}.attempts"  # launcher.run.watch.attempts
         self.budget = f"{output}/state/budget"
         self.alive = f"{output}/state/{node}.alive"  # with a hang timeout: grows while a rank is debugged
         self.groups = f"{output}/state/{node}.groups"  # launcher.run.membership

@@ -1,1 +1,1 @@
-"""One run's life: prepare, start, watch, stop, diagnose."""
+"""One run's life in three rooms, `begin`, `watch`, `end`; beside them what several of them use, and other commands."""

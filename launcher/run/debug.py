@@ -17,9 +17,9 @@ from launcher.node.parallel import run_all_settled
 from launcher.node.terminal import is_terminal
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
-from launcher.run import attempts
-from launcher.run.attempts import AtBreakpoint
 from launcher.run.locate import Attached
+from launcher.run.watch import attempts
+from launcher.run.watch.attempts import AtBreakpoint
 
 BEAT = 2.0  # seconds
 _NOT_THERE = 3  # exit code of debug.sh and of debug_client.py

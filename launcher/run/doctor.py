@@ -33,9 +33,9 @@ from launcher.planning.checks import Check, Level
 from launcher.planning.command import require_torch
 from launcher.planning.rendezvous import choose, is_tunnel
 from launcher.records.trainer import decoder_source
-from launcher.run.claims import with_claims
-from launcher.run.prepare import inspect_image, preview
-from launcher.run.reachability import TIMEOUT, probe_master, reach_node
+from launcher.run.begin.claims import with_claims
+from launcher.run.begin.prepare import inspect_image, preview
+from launcher.run.begin.reachability import TIMEOUT, probe_master, reach_node
 
 JobCheck: TypeAlias = Callable[[Job, Sequence[Engine]], Iterator[Check]]  # of a feature
 _NAMES: dict[type[LauncherError], str] = {

@@ -15,7 +15,7 @@ from launcher.local_files import open_regular
 from launcher.node.ends import GROUPS as LIMIT
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
-from launcher.run import attempts
+from launcher.run.watch import attempts
 
 TOGETHER = (
     "if they are to train together: torch.distributed.init_process_group() and DistributedDataParallel in the program"

@@ -21,11 +21,11 @@ from launcher.node.process.engine import ProcessEngine
 from launcher.records.collect import collect, output_folders
 from launcher.records.paths import NodePaths, as_shown
 from launcher.records.store import NodeOfRun
-from launcher.run.attempts import Segment, World, segments
 from launcher.run.locate import Attached, Note
-from launcher.run.messages import Output
-from launcher.run.observed import Shown
 from launcher.run.selection import Selection
+from launcher.run.watch.attempts import Segment, World, segments
+from launcher.run.watch.messages import Output
+from launcher.run.watch.observed import Shown
 
 CLOCK_PIECES = 256  # of 1 MB: five months of output; protects against an endless file of a hostile node
 

@@ -27,10 +27,10 @@ from launcher.records.snapshot import Snapshot
 from launcher.records.wanted import is_ours
 from launcher.records.workdir import sent_files
 from launcher.records.written import outside
+from launcher.run.begin.prepare import make_plan, prepare
+from launcher.run.begin.start import start
+from launcher.run.end.stop import stop
 from launcher.run.execute import note_local_ports
-from launcher.run.prepare import make_plan, prepare
-from launcher.run.start import start
-from launcher.run.stop import stop
 
 # Main process of a shell's container. It exits when the caller dies: on a node, a guard stops the container; a plain
 # process on the same machine checks the caller's PID, $1 (0: no check).

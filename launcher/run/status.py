@@ -21,11 +21,13 @@ from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
-from launcher.run import attempts, gradients, membership
-from launcher.run.attempts import World
+from launcher.run import membership
+from launcher.run.end import gradients
 from launcher.run.locate import Attached, engine_of
 from launcher.run.membership import Joined
 from launcher.run.state import BUDGET, RunState, at_budget, recorded_end, state_of
+from launcher.run.watch import attempts
+from launcher.run.watch.attempts import World
 
 _MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
 _NUMBER = re.compile("[0-9]{1,15}")

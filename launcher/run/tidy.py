@@ -11,9 +11,9 @@ from launcher.model.progress import Log, silent
 from launcher.model.sizes import counted
 from launcher.node.connect import Fleet
 from launcher.records.store import Record, job_of, records
+from launcher.run.end.stop import remove_ended
 from launcher.run.locate import Owner, connected_run, engine_of, find_containers
 from launcher.run.state import RunState, recorded_end
-from launcher.run.stop import remove_ended
 
 
 def remove_done(job: str, fleet: Fleet, runs: Path, but: RunId | None, log: Log) -> None:

@@ -16,7 +16,7 @@ from launcher.image.image_locations import ImageLocations
 from launcher.image.push import push
 from launcher.node.connect import caller_engine, connect
 from launcher.node.docker.values import tool_argv
-from launcher.run.leftovers import find_leftovers, remove_leftovers, unused_images
+from launcher.run.end.leftovers import find_leftovers, remove_leftovers, unused_images
 from tests.bed import faults
 from tests.bed.host import docker
 

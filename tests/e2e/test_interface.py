@@ -17,9 +17,9 @@ import pytest
 
 import launcher
 from launcher import Run, errors
-from launcher.run.messages import Output
 from launcher.run.selection import Selection
 from launcher.run.state import RunState
+from launcher.run.watch.messages import Output
 from tests.e2e.cli import ROOT
 from tests.ports import free_port
 

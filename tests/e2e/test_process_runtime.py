@@ -466,15 +466,24 @@ def test_a_command_imports_only_what_it_uses(home_cli: Cli) -> None:
     job = home_cli.job("quick", **process_job(nodes=["local"], run={"command": ["true"]}))
     engines = {"torch", "train", "docker", "paramiko"}
     plans = {
-        f"launcher.{name}" for name in ("api.jobs", "api.up", "image", "planning.build", "run.prepare", "run.shell")
+        f"launcher.{name}"
+        for name in ("api.jobs", "api.up", "image", "planning.build", "run.begin.prepare", "run.shell")
     }
-    waits = {"urllib.request", *(f"launcher.run.{name}" for name in ("notify", "outcome", "stop", "supervise"))}
+    waits = {
+        "urllib.request",
+        *(f"launcher.run.{name}" for name in ("notify", "end.outcome", "end.stop", "watch.supervise")),
+    }
     assert not imported(home_cli, "up", str(job)) & {*engines, "launcher.features.sweeps.pool", "launcher.run.doctor"}
     for command in (["status"], ["runs"], ["logs", "--no-follow"]):
         found = imported(home_cli, *command)
         assert not found & {*engines, *plans, *waits, "pathspec", "launcher.features.sweeps"}, command
     assert not imported(home_cli, "runs") & {"launcher.api.run", "launcher.run.printed"}
-    assert not imported(home_cli, "up", "--help") & {*engines, *waits, "launcher.api.jobs", "launcher.run.prepare"}
+    assert not imported(home_cli, "up", "--help") & {
+        *engines,
+        *waits,
+        "launcher.api.jobs",
+        "launcher.run.begin.prepare",
+    }
 
 
 def imported(cli: Cli, *command: str) -> set[str]:

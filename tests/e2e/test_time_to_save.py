@@ -12,7 +12,7 @@ from launcher import container_scripts
 from launcher.features.kubernetes import manifests
 from launcher.node.process import supervisor
 from launcher.planning.command import SAVING
-from launcher.run import stop
+from launcher.run.end import stop
 from tests.e2e.cli import Cli
 from tests.ports import free_port
 from train import deadline

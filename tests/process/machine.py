@@ -15,7 +15,7 @@ from launcher.node import output_folder
 from launcher.node.process import supervisor
 from launcher.node.process.engine import ProcessEngine
 from launcher.records.paths import NodePaths
-from launcher.run.start import kit
+from launcher.run.begin.start import kit
 
 
 class Machine:

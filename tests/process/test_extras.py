@@ -16,7 +16,7 @@ from launcher.node.process.engine import ProcessEngine
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from launcher.run.locate import connected_run
-from launcher.run.messages import Message, Warned
+from launcher.run.watch.messages import Message, Warned
 from tests.ports import free_port
 
 NAME = "a" * 300  # longer than a file's name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.run.attempts import (
+from launcher.run.watch.attempts import (
     Attempt,
     Ended,
     current_generation,

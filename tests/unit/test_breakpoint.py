@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.attempts import skipping, waiting
+from launcher.run.watch.attempts import skipping, waiting
 from tests.unit.container_box import Box
 
 WAIT = {"PYTHONBREAKPOINT": "launcher_breakpoint.wait", "RANK": "3"}

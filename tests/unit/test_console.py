@@ -17,8 +17,11 @@ from launcher.cli import console
 from launcher.cli.console import HOLD, HOLD_LINES, FirstOutput, Screen, TracebackBuffer, shorten
 from launcher.model.container import ContainerState, Phase
 from launcher.records.measured import training_progress
-from launcher.run.attempts import World
-from launcher.run.messages import (
+from launcher.run.end.outcome import lost_node
+from launcher.run.result import Failure, Outcome
+from launcher.run.state import RunState
+from launcher.run.watch.attempts import World
+from launcher.run.watch.messages import (
     Message,
     NodeEnded,
     NodeGone,
@@ -29,9 +32,6 @@ from launcher.run.messages import (
     RankZeroMoved,
     Tick,
 )
-from launcher.run.outcome import lost_node
-from launcher.run.result import Failure, Outcome
-from launcher.run.state import RunState
 
 STRANGE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
 HEAD = "[rank0]: Traceback (most recent call last):"

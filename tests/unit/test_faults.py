@@ -14,8 +14,8 @@ from launcher.faults.cause import Cause
 from launcher.faults.lookup import of_output, said
 from launcher.faults.table import ENGINE, IMAGE, RULES, SIGNAL, SMI, UNLIMITED
 from launcher.records.store import NodeOfRun
-from launcher.run.diagnose import first_failure, is_victim
-from launcher.run.evidence import Evidence, collective_failed
+from launcher.run.end.diagnose import first_failure, is_victim
+from launcher.run.end.evidence import Evidence, collective_failed
 from tests.gpu_rows import FAULTS, RECORDED, TOOLKIT, output
 from tests.unit.test_diagnose import OWN, evidence, state
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from launcher.elastic.generations import join
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import want
-from launcher.run.attempts import collected, newest, segments
+from launcher.run.watch.attempts import collected, newest, segments
 
 EPOCH = 5  # steps
 

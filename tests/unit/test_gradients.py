@@ -14,9 +14,10 @@ from launcher.model.rdma import Port
 from launcher.records.paths import NodePaths
 from launcher.records.store import Record
 from launcher.records.wanted import Want, want
-from launcher.run import gradients, membership
-from launcher.run.diagnose import first_failure
-from launcher.run.evidence import gather
+from launcher.run import membership
+from launcher.run.end import gradients
+from launcher.run.end.diagnose import first_failure
+from launcher.run.end.evidence import gather
 from tests.nccl_rows import ROWS
 from tests.unit.test_diagnose import state
 from tests.unit.test_plan import CASES, job, planned

@@ -17,7 +17,7 @@ from launcher.faults import disk, lookup, table, transport
 from launcher.features.report.masking import Anonymous, Names
 from launcher.records.left_out import NEVER, LeftOut
 from launcher.records.masking import Masker
-from launcher.run import left_out
+from launcher.run.end import left_out
 
 try:
     from re import _parser as sre  # type: ignore[attr-defined]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.node.trees import Entry
-from launcher.run.inherit import Heir, Holder, Share, shares, without_inherited
+from launcher.run.begin.inherit import Heir, Share, shares, without_inherited
+from launcher.run.saved import Holder
 
 HERE = Files(LocalMachine("this machine", ""))
 

@@ -87,7 +87,7 @@ def test_no_command_imports_torch() -> None:
     code = (
         "import importlib\nfrom launcher.cli.main import COMMANDS\n"
         "for module, _, _ in COMMANDS.values(): importlib.import_module(module)\n"
-        "import launcher.cli.up, launcher.run.prepare, launcher.node.docker.engine, launcher.node.process.engine"
+        "import launcher.cli.up, launcher.run.begin.prepare, launcher.node.docker.engine, launcher.node.process.engine"
     )
     assert not imported_by(code) & {"torch", "torchvision", "tensorboard", "train", "numpy"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.records.code_files import code_files
 from launcher.records.left_out import LeftOut
-from launcher.run.left_out import left_out_hint, not_searched_hint
+from launcher.run.end.left_out import left_out_hint, not_searched_hint
 
 IGNORED = "pkg/data/\nconf.yaml\n*.so\n/scripts/\nckpt\ndatasets/\nlogs/*\n# generated\nversion.py\ngen/*\n"
 HERE = "/home/ada/.launcher/j-1/workdir/node-0"

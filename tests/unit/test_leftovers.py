@@ -13,7 +13,7 @@ from launcher.model.container import ContainerState
 from launcher.model.facts import ImageInfo
 from launcher.node.process.engine import ProcessEngine
 from launcher.records.store import Record, records
-from launcher.run.leftovers import Leftovers, find_leftovers
+from launcher.run.end.leftovers import Leftovers, find_leftovers
 
 HERE, REBUILT = "job-20260101-000000-aaaa", "job-20260101-000000-bbbb"
 

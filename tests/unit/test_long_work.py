@@ -19,7 +19,7 @@ from launcher.image.image_locations import ImageLocations
 from launcher.model.progress import Step
 from launcher.node.docker.pulling import PullProgress
 from launcher.node.parallel import periodically
-from launcher.run import gpus
+from launcher.run.begin import gpus
 
 MB = 1_000_000
 

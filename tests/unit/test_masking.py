@@ -15,7 +15,7 @@ from launcher.cli import terminal
 from launcher.cli.console import Screen
 from launcher.records import masking
 from launcher.records.masking import Masker, fsspec_values, hide, names_secret
-from launcher.run.messages import Output
+from launcher.run.watch.messages import Output
 
 ROOT = Path(__file__).resolve().parents[2]
 

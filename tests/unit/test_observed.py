@@ -16,10 +16,10 @@ from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHer
 from launcher.model.container import ContainerState, Phase
 from launcher.records.collect import Collected
 from launcher.records.store import NodeOfRun
-from launcher.run import messages, observed
-from launcher.run.attempts import World
-from launcher.run.messages import Message
-from launcher.run.observed import (
+from launcher.run.watch import messages, observed
+from launcher.run.watch.attempts import World
+from launcher.run.watch.messages import Message
+from launcher.run.watch.observed import (
     GIVE_UP,
     REMOVAL,
     RETRY,
@@ -35,7 +35,7 @@ from launcher.run.observed import (
     reduce,
     to_collect,
 )
-from launcher.run.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed
+from launcher.run.watch.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed
 from tests.unit import traces
 
 OUT = "/out"

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.model.container import ContainerState, Phase
-from launcher.run import messages
-from launcher.run.attempts import World
-from launcher.run.messages import Message
-from launcher.run.peers import DONE_TIMEOUT, PEER_TIMEOUT, Supervised, reduce, to_stop
+from launcher.run.watch import messages
+from launcher.run.watch.attempts import World
+from launcher.run.watch.messages import Message
+from launcher.run.watch.peers import DONE_TIMEOUT, PEER_TIMEOUT, Supervised, reduce, to_stop
 from tests.unit import traces
 
 NODES = ("a", "b", "c")

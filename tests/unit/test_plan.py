@@ -23,7 +23,7 @@ from launcher.model.plan import Plan, Rendezvous
 from launcher.planning import build, checks, command, gpus
 from launcher.planning.offline import offline
 from launcher.planning.rendezvous import candidates, choose, on_one_machine, source_address
-from launcher.run.start import _reader, kit
+from launcher.run.begin.start import _reader, kit
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = "job-20260131-120000-00aa"

@@ -18,7 +18,7 @@ from launcher.node.facts import parse
 from launcher.planning import gpu_checks, gpus
 from launcher.planning.checks import Check, Level
 from launcher.planning.gpu_faults import fault
-from launcher.run.gpus import assume_idle
+from launcher.run.begin.gpus import assume_idle
 from tests import nvidia
 from tests.gpu_rows import FAULTS, MIG
 from tests.nvidia import Card, Machine, Process, cards

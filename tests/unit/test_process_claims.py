@@ -11,7 +11,7 @@ import pytest
 from launcher.model.labels import RUN
 from launcher.node.process import folders as process_claims
 from launcher.node.process.engine import ProcessEngine
-from launcher.run.claims import claim_all
+from launcher.run.begin.claims import claim_all
 from tests.unit.test_plan import job, node, planned
 
 

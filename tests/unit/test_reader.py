@@ -14,10 +14,10 @@ from launcher.node.machine import LocalMachine
 from launcher.node.process.engine import ProcessEngine
 from launcher.records.collect import collect, output_folders
 from launcher.records.store import NodeOfRun
-from launcher.run import messages, observed
-from launcher.run.messages import Message
-from launcher.run.observed import Moment, Shown
-from launcher.run.reader import Event, NodeReader, Wanted
+from launcher.run.watch import messages, observed
+from launcher.run.watch.messages import Message
+from launcher.run.watch.observed import Moment, Shown
+from launcher.run.watch.reader import Event, NodeReader, Wanted
 
 LOG = b"".join(b"line %d\n" % number for number in range(30_000)) + b"no end"
 METRICS = b"".join(b'{"kind": "step", "step": %d}\n' % step for step in range(20_000))

@@ -29,7 +29,7 @@ from launcher.node.machine import LocalMachine
 from launcher.node.trees import Entry
 from launcher.records.paths import RUNS, NodePaths, RunPaths
 from launcher.records.store import Record, records
-from launcher.run.earlier import whole
+from launcher.run.saved import whole
 
 RUN = "cifar-20260101-000000-aaaa"
 LABELS = {

@@ -22,10 +22,10 @@ from launcher.node.machine import CommandStream, LocalMachine
 from launcher.node.process.engine import ProcessEngine
 from launcher.node.trees import NodeClock
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.earlier import files_of
-from launcher.run.inherit import shares, undecided
+from launcher.run.begin.earlier import files_of
+from launcher.run.begin.inherit import shares, undecided
+from launcher.run.end.outcome import clocks_ahead
 from launcher.run.locate import Attached
-from launcher.run.outcome import clocks_ahead
 from tests.unit.test_inherit import Heir, holder
 
 OLD, NEW = "job-20260101-000000-aaaa", "job-20260102-000000-bbbb"

@@ -40,9 +40,10 @@ from launcher.records.paths import NodePaths
 from launcher.records.snapshot import Snapshot, snapshot
 from launcher.records.store import NodeOfRun
 from launcher.records.trainer import TRAINER, installed
-from launcher.run.claims import with_claims
-from launcher.run.prepare import inspect_image
-from launcher.run.reader import (
+from launcher.run.begin.claims import with_claims
+from launcher.run.begin.prepare import inspect_image
+from launcher.run.shell import temporary_run
+from launcher.run.watch.reader import (
     Appended,
     ContainerRemoved,
     EngineLogged,
@@ -52,7 +53,6 @@ from launcher.run.reader import (
     WaitFailed,
     Wanted,
 )
-from launcher.run.shell import temporary_run
 
 _SCRIPTS = Path(__file__).with_name("container_scripts")
 _PROGRAMS = ("bench_node.py", "bench_links.py", "bench_parts.py", "bench_model.py")

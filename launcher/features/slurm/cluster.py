@@ -29,8 +29,8 @@ from launcher.planning.command import Context
 from launcher.planning.containers import labelled, output_dir, workdir
 from launcher.planning.offline import assumed_image
 from launcher.run.cluster import Kind
+from launcher.run.end.stop import GRACE
 from launcher.run.locate import caller
-from launcher.run.stop import GRACE
 
 _PATIENCE = 20  # seconds to wait for a free machine
 _MAKE_PROBE = 'mkdir -p "$1" && head -c 65536 /dev/zero >"$1/login"'  # $1: the folder

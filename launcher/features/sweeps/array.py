@@ -29,7 +29,7 @@ from launcher.node.connect import Fleet
 from launcher.records.groups import named_group
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
-from launcher.run.start import undo
+from launcher.run.begin.start import undo
 from launcher.run.state import RunState
 
 

@@ -39,7 +39,7 @@ from launcher.records.paths import RUNS, RunPaths
 from launcher.records.revisions import resolved
 from launcher.records.store import Record, job_of
 from launcher.records.sweeps import is_run_here, lock_of
-from launcher.run.gpus import PAUSE
+from launcher.run.begin.gpus import PAUSE
 from launcher.run.state import RunState
 
 ARGS = "run.args."

@@ -19,9 +19,9 @@ from launcher.job.overrides import on_nodes
 from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
 from launcher.node.parallel import in_background, run_all_settled
-from launcher.run.claims import with_claims
-from launcher.run.gpus import counts
-from launcher.run.prepare import make_image
+from launcher.run.begin.claims import with_claims
+from launcher.run.begin.gpus import counts
+from launcher.run.begin.prepare import make_image
 
 BUSY = 5.0  # seconds before a machine with GPUs in use is tried again
 AWAY = 30.0  # seconds between two checks of a machine that does not respond

@@ -33,9 +33,9 @@ from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS
 from launcher.records.store import Record
 from launcher.records.sweeps import command_of
-from launcher.run import messages
 from launcher.run.result import Outcome
 from launcher.run.state import RunState
+from launcher.run.watch import messages
 
 LOST_AFTER = 300.0  # seconds; the job's lost_after
 SETTLES = 2.0  # seconds in which an engine that was told to start a container shows that it has

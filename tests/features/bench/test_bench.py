@@ -19,7 +19,7 @@ from launcher.features.bench import container_scripts
 from launcher.features.bench.run import bench as measure
 from launcher.node.connect import connect
 from launcher.node.process.engine import ProcessEngine
-from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
+from launcher.run.end.leftovers import Leftovers, find_leftovers, remove_leftovers
 from tests.bed import faults
 from tests.bed.bed import Bed
 from tests.e2e.cli import Cli, bed_job

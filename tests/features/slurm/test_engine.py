@@ -31,11 +31,11 @@ from launcher.node.machine import LocalMachine
 from launcher.planning.checks import Level
 from launcher.planning.cluster import build
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.diagnose import first_failure
-from launcher.run.evidence import gather
+from launcher.run.end.diagnose import first_failure
+from launcher.run.end.evidence import gather
+from launcher.run.end.outcome import conclude
 from launcher.run.execute import execute
 from launcher.run.locate import Attached
-from launcher.run.outcome import conclude
 from launcher.run.result import Failure
 from launcher.run.state import RunState, state_of
 from tests.exported import CPU, DIGEST, GPU

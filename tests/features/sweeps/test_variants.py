@@ -14,9 +14,9 @@ from launcher.api.run import Run
 from launcher.features.sweeps.sweep import Sweep, SweepState, _LostError
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
-from launcher.run import messages
 from launcher.run.result import Failure, Outcome
 from launcher.run.state import RunState
+from launcher.run.watch import messages
 
 RUN = "job-20260101-000000-000a"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.model.container import ContainerState, Phase
-from launcher.run import messages
-from launcher.run.attempts import World
-from launcher.run.messages import Message
+from launcher.run.watch import messages
+from launcher.run.watch.attempts import World
+from launcher.run.watch.messages import Message
 
 TRACES = sorted(file.stem for file in Path(__file__).parent.glob("*.jsonl"))
 

@@ -29,10 +29,10 @@ from launcher.records.store import PURGED, STOPPING, Record
 from launcher.records.workdir import SentCode, list_sent, remove_sent
 from launcher.records.written import not_fetched
 from launcher.records.written import unfetched as only_there
-from launcher.run import attempts
-from launcher.run.fetch import not_brought
+from launcher.run.end.fetch import not_brought
 from launcher.run.locate import Attached, Note, Owner, caller, list_runs
 from launcher.run.state import BUDGET, SIGKILL_CODE, RunState, at_budget, state_of
+from launcher.run.watch import attempts
 
 LEFT_IN_MEMORY = "left in shared memory"  # event
 _NAMED = 5  # files

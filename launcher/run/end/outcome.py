@@ -24,16 +24,18 @@ from launcher.node import trees
 from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record, read_json_lines
-from launcher.run import gradients, membership, messages
-from launcher.run.attempts import reasons
-from launcher.run.diagnose import first_failure, is_victim
-from launcher.run.evidence import Evidence, collective_failed, gather
-from launcher.run.left_out import missing_here
+from launcher.run import membership
+from launcher.run.end import gradients
+from launcher.run.end.diagnose import first_failure, is_victim
+from launcher.run.end.evidence import Evidence, collective_failed, gather
+from launcher.run.end.left_out import missing_here
+from launcher.run.end.resumable import continued, restarted
+from launcher.run.end.stop import runs_there
 from launcher.run.locate import Attached
 from launcher.run.result import Failure, NodeResult, Outcome
-from launcher.run.resumable import continued, restarted
 from launcher.run.state import BUDGET, HANG_CODE, TIMEOUT_CODE, RunState, at_budget, state_of
-from launcher.run.stop import runs_there
+from launcher.run.watch import messages
+from launcher.run.watch.attempts import reasons
 
 # of Python's error, in the program's output
 _EXISTS = re.compile(r"FileExistsError: \[Errno 17\] [^:\n]+: '(?:/dev/shm)?/([^/'\n]{1,255})'")

@@ -21,7 +21,7 @@ from launcher.container_scripts.words import (
 from launcher.faults.lookup import of_output, said
 from launcher.faults.table import ENGINE, SIGNAL
 from launcher.hangs.report import OTHERS_WAIT
-from launcher.run.evidence import Evidence
+from launcher.run.end.evidence import Evidence
 from launcher.run.result import Failure
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
@@ -51,7 +51,7 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen ")
 _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
 _STARTED = re.compile(r'multiprocessing/process\.py", line \d+ in _bootstrap')  # a process of Python's multiprocessing
 
-COMMAND = "launcher up JOB --resume RUN"  # run.resumable knows which
+COMMAND = "launcher up JOB --resume RUN"  # run.end.resumable knows which
 _RESUME = f"resume from its last checkpoint: {COMMAND}"
 _AGAIN = f"{_RESUME}; with `restarts` set, Slurm restarts such a job automatically"
 _BY_SLURM = {  # Slurm's job state, and the fix

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.model.container import ContainerState
-from launcher.run.attempts import World
+from launcher.run.watch.attempts import World
 
 
 @dataclass(frozen=True)

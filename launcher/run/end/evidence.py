@@ -13,8 +13,8 @@ from launcher.local_files import open_regular, parse_object
 from launcher.model.container import ContainerState
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
-from launcher.run import gradients
-from launcher.run.attempts import (
+from launcher.run.end import gradients
+from launcher.run.watch.attempts import (
     LIMIT,
     AtBreakpoint,
     Attempt,

@@ -17,7 +17,7 @@ from launcher.planning import ports
 from launcher.planning.build import choose_gpus, worker_counts
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record
-from launcher.run.claims import with_claims
+from launcher.run.begin.claims import with_claims
 
 PAUSE = 3.0  # seconds between two attempts
 

@@ -1,7 +1,7 @@
 """Read one node of a run: wait for its container, and read its files as they grow. Whatever is read is an event.
 
-A reader only reads. Its methods block, so run.follow calls them in threads; what the events mean, and what is to be
-read next, run.observed decides. Each byte is reported exactly once, even if the connection is lost: reading resumes at
+A reader only reads. Its methods block, so `follow` calls them in threads; what the events mean, and what is to be
+read next, `observed` decides. Each byte is reported exactly once, even if the connection is lost: reading resumes at
 the last offset.
 """
 

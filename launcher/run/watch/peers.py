@@ -1,6 +1,6 @@
 """When a run is decided, and which of its nodes are then stopped: pure functions of the messages about its nodes.
 
-run.supervise executes the actions. A run is decided if it has failed (a node failed and the others cannot go on), has
+`supervise` executes the actions. A run is decided if it has failed (a node failed and the others cannot go on), has
 finished (on a node of a job with min_nodes), or is being stopped by a user.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.model.container import ContainerState
-from launcher.run import messages
-from launcher.run.evidence import Evidence, collective_failed
-from launcher.run.messages import Message
+from launcher.run.end.evidence import Evidence, collective_failed
 from launcher.run.state import HANG_CODE
+from launcher.run.watch import messages
+from launcher.run.watch.messages import Message
 
 # After a rank has failed, torchrun and the communication library usually stop its peers within two seconds. Peers that
 # still run after PEER_TIMEOUT are stopped.

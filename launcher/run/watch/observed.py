@@ -1,6 +1,6 @@
 """What is known of the nodes of a run that is followed, and what there is to say about them: a pure function of events.
 
-run.follow executes it: its threads read what is wanted next, and the messages go to whoever follows the run.
+`follow` executes it: its threads read what is wanted next, and the messages go to whoever follows the run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from launcher.model.container import ContainerState, Phase
 from launcher.records.collect import Collected
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
-from launcher.run import attempts, messages
-from launcher.run.attempts import World
-from launcher.run.messages import Message
-from launcher.run.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed, Wanted
 from launcher.run.state import SIGKILL_CODE
+from launcher.run.watch import attempts, messages
+from launcher.run.watch.attempts import World
+from launcher.run.watch.messages import Message
+from launcher.run.watch.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed, Wanted
 
 REMOVAL = 1.0  # seconds that `docker rm -f` may take between killing and removing a container
 RETRY = 1.0

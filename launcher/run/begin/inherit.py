@@ -19,58 +19,14 @@ first node gets the newest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from launcher.node.files import Files
-from launcher.node.trees import Entry, NodeClock
+from launcher.node.trees import Entry
+from launcher.run.saved import EVENTS, Holder, newest
 
 ABOUT_THE_SAME = 10.0  # seconds; with min_nodes, nodes write the same checkpoint at about the same time
-_LATE = 2.0  # seconds; times are rounded, and a clock may be adjusted slowly
-LOGS = (".log", ".out", ".err")
-EVENTS = ".tfevents."  # curves: on every node they would be shown once for each
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Files of the earlier run in a folder below its output folder. ranks: of its processes there. clock: the node's.
-
-    began: when the run began there, by the node's clock: older files were inherited, as a copy keeps its time. fetched:
-    copies on this machine, with the ranks of the nodes that they stand in for.
-    """
-
-    name: str
-    host: str
-    ranks: frozenset[int]
-    files: Files = field(compare=False)
-    output: str
-    folder: str
-    entries: dict[str, Entry] = field(compare=False)
-    fetched: bool = False
-    clock: NodeClock = field(default=NodeClock(), compare=False)
-    began: float = -math.inf
-
-    @property
-    def newest(self) -> Entry | None:
-        """The file that was written last; None if there are only logs."""
-        return newest(self.entries.values())
-
-    def written(self, entry: Entry | None) -> float:
-        """Return when a file was written, by this machine's clock: not after now, whatever its time is. None: never."""
-        return min(entry.mtime - self.clock.offset, self.clock.read) if entry else -math.inf
-
-    @property
-    def of_the_future(self) -> Sequence[str]:
-        """Files that were written after now, by the node's own clock."""
-        late = self.clock.offset + self.clock.read + _LATE
-        return [path for path, entry in self.entries.items() if entry.mtime > late and not is_log(entry)]
-
-    def copy(self, entry: Entry, other: Holder) -> Entry | None:
-        """Return the other one's copy of a file."""
-        there, shift = other.entries.get(entry.path), self.clock.shift(other.clock)
-        error = self.clock.error + other.clock.error + 0.001 if shift else 0.001
-        return there if there and (entry.same(there) or entry.same(there, shift, error)) else None
 
 
 @dataclass(frozen=True)
@@ -110,11 +66,6 @@ class Share:
         """Its own files in place of which it gets another node's."""
         mine = self.own.entries if self.own else {}
         return [path for path in mine if path in self.files and not self.is_own(path)]
-
-
-def newest(entries: Iterable[Entry]) -> Entry | None:
-    """Return the file that was written last, without logs."""
-    return max((entry for entry in entries if not is_log(entry)), key=lambda entry: entry.mtime, default=None)
 
 
 def without_inherited(holders: Sequence[Holder]) -> list[Holder]:
@@ -221,8 +172,3 @@ def _nearest(
 
 def _written(holder: Holder) -> float:
     return holder.written(holder.newest)
-
-
-def is_log(entry: Entry) -> bool:
-    """Whether the time of a file says nothing about a checkpoint: a log, curves, a link."""
-    return bool(entry.link) or entry.path.endswith(LOGS) or EVENTS in entry.path

@@ -20,8 +20,8 @@ from launcher.records.store import BROUGHT, FETCHED, NodeOfRun, Record
 from launcher.records.wanted import is_safe
 from launcher.records.writer import replace as write_whole
 from launcher.records.written import Written, is_another_nodes, is_here, is_written, left_outside, outside, summary
-from launcher.run.attempts import collected, newest
 from launcher.run.locate import Attached
+from launcher.run.watch.attempts import collected, newest
 
 
 def written(attached: Attached, without: Collection[str] = ()) -> Written | None:

@@ -20,7 +20,7 @@ from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, uninterrupted
 from launcher.records.written import not_fetched, written_to
-from launcher.run.claims import claim_all
+from launcher.run.begin.claims import claim_all
 
 MEETING_KEY = "LAUNCHER_MEETING_KEY"  # elastic/container_scripts/elastic.py removes it from the program's environment
 
@@ -35,7 +35,7 @@ def start(
 ) -> None:
     """Start every container of the plan.
 
-    fill: copies an earlier run's files into the output folders of all nodes (run.earlier).
+    fill: copies an earlier run's files into the output folders of all nodes (run.begin.earlier).
 
     After any error, including Ctrl-C, all containers and files of this run are removed from the nodes, but for what a
     program that had begun has written. Raises NodesFailed with every failed node and its error.

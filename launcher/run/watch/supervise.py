@@ -13,16 +13,16 @@ from launcher.extras import extra
 from launcher.node.parallel import in_background, run_all_settled
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
-from launcher.run import messages
-from launcher.run.evidence import gather
-from launcher.run.follow import Follow
+from launcher.run.end.evidence import gather
+from launcher.run.end.outcome import conclude, lost_node, uncollected
+from launcher.run.end.stop import GRACE as SAVING
 from launcher.run.locate import Attached, Owner
-from launcher.run.messages import Message
-from launcher.run.observed import Shown
-from launcher.run.outcome import conclude, lost_node, uncollected
-from launcher.run.peers import Supervised, first_signal, reduce, to_stop
 from launcher.run.result import Outcome
-from launcher.run.stop import GRACE as SAVING
+from launcher.run.watch import messages
+from launcher.run.watch.follow import Follow
+from launcher.run.watch.messages import Message
+from launcher.run.watch.observed import Shown
+from launcher.run.watch.peers import Supervised, first_signal, reduce, to_stop
 
 # A peer that is stopped gets SIGKILL after GRACE: 15 s in total after the failure, plus HANG_STACKS after a hang.
 GRACE = 10.0

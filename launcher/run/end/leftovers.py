@@ -27,8 +27,8 @@ from launcher.node.parallel import run_all_settled
 from launcher.node.shared_memory import Shared
 from launcher.records.store import PURGED, Record
 from launcher.records.written import not_fetched, unfetched
+from launcher.run.end.stop import LEFT_IN_MEMORY, Kept, kept_container, runs_there
 from launcher.run.locate import caller
-from launcher.run.stop import LEFT_IN_MEMORY, Kept, kept_container, runs_there
 
 # $1: such a beginning. Prints the arguments of this node's processes that begin so
 _COMMANDS = """

@@ -14,8 +14,9 @@ from launcher.faults import transport
 from launcher.local_files import open_regular
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
-from launcher.run import attempts, membership
+from launcher.run import membership
 from launcher.run.membership import Joined
+from launcher.run.watch import attempts
 
 MOST = 256 << 10  # bytes read of a process's log: its start
 

@@ -1,61 +1,38 @@
 """The files from which a new run resumes: what an earlier run's program wrote to its output folder and beside its code.
 
-They are on its nodes, or were fetched to this machine. `launcher.run.inherit` decides which node gets what. A file that
-another machine has is read once, through this one, and written to all nodes that lack it at the same time. A file of
-the code that is sent now is overwritten if it is what was sent to the earlier run, whose program has changed it.
+`launcher.run.saved` knows who has them, `launcher.run.begin.inherit` which node gets what. A file that another machine
+has is read once, through this one, and written to all nodes that lack it at the same time. A file of the code that is
+sent now is overwritten if it is what was sent to the earlier run, whose program has changed it.
 """
 
 from __future__ import annotations
 
-import math
 import posixpath
-import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from launcher.elastic.generations import GENERATIONS
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.job.scalars import duration
-from launcher.local_files import open_regular
 from launcher.model import labels
 from launcher.model.container import WORKDIR, Phase
 from launcher.model.facts import CLOCK_SLACK
 from launcher.model.plan import Plan, RunId
 from launcher.model.sizes import size_text
 from launcher.node import trees
-from launcher.node.connect import LOCAL, Fleet, connect
+from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
-from launcher.node.files import Files, Span
-from launcher.node.machine import PIECE, LocalMachine
-from launcher.node.output_folder import MARKER
 from launcher.node.parallel import on_each, run_all, run_all_settled
 from launcher.node.trees import Entry, NodeClock, Place
-from launcher.records.paths import ASIDE, LAYER, RECORD_FILES, RUNS, as_shown
-from launcher.records.store import NodeOfRun, Record
-from launcher.records.wanted import CHECKPOINTS, is_programs, is_safe, is_saved
-from launcher.records.workdir import SentCode, contents, in_workdir, is_sent, sent_files
-from launcher.run.inherit import Heir, Holder, Share, is_log, shares, undecided, without_inherited
-from launcher.run.locate import Attached
+from launcher.records.paths import RUNS, as_shown
+from launcher.records.store import Record
+from launcher.records.workdir import contents, sent_files
+from launcher.run.begin.inherit import Heir, Share, shares, undecided, without_inherited
+from launcher.run.saved import Holder, Listing, listing, moment, outputs, when, working_directories
 
 OUTPUT = "output"  # the areas in which files are inherited: the output folder without WORKDIR, and this
-
-
-@dataclass(frozen=True)
-class _Listing:
-    """The files of the earlier run's output folder on a machine, their paths relative to it."""
-
-    engine: Engine
-    output: str
-    entries: Sequence[Entry]
-    clock: NodeClock
-
-    @property
-    def began(self) -> float:
-        """When the folder was made, before the run started."""
-        return next((entry.mtime for entry in self.entries if entry.path == MARKER), -math.inf)
 
 
 @dataclass(frozen=True)
@@ -72,19 +49,6 @@ class _Copy:
     def at(self, holder: Holder) -> Sequence[Entry]:
         """Return the files that it gets from there."""
         return [entry for source, entry in self.share.files.values() if source is holder]
-
-
-class _Fetched(Files):
-    """The files of runs/, read without a script: this machine may run another system than the nodes."""
-
-    def read_spans(self, spans: Sequence[Span], *, below: str) -> Generator[tuple[Span, bytes], None, None]:  # noqa: ARG002
-        for span in spans:
-            with suppress(OSError), open_regular(span.path) as file:
-                file.seek(span.offset)
-                left = span.length
-                while left and (piece := file.read(min(left, PIECE))):
-                    left -= len(piece)
-                    yield span, piece
 
 
 @contextmanager
@@ -110,13 +74,13 @@ def files_of(
     hosts = [(node.name, host) for host, node in elsewhere.items()]
     with connect(hosts, old.runtime, ssh_config, allow_failures=True, ping=False) as others:
 
-        def list_here(engine: Engine) -> _Listing:
+        def list_here(engine: Engine) -> Listing:
             root = posixpath.dirname(plan.on(engine.node).container.output_dir)
-            return _list(engine, posixpath.join(root, run))
+            return listing(engine, posixpath.join(root, run))
 
         listed = list(on_each(here.values(), list_here).values())
-        found = run_all_settled([partial(_list, engine, elsewhere[engine.host].output) for engine in others.engines])
-        listed += [each for each in found if isinstance(each, _Listing)]
+        found = run_all_settled([partial(listing, engine, elsewhere[engine.host].output) for engine in others.engines])
+        listed += [each for each in found if isinstance(each, Listing)]
         failed = [e.node for e, each in zip(others.engines, found, strict=True) if isinstance(each, LauncherError)]
         silent = ", ".join(sorted([*failed, *others.failed]))
         asked = [*here.values(), *others.engines]
@@ -125,7 +89,7 @@ def files_of(
             what = f"{run} is still running on {running}: what it writes from now on is not in the new run"
             there = "" if old.nodes() else f" --nodes {','.join(here)}"
             log(f"warning: {what}; to stop it first: launcher down {run}{there}")
-        holders = {OUTPUT: _outputs(listed, old), WORKDIR: _workdirs(listed, old)}
+        holders = {OUTPUT: outputs(listed, old), WORKDIR: working_directories(listed, old)}
         if not plan.min_nodes:
             holders = {area: without_inherited(found) for area, found in holders.items()}
         yours, theirs = _settle(holders[WORKDIR], code, old)
@@ -153,93 +117,9 @@ def files_of(
         yield partial(_copy_all, copies)
 
 
-def checkpoint_of(attached: Attached, *, workdirs: bool = True) -> str:
-    """Return the newest checkpoint that a run left on its reachable nodes, as text; "" if none was found.
-
-    Outside of checkpoints/ in the output folder, and in the working directories (if workdirs), that is a file whose
-    name says so.
-    """
-    record = attached.record
-    on = {(attached.engines[node.name].host, node.output): attached.engines[node.name] for node in attached.nodes}
-    listed = run_all_settled([partial(_list, engine, output) for (_, output), engine in on.items()])
-    known = [each for each in listed if isinstance(each, _Listing)]
-    holders = [*(_workdirs(known, record) if workdirs else []), *_outputs(known, record)]
-    files = [(path, (each, e)) for each in holders for path, e in each.entries.items() if is_saved(path)]
-    found = [(path, file) for path, file in files if not is_log(file[1])]
-    path, last = max(found, key=_when, default=("", None))
-    if last is None:
-        return ""
-    holder, entry = last
-    return f"{path} (in {holder.folder} on {holder.name}, {_moment(holder, entry)}, {size_text(entry.size)})"
-
-
-def _list(engine: Engine, output: str) -> _Listing:
-    return _Listing(engine, output, *trees.entries(engine.files, output))
-
-
 def _still_running(engine: Engine, run: RunId) -> bool:
     phases = {state.phase for state in engine.list({labels.RUN: run, labels.PURPOSE: "run"})}
     return any(not phase.ended and phase is not Phase.CREATED for phase in phases)
-
-
-def _outputs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
-    """Return who has files of the output folder: the nodes, by machine, and this machine for nodes that have none."""
-    found = []
-    for each in listed:
-        at = [node for node in old.nodes() if node.host == each.engine.host]
-        if entries := whole(entry for entry in each.entries if _is_output(entry.path, _nodes(each, old))):
-            name, engine = next((node.name for node in at), each.engine.node), each.engine
-            rest = (_ranks(at), engine.files, each.output, each.output, entries)
-            found.append(Holder(name, engine.host, *rest, clock=each.clock, began=each.began))
-    missing = [node for node in old.nodes() if node.host not in {holder.host for holder in found}]
-    root = old.paths.root
-    beside = [_fetched(old, root / ASIDE / node.name, _ranks([node])) for node in missing]
-    return [*found, *beside, _fetched(old, root, _ranks(missing))]
-
-
-def _workdirs(listed: Sequence[_Listing], old: Record) -> list[Holder]:
-    """Return who has files that the program wrote to its working directories: one for each of these."""
-    code, ranks = old.sent_code, {node.name: _ranks([node]) for node in old.nodes()}
-    found = []
-    for each in listed:
-        by_node: dict[str, list[Entry]] = {}
-        for entry in each.entries:
-            name, inside = in_workdir(entry.path, _nodes(each, old))
-            if name and not _is_code(entry, inside, code):
-                by_node.setdefault(name, []).append(replace(entry, path=inside))
-        for name, written in by_node.items():
-            if entries := whole(written):
-                folder = posixpath.join(each.output, WORKDIR, name)
-                mine, engine = ranks.get(name, frozenset()), each.engine
-                rest = (mine, engine.files, each.output, folder, entries)
-                found.append(Holder(name, engine.host, *rest, clock=each.clock, began=each.began))
-    present = {holder.name for holder in found}
-    root = old.paths.root / WORKDIR
-    return [*found, *(_fetched(old, root / name, () if name in present else ranks[name]) for name in ranks)]
-
-
-def _nodes(listed: _Listing, old: Record) -> Collection[str]:
-    """Return the nodes that have a working directory in a folder: without the run's record, each folder is one."""
-    there = {entry.path.split("/")[1] for entry in listed.entries if entry.path.startswith(f"{WORKDIR}/")}
-    return {node.name for node in old.nodes()} or there
-
-
-def _is_output(path: str, nodes: Collection[str]) -> bool:
-    """Whether a file of the output folder is the program's, outside of its working directories.
-
-    Not hidden ones in checkpoints/, nor what belongs to a generation, whose number means another one in the new run.
-    """
-    not_meant = path.startswith((f"{CHECKPOINTS}/.", f"{GENERATIONS}/"))
-    return is_programs(path) and not not_meant and not in_workdir(path, nodes)[0]
-
-
-def _is_code(entry: Entry, path: str, code: SentCode | None) -> bool:
-    """Whether a file is of the earlier run's code, unchanged, or a cache of Python. path: in the working directory.
-
-    Python uses a cache of another version of a file if the time and the size are the same, and all files of the code
-    have the same time.
-    """
-    return "__pycache__/" in path or is_sent(code, path, entry.size, entry.mtime, "l" if entry.link else "f")
 
 
 def _settle(holders: Sequence[Holder], code: bytes, old: Record) -> tuple[Sequence[str], Sequence[str]]:
@@ -270,45 +150,6 @@ def _settled(run: RunId, yours: Sequence[str], theirs: Sequence[str], *, known: 
     found = [(theirs, "the run's, unchanged here since"), (yours, f"yours, {since}")]
     said = [f"{_named(paths)} {'is' if len(paths) == 1 else 'are'} {whose}" for paths, whose in found if paths]
     return f"the code sent now has files that the program of {run} had changed: {'; '.join(said)}"
-
-
-def _ranks(nodes: Iterable[NodeOfRun]) -> frozenset[int]:
-    return frozenset(rank for node in nodes for rank in node.ranks)
-
-
-def whole(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Return the complete files of a program in a folder by their paths, which come from a node.
-
-    Left out are partial files, caches of Python, unsafe names, and links that lead out of the folder.
-    """
-    return {entry.path: entry for entry in entries if _is_whole(entry.path) and _stays_inside(entry)}
-
-
-def _is_whole(path: str) -> bool:
-    partial_file = any(part.endswith((".tmp", ".part")) for part in PurePosixPath(path).parts)
-    return is_safe(path) and not partial_file and "__pycache__/" not in path
-
-
-def _stays_inside(entry: Entry) -> bool:
-    """Whether it is a file, or a link to a path in the same tree: `..` only at the beginning, and not too many."""
-    parts = PurePosixPath(entry.link).parts
-    up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
-    safe = entry.link.isprintable() and not entry.link.startswith("/") and ".." not in parts[up:]
-    return safe and up <= entry.path.count("/")
-
-
-def _fetched(record: Record, folder: Path, ranks: Iterable[int]) -> Holder:
-    """folder: of files that `fetch` brought. In the record's own folder only the program's count."""
-    root = record.paths.root
-    found = [(path, path.lstat()) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    entries = [Entry(path.relative_to(folder).as_posix(), s.st_size, s.st_mtime) for path, s in found]
-    if folder == root:
-        apart = (*RECORD_FILES, ASIDE, LAYER, WORKDIR)
-        entries = [e for e in entries if PurePosixPath(e.path).parts[0] not in apart and _is_output(e.path, ())]
-    here = _Fetched(LocalMachine("this machine", ""))
-    mine, inside = (frozenset(ranks), here, str(root), str(folder)), whole(entries)
-    began = record.paths.plan.stat().st_mtime if record.paths.plan.exists() else -math.inf
-    return Holder("this machine", LOCAL, *mine, inside, fetched=True, clock=NodeClock(read=time.time()), began=began)
 
 
 def _copies(
@@ -367,7 +208,7 @@ def _check_room(run: RunId, copies: Sequence[_Copy]) -> None:
     run_all([partial(check, first[host].engine, first[host].heir.folder, size) for host, size in needed.items()])
 
 
-def _of_clocks(listed: Sequence[_Listing], holders: Sequence[Holder]) -> Iterator[str]:
+def _of_clocks(listed: Sequence[Listing], holders: Sequence[Holder]) -> Iterator[str]:
     """Yield which clocks are wrong, and which files are of the future by their own node's clock."""
     for each in listed:
         if each.entries and abs(each.clock.offset) > CLOCK_SLACK:
@@ -384,7 +225,7 @@ def _doubt(near: Sequence[tuple[Holder, Entry]]) -> str:
     """near: the result of undecided()."""
     if not near:
         return ""
-    shown = " and ".join(f"{holder.name}'s {entry.path} ({_moment(holder, entry)})" for holder, entry in near)
+    shown = " and ".join(f"{holder.name}'s {entry.path} ({moment(holder, entry)})" for holder, entry in near)
     return f"which is newer is not certain, by the clocks of their nodes: {shown}; {near[0][0].name}'s are used"
 
 
@@ -407,25 +248,15 @@ def _group(whose: str, files: Mapping[str, tuple[Holder, Entry]]) -> str:
     if len(files) == 1:
         return f"{whose} {_shown(path, *last)}"
     size = size_text(sum(entry.size for _, entry in files.values()))
-    return f"{whose} {len(files)} files ({size}), the newest {path} ({_moment(*last)})"
+    return f"{whose} {len(files)} files ({size}), the newest {path} ({moment(*last)})"
 
 
 def _newest(files: Mapping[str, tuple[Holder, Entry]]) -> tuple[str, tuple[Holder, Entry]]:
-    return max(files.items(), key=_when)
-
-
-def _when(file: tuple[str, tuple[Holder, Entry]]) -> tuple[bool, float]:
-    """Return what orders files by time, logs first."""
-    _, (holder, entry) = file
-    return not is_log(entry), holder.written(entry)
+    return max(files.items(), key=when)
 
 
 def _shown(path: str, holder: Holder, entry: Entry) -> str:
-    return f"{path} ({_moment(holder, entry)}, {size_text(entry.size)})"
-
-
-def _moment(holder: Holder, entry: Entry) -> str:
-    return time.strftime("%a %H:%M:%S", time.localtime(entry.mtime - holder.clock.offset))
+    return f"{path} ({moment(holder, entry)}, {size_text(entry.size)})"
 
 
 def _named(paths: Sequence[str]) -> str:

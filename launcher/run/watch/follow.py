@@ -1,8 +1,8 @@
 """Follow all nodes of a run as one stream of messages: output, progress, exits, lost and restored connections.
 
-Two threads per node: one waits for its container, one reads its files (run.reader). One more thread collects all other
+Two threads per node: one waits for its container, one reads its files (`reader`). One more thread collects all other
 files. All threads only read, so that a caller can detach from a run at any time and follow it again, from this machine
-or another one. What they read next, and what is said about it, is decided in run.observed.
+or another one. What they read next, and what is said about it, is decided in `observed`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.records.collect import Collected, collect, output_folders
 from launcher.records.writer import append
-from launcher.run import attempts, gradients, membership, messages, observed
+from launcher.run import membership
 from launcher.run.debug import BEAT, keep_alive
+from launcher.run.end import gradients
 from launcher.run.locate import Attached
-from launcher.run.messages import Message
-from launcher.run.observed import FilesCollected, Moment, RestFailed, RestRead, Shown, StartsKnown
-from launcher.run.reader import Appended, Event, NodeReader, Wanted
+from launcher.run.watch import attempts, messages, observed
+from launcher.run.watch.messages import Message
+from launcher.run.watch.observed import FilesCollected, Moment, RestFailed, RestRead, Shown, StartsKnown
+from launcher.run.watch.reader import Appended, Event, NodeReader, Wanted
 
 TICK = 0.2  # seconds without a message after which a Tick is sent
 WAITING = 64  # events whose messages, mostly output, were not taken yet; reading pauses meanwhile

@@ -28,9 +28,9 @@ from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
 from launcher.records.trainer import decoder_source
-from launcher.run.gpus import assume_idle, job_facts, uses_gpus
+from launcher.run.begin.gpus import assume_idle, job_facts, uses_gpus
+from launcher.run.begin.reachability import probe_master
 from launcher.run.locate import caller
-from launcher.run.reachability import probe_master
 
 # A step of a feature. Returns the facts that the plan is made from. Raises LauncherError.
 Step: TypeAlias = Callable[[Job, Fleet, Sequence[NodeFacts], Log, OnProgress, Path], list[NodeFacts]]

@@ -14,10 +14,10 @@ from launcher.model.host import cluster_name
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled
 from launcher.records.store import NodeOfRun
-from launcher.run.diagnose import COMMAND
-from launcher.run.earlier import checkpoint_of
+from launcher.run.end.diagnose import COMMAND
 from launcher.run.locate import Attached
 from launcher.run.result import Failure
+from launcher.run.saved import checkpoint_of
 
 _MARGIN = 2.0  # seconds: both times are rounded
 # Prints when the machine's first process started: `<boot time, epoch seconds> <1/100 seconds after it>`.
