@@ -342,6 +342,9 @@ class Run:
     def _supervise(self, show: Show, logs: Selection, until: float | None) -> Outcome | None:
         """Return None after `until` (time.monotonic())."""
         # all that the end needs is loaded now: until then, the launcher's files may be replaced by another version's
+        import launcher.records.written
+        import launcher.run.end.stop
+        import launcher.run.notify  # noqa: F401
 
         notify = read_settings(os.environ).notify  # read at the start, as the file may be edited during the run
         try:

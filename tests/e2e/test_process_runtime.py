@@ -486,6 +486,34 @@ def test_a_command_imports_only_what_it_uses(home_cli: Cli) -> None:
     }
 
 
+LOADED_AFTERWARDS = """
+import sys
+import launcher
+
+before = set()
+
+def show(message):
+    if not before and type(message).__name__ == "Output":
+        before.update(sys.modules)
+
+with launcher.up({job!r}, log=None) as run:
+    run.wait(show=show)
+    run.written()
+print(*sorted(name for name in {{*sys.modules}} - before if name.startswith("launcher")))
+"""
+
+
+def test_what_the_end_of_a_run_needs_is_loaded_before_the_run_is_followed(home_cli: Cli) -> None:
+    """Until it ends, another version of the launcher may be installed."""
+    ends = {"command": ["sh", "-c", "echo begins; exit 3"]}
+    job = home_cli.job("ends", **process_job(nodes=["local"], run=ends))
+    argv = [sys.executable, "-c", LOADED_AFTERWARDS.format(job=str(job))]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **home_cli.env}
+    done = subprocess.run(argv, cwd=home_cli.cwd, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
+    assert home_cli.result()["exit_code"] == 1
+
+
 def imported(cli: Cli, *command: str) -> set[str]:
     """Calls the launcher, in a process of its own; returns the modules that are loaded at its end."""
     code = (
