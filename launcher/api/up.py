@@ -320,18 +320,10 @@ def _write(
     record.write_left_out(code.folder, code.left_out)
     if code.revision is not None:
         record.of_revision(code.revision)
-    if job.file is not None and _is_unchanged(job, job.file):
+    if job.is_of_file:
         record.event("job", file=str(job.file))
     if resume is not None:
         record.event("resumes", earlier=resume)
-
-
-def _is_unchanged(job: Job, file: Path) -> bool:
-    """Whether the file alone gives this job, without --set, --nodes or a sweep."""
-    try:
-        return load(file) == job
-    except LauncherError:
-        return False
 
 
 def _until_started(planned: Planned, begin: Callable[[Plan], None], record: Record, waiting: Waiting) -> Plan:

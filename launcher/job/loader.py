@@ -101,6 +101,8 @@ def _job(
     )
     if job is None or problems:
         raise refusal(problems)
+    if source.file is not None and source.file.is_file() and not options:  # a pipe gives it once
+        origin.of_file = job
     return job
 
 

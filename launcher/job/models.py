@@ -302,6 +302,11 @@ class Job(Part):
         return self._origin.file
 
     @property
+    def is_of_file(self) -> bool:
+        """Whether its file alone gives this job: without options, and unchanged since it was loaded."""
+        return self == self._origin.of_file
+
+    @property
     def options(self) -> tuple[str, ...]:
         """The options of `up` with which the job file gives this job: --set and --nodes."""
         return self._origin.options

@@ -38,6 +38,7 @@ class Positions:
         self._marks = dict(marks)
         self.file = file  # None for a job that was not loaded from a file
         self.options = tuple(options)
+        self.of_file: object = None  # the job, if the file alone gives it, and gives it to who reads it again
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Positions)

@@ -198,7 +198,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("function", "result"), [("_make_folders", ""), ("write_left_out", "stopped"), ("_is_unchanged", "stopped")]
+    ("function", "result"), [("_make_folders", ""), ("write_left_out", "stopped"), ("is_of_file", "stopped")]
 )
 def test_ctrl_c_while_the_run_is_recorded_leaves_a_stopped_run_or_nothing(
     home_cli: Cli, function: str, result: str

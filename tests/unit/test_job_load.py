@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -325,6 +326,28 @@ def test_a_job_is_frozen_and_survives_a_process_boundary() -> None:
 def test_a_jobs_origin_does_not_affect_equality() -> None:
     assert parse_job("\n\n" + HEAD, "a.yaml") == parse_job(HEAD, "b.yaml")
     assert parse_job(HEAD) != parse_job(HEAD + "port: 29501")
+
+
+def test_a_job_knows_whether_its_file_alone_gives_it(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(HEAD)
+    loaded = load_job(file)
+    assert loaded.is_of_file
+    assert not load_job(file, ["port=1234"]).is_of_file
+    assert not load_job(file, nodes=["c"]).is_of_file
+    assert not loaded.model_copy(update={"port": 1234}).is_of_file
+    assert loaded.model_copy(update={"sweep": ()}).is_of_file
+    assert not parse_job(HEAD).is_of_file
+    file.write_text(HEAD + "port: 1234\n")
+    assert loaded.is_of_file, "the file is not read again"
+
+
+def test_a_job_from_a_pipe_cannot_be_named_by_its_file() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, HEAD.encode())
+    os.close(writer)
+    assert not load_job(f"/dev/fd/{reader}").is_of_file
+    os.close(reader)
 
 
 def test_loading_is_fast(tmp_path: Path) -> None:
