@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from launcher.job.problems import Mark, Path, Problem, refusal, show
+from launcher.job.problems import Mark, Path, Problem, printable, refusal, show
 from launcher.job.scalars import resolve
 
 DEEPEST = 32
@@ -157,7 +157,7 @@ class _Composer:
             node = self._node(next(self._events), (*path, key))
             size += node.size
             if node.value is None and (found := re.fullmatch(r"([\w./-]+):(\S+)", key)) and _is_plain(event):
-                what = f"a space is missing after the colon: {{{found[1]}: {found[2]}}}"
+                what = f"a space is missing after the colon: {{{printable(f'{found[1]}: {found[2]}')}}}"
                 self.problems.append(Problem(key_mark, (*path, key), what))
             if key == "<<" and _is_plain(event):
                 for mapping in node.value if isinstance(node.value, list) else [node]:

@@ -127,6 +127,10 @@ def test_damaged_job_files_load_or_are_refused(data: st.DataObject) -> None:
     loads_or_refuses(source[:begin] + data.draw(st.one_of(tokens, st.text(max_size=4))) + source[end:], [])
 
 
+def test_a_missing_space_before_what_cannot_be_printed_is_refused_in_a_line() -> None:
+    loads_or_refuses("name: job\nimage: {ref:\ud7fcimg}\nnodes: [a]\nrun: {module: train}\n", [])
+
+
 short = st.text(string.ascii_lowercase, max_size=4)
 nested = st.recursive(
     st.one_of(scalar, st.none()),
