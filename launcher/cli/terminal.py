@@ -91,9 +91,9 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
     return SafeConsole(stderr=stderr, highlight=False, emoji=False, soft_wrap=soft_wrap)  # a file may be named :fire:
 
 
-def table_console() -> Console:
+def table_console(*, stderr: bool = False) -> Console:
     """For a table. In a pipe its lines are as long as they need to be: what was cut there would be lost."""
-    made = console(soft_wrap=False)
+    made = console(stderr=stderr, soft_wrap=False)
     if not made.is_terminal:
         made.width = _WIDEST
     return made

@@ -67,7 +67,12 @@ class Problem:
 
 
 class BadValueError(ValueError):
-    """An invalid value. The message follows the key's path and says what is expected."""
+    """An invalid value. The message follows the key's path and says what is expected. fix: a command that helps."""
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(f"{what}\n  -> {fix}" if fix else what)
+        self.what = what
+        self.fix = fix
 
 
 class LocatedError(BadValueError):

@@ -6,10 +6,11 @@ import dataclasses
 import json
 import posixpath
 from collections.abc import Mapping
+from typing import Any
 
 from launcher import __version__
 from launcher.job.models import Job
-from launcher.job.parts import NodeEntry
+from launcher.job.parts import DockerOptions, NodeEntry
 from launcher.model import caches, labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE, KIT, WORKDIR, ContainerSpec, Layout, Mount
@@ -80,7 +81,7 @@ def container(
         gpu_driver=gpu_driver,
         userns="host" if traits.isolates and node.engine is not None and node.engine.remapped else "",
         ulimits=node.ulimits,
-        docker={key: value for key, value in job.docker if value is not None} | {"devices": devices},
+        docker={**_docker(job.docker), "devices": devices},
         shm_size=job.resources.shm if job.docker.ipc != "host" else None,
         memory=job.resources.memory or shared_memory_limit(node, uuids),
         cpus=job.resources.cpus,
@@ -88,6 +89,12 @@ def container(
     )
     hosts = [machine.host for machine in job.machines]
     return labelled(spec, context, node=entry.name, host=entry.host, uid=node.uid, rank=rank, ranks=ranks, hosts=hosts)
+
+
+def _docker(options: DockerOptions) -> dict[str, Any]:
+    """Return the keys of `docker`, without those that were left at an empty default: a new key changes no plan."""
+    default = DockerOptions()
+    return {key: value for key, value in options if value or value != getattr(default, key)}
 
 
 def shared_memory_limit(node: NodeFacts, uuids: tuple[str, ...]) -> int | None:

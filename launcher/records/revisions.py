@@ -109,9 +109,9 @@ def _is_folder(text: str, job: Job, cwd: Path) -> bool:
     except BadValueError as error:
         if folder:
             return True
-        raise BadValueError(f"{error}; nor is there such a folder") from None
+        raise BadValueError(f"{error.what}; nor is there such a folder", error.fix) from None
     if folder:
-        raise BadValueError(f"is a folder and a revision: write ./{text}, or refs/heads/{text} for a branch")
+        raise BadValueError("is a folder and a revision", f"write ./{text}, or refs/heads/{text} for a branch")
     return False
 
 
@@ -136,9 +136,7 @@ def export(job: Job, cwd: Path, to: Path) -> Exported:
             raise BadValueError(f"{short_commit(commit)} {what}")
         submodules = [name for about, _, name in entries if about.startswith(_SUBMODULE)]
         if submodules:
-            raise BadValueError(
-                _refusal(commit, submodules, "submodule", "its files are", "git submodule update --init")
-            )
+            raise _refusal(commit, submodules, "submodule", "its files are", "git submodule update --init")
         given = "".join(f"{name}\0" for name in names)
         git(tree, *own, "checkout-index", "--quiet", "-z", "--stdin", settings=_PLAIN, environ=environ, given=given)
         revision = _described(repository, commit)
@@ -146,7 +144,7 @@ def export(job: Job, cwd: Path, to: Path) -> Exported:
     except GitError as error:
         raise BadValueError(f"{short_commit(commit)} cannot be exported: git: {error}") from None
     if pointers := [name for name in names if _is_pointer(tree / name)]:
-        raise BadValueError(_refusal(commit, pointers, "LFS pointer", "its content is", "git lfs pull"))
+        raise _refusal(commit, pointers, "LFS pointer", "its content is", "git lfs pull")
     inside = (os.path.relpath(name, repository.at or ".") for name in names)
     return Exported(folder, frozenset(with_parents(inside)), revision, tuple(filter(None, notes)))
 
@@ -174,7 +172,7 @@ def _commit(revision: str, repository: _Repository) -> str:
             if shallow == "true"
             else "to list them: git log --oneline --all"
         )
-        raise BadValueError(f"no such revision in {repository.git_dir}: {revision}; {fix}") from None
+        raise BadValueError(f"no such revision in {repository.git_dir}: {revision}", fix) from None
 
 
 def _described(repository: _Repository, commit: str) -> Revision:
@@ -186,11 +184,11 @@ def _described(repository: _Repository, commit: str) -> Revision:
     return Revision(commit, line[1], git(repository.git_dir, "diff", *plain, line[1], commit).rstrip())
 
 
-def _refusal(commit: str, names: list[str], kind: str, what: str, fix: str) -> str:
+def _refusal(commit: str, names: list[str], kind: str, what: str, fix: str) -> BadValueError:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     which = f"{', '.join(names[:_NAMED])}{more} ({counted(len(names), kind)})"
     how = f"git worktree add ../{short_commit(commit)} {short_commit(commit)}, {fix} there, and give that folder"
-    return f"{short_commit(commit)} has {which}: {what} not in the repository; {how}"
+    return BadValueError(f"{short_commit(commit)} has {which}: {what} not in the repository", how)
 
 
 def _is_pointer(file: Path) -> bool:

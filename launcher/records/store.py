@@ -493,7 +493,7 @@ def find(text: str | None, runs: Path = RUNS) -> Record:
     """
     known = records(runs)
     started = sorted((r for r in known if not r.refused), key=lambda record: not record.rebuilt)
-    run = resolve(text, [r.run for r in known], str(runs) + os.sep, [r.run for r in started])
+    run = resolve(text, [r.run for r in known], f"{runs.absolute()}{os.sep}", [r.run for r in started])
     return next(r for r in known if r.run == run)
 
 
@@ -502,8 +502,8 @@ def resolve(text: str | None, known: Sequence[RunId], where: str, started: Seque
 
     where: the searched location, for messages. started: those that may be the latest run, the latest last; None: all.
     """
+    place = where if where.startswith("on ") else f"in {where} (runs are recorded where `up` is called)"
     if not known:
-        place = where if where.startswith("on ") else f"in {where} (they are recorded where `up` is called)"
         fix = "start a run: launcher up JOB; or give the nodes of a run: --nodes a,b"
         raise RunUnknown("", f"no runs {place}", fix)
     if text is not None and text in known:
@@ -522,7 +522,7 @@ def resolve(text: str | None, known: Sequence[RunId], where: str, started: Seque
         raise RunUnknown(str(text), what, "give more characters of the run ID")
     raise RunUnknown(
         str(text),
-        f"no such run; searched: {where}",
+        f"no such run {place}",
         "list the runs: launcher runs; or give the nodes of the run: --nodes a,b",
     )
 

@@ -143,6 +143,11 @@ def test_the_plan_equals_the_golden_file(name: str) -> None:
     assert text == golden.read_text()
 
 
+def test_a_key_of_docker_that_is_left_at_an_empty_default_is_not_in_the_plan() -> None:
+    """So the golden files do not change with a new key."""
+    assert planned(job(1), [node(0)]).nodes[0].container.docker == {"ipc": "host", "devices": ()}
+
+
 def test_min_nodes_requires_equal_numbers_of_workers() -> None:
     with pytest.raises(PlanInvalid, match="but they have: gpu-0 1, gpu-1 1, gpu-2 2"):
         planned(job(3, min_nodes=2), [node(0, gpus=1), node(1, gpus=1), node(2, gpus=2)])

@@ -211,6 +211,13 @@ def test_what_the_launcher_writes_is_read_whole(project: Path) -> None:
     assert record.container(7) == {}
 
 
+def test_every_part_of_a_result_is_read_back() -> None:
+    changes = {"stopped_by": "bob@desk", "ended_by": "budget", "state": "stopped", "exit_code": 5}
+    known = RESULT | changes
+    assert all(known.values()), "a value that is as if it were not there tests nothing"
+    assert Outcome.from_dict(ID, known).to_dict() == known
+
+
 def test_a_result_whose_node_was_lost_is_read_whole(project: Path) -> None:
     """Nothing is known of it but that: result.json has null for the rest."""
     record, lost = Record(RunPaths(project / "runs" / ID)), NodeResult("local-1", 1, lost="lost its container")

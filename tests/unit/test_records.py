@@ -146,7 +146,7 @@ def test_an_unknown_run_is_refused_with_a_next_step(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("where", "what"),
-    [("runs/", "no runs in runs/ (they are recorded where `up` is called)"), ("on gpu-a", "no runs on gpu-a")],
+    [("runs/", "no runs in runs/ (runs are recorded where `up` is called)"), ("on gpu-a", "no runs on gpu-a")],
 )
 def test_no_runs_at_all(where: str, what: str) -> None:
     with pytest.raises(RunUnknown) as refused:

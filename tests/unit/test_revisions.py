@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,7 +157,7 @@ def test_a_bare_and_a_shallow_clone_have_revisions(repository: Path, tmp_path: P
     assert sent(job(revision="main"), tmp_path / "bare.git") == here
     shallow = sent(job(revision="HEAD"), tmp_path / "shallow")
     assert (shallow, shallow.revision.parent) == (here, "")  # type: ignore[union-attr]
-    assert "this clone is shallow: git fetch --unshallow" in refused(job(revision=first), tmp_path / "shallow")
+    assert "\n  -> this clone is shallow: git fetch --unshallow" in refused(job(revision=first), tmp_path / "shallow")
 
 
 def test_what_is_not_in_the_repository_is_refused_by_name(repository: Path, tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_what_is_not_in_the_repository_is_refused_by_name(repository: Path, tmp_
     commit(repository, {"main.py": "1", "weights/model.bin": POINTER, ".gitattributes": "*.bin filter=lfs\n"})
     told = refused(job(revision="HEAD"), repository)
     assert "has weights/model.bin (1 LFS pointer): its content is not in the repository" in told
-    assert "git lfs pull there, and give that folder" in told
+    assert re.search(r"\n  -> git worktree add .*git lfs pull there, and give that folder", told)
     allowed = ("-c", "protocol.file.allow=always")
     git(repository, *allowed, "submodule", "add", "--quiet", str(tmp_path / "inner"), "lib/inner")
     commit(repository, {"main.py": "2"})
@@ -182,8 +183,8 @@ def test_a_code_that_there_is_not_is_refused(repository: Path, tmp_path: Path) -
         resolved(job(sweep={"code": ["none", "both", "./none", "main", "HEAD"]}), repository)
     text = str(told.value)
     assert "sweep.code.0: no such revision in" in text
-    assert "none; to list them: git log --oneline --all; nor is there such a folder" in text
-    assert "sweep.code.1: is a folder and a revision: write ./both, or refs/heads/both for a branch" in text
+    assert "none; nor is there such a folder\n  -> to list them: git log --oneline --all\n" in text
+    assert "sweep.code.1: is a folder and a revision\n  -> write ./both, or refs/heads/both for a branch\n" in text
     with pytest.raises(JobInvalid, match=r"sweep\.code\.1: is the same code as main"):
         resolved(job(sweep={"code": ["main", "HEAD"]}), repository)
     assert "is not in a git repository" in refused(job(revision="HEAD"), tmp_path)

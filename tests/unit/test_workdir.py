@@ -16,7 +16,7 @@ from launcher.node import output_folder
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.records.snapshot import snapshot
-from launcher.records.workdir import SENT, is_sent, list_sent, remove_sent, sent_files
+from launcher.records.workdir import SENT, SentFile, is_sent, list_sent, remove_sent, sent_files
 from launcher.records.written import is_written
 
 HERE = Files(LocalMachine("here", "me"))
@@ -73,6 +73,24 @@ def test_the_sent_code_can_be_packed_as_zip(node: Node, zone: str, monkeypatch: 
     assert is_sent(None, "main.py", 7, SENT)
     assert is_sent(None, "main.py", 7, 0)  # sent by an earlier launcher
     assert not is_sent(None, "main.py", 7, 1.8e9)
+
+
+@pytest.mark.parametrize(
+    ("path", "size", "mtime", "kind", "sent"),
+    [
+        ("main.py", 7, SENT, "f", True),
+        ("main.py", 7, SENT, "l", False),  # the program has replaced the file by a link
+        ("alias", 3, SENT, "l", True),  # sizes of links differ between file systems
+        ("alias", 3, SENT, "f", False),  # and the link by a file
+        ("conf/users", 0, 0, "f", True),  # a mount point
+        ("conf/users", 0, 0, "l", False),
+    ],
+)
+def test_a_link_in_place_of_a_sent_file_is_the_programs(
+    path: str, size: int, mtime: float, kind: str, sent: bool
+) -> None:
+    code = {"main.py": SentFile("f", 7, SENT), "alias": SentFile("l", 0, SENT)}
+    assert is_sent(code, path, size, mtime, kind) is sent
 
 
 def test_what_the_program_wrote_or_changed_stays(node: Node) -> None:

@@ -66,7 +66,7 @@ def compare(
     """
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise UsageError(str(plot), "unsupported image format", "use a file name that ends with .png or .svg")
-    chosen = select(runs or [])
+    chosen = _selected(runs or [])
     names = labels(chosen)
     states = states_by_nodes([record for record, _ in chosen])
     measured, others = _read(chosen, names, states)
@@ -112,6 +112,17 @@ def compare(
         text = page(rows, title, others) if of_trainer else page_of_tags(tagged, tags, by, title)
         write_atomic(html, text.encode(errors="replace"))  # a program's metrics may have lone surrogates
         terminal.note(f"wrote {html}")
+
+
+def _selected(wanted: Sequence[str]) -> list[tuple[Record, str | None]]:
+    """Raises RunUnknown; this command has no --nodes."""
+    try:
+        return select(wanted)
+    except RunUnknown as unknown:
+        if "--nodes" not in unknown.next_step:
+            raise
+        fix = "call it in the folder where `up` was called, or bring a run here: launcher fetch RUN --nodes a,b"
+        raise RunUnknown(unknown.where, unknown.what, fix) from None
 
 
 def _read(

@@ -8,10 +8,11 @@ from launcher.errors import LauncherError, UsageError
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.job.overrides import JobVariant, variants
-from launcher.job.scalars import ArgValue
-from launcher.model.plan import KnownSweep, Membership
+from launcher.job.scalars import ArgValue, show_duration
+from launcher.model.plan import KnownSweep, Membership, RunId
 from launcher.model.progress import Log
-from launcher.records.groups import latest_of, settings, settings_of, short
+from launcher.records.groups import budget_of, latest_of, runs_of, settings, settings_of, short
+from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record, job_of
 
 
@@ -43,6 +44,22 @@ def added(job: Job, earlier: Mapping[str, Record], group: str, log: Log) -> list
             keys = {key: getattr(before, key) for key in Job.model_fields}
             found.append((job.model_copy(update=keys), Membership(group, name, values=own.values, added=True)))
     return found
+
+
+def with_budget(job: Job, group: RunId, option: str) -> Job:
+    """Return the job with the budget of the sweep, so that its variants can be compared. Raises UsageError if the job
+    has another one. A sweep that began without a budget leaves it to each job. option: of the call, for the message.
+    """
+    runs = runs_of(group)
+    of_this_job = runs and job_of(runs[0]) == job.name  # another one is refused for that
+    known = budget_of(Record(RunPaths(RUNS / runs[0]))) if of_this_job else None
+    if known is None or known == job.budget:
+        return job
+    if job.budget is None:
+        return job.model_copy(update={"budget": known})
+    what = f"the job has budget {show_duration(job.budget)}, and {group} began with {show_duration(known)}"
+    fix = "remove `budget` from the job, or from --set: the variants of a sweep have the same one"
+    raise UsageError(option, what, fix)
 
 
 def continued(job: Job, group: str, log: Log) -> dict[str, Record]:

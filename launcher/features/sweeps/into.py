@@ -27,13 +27,13 @@ from launcher.cli.long_work import LongWork
 from launcher.cli.up import Asked, attend
 from launcher.errors import InUse, LauncherError, NodeError, NodesFailed, UsageError
 from launcher.features.sweeps.alone import alone, in_turn
+from launcher.features.sweeps.continued import with_budget
 from launcher.features.sweeps.pool import one_at_a_time
 from launcher.job.models import Job
 from launcher.job.overrides import CODE, of_one_run, on_nodes, short_commit
-from launcher.job.scalars import show_duration
 from launcher.model.plan import Membership, RunId
 from launcher.node.ssh.config import chosen_config
-from launcher.records.groups import budget_of, latest_of, named_group, runs_of
+from launcher.records.groups import latest_of, named_group, runs_of
 from launcher.records.masking import MASK, names_secret
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.revisions import resolved
@@ -57,7 +57,7 @@ def up_into(job: Job, asked: Asked, text: str) -> int:
         raise UsageError("--into", "adds one variant, without the sweep", "give its code: --set revision=REVISION")
     group = _group(text, job)
     single = resolved(job.model_copy(update={"sweep": (), "codes": ()}), Path.cwd())
-    single = _with_budget(single, group)
+    single = with_budget(single, group, "--into")
     with LongWork() as work:
         options = StartOptions(
             run_to_resume(asked.resume),
@@ -84,20 +84,6 @@ def _group(text: str, job: Job) -> RunId:
         what = f"{group} is a sweep of {', '.join(sorted(names))}, and this job is {job.name}"
         raise UsageError("--into", what, "give its job file")
     return group
-
-
-def _with_budget(job: Job, group: RunId) -> Job:
-    """Return the job with the budget of the sweep, so that its variants can be compared. Raises UsageError if the job
-    has another one. A sweep that began without a budget leaves it to each job.
-    """
-    known = budget_of(Record(RunPaths(RUNS / runs_of(group)[0])))
-    if known is None or known == job.budget:
-        return job
-    if job.budget is None:
-        return job.model_copy(update={"budget": known})
-    what = f"the job has budget {show_duration(job.budget)}, and {group} began with {show_duration(known)}"
-    fix = "remove `budget` from the job, or from --set: an added variant has that of its sweep"
-    raise UsageError("--into", what, fix)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from launcher.api.until_started import until_started
 from launcher.cli.follow import SECOND_CTRL_C, without_ctrl_c
 from launcher.cli.long_work import LongWork
 from launcher.cli.status import STYLES
-from launcher.cli.terminal import Reporter, interactive
+from launcher.cli.terminal import Reporter, interactive, table_console
 from launcher.errors import StoppedByUser
 from launcher.features.sweeps.alone import alone
 from launcher.features.sweeps.summary import summary
@@ -93,8 +93,9 @@ class SweepScreen(Reporter):
     def conclude(self, group: str, variants: Sequence[Variant], resume: str) -> None:
         """Print the end of a sweep. resume: the command that runs the variants without a result."""
         self.log(f"{group}: {_counts(variants)}")
-        for part in summary(group, variants, resume):
-            self.err.print(part)
+        console = table_console(stderr=True)
+        for part in summary(group, variants, resume, console.width):
+            console.print(part, soft_wrap=isinstance(part, Text))
 
     @contextmanager
     def live(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from launcher.errors import StoppedByUser, UsageError
 from launcher.features.sweeps.alone import alone
 from launcher.features.sweeps.array import members, up_array
 from launcher.features.sweeps.codes import resolved_sweep
-from launcher.features.sweeps.continued import known_sweep
+from launcher.features.sweeps.continued import known_sweep, with_budget
 from launcher.features.sweeps.screen import SweepScreen, run_sweep
 from launcher.features.sweeps.summary import recorded
 from launcher.job.models import Job
@@ -30,7 +30,7 @@ def up_sweep(job: Job, asked: Asked, most: int | None) -> int:
     """Run the variants; return the exit code. most: in parallel on a pool, None: no limit. Raises LauncherError."""
     with until_started():
         resumed = None if asked.resume is None else named_group(asked.resume)
-        job = resolved_sweep(job, resumed)
+        job = resolved_sweep(job if resumed is None else with_budget(job, resumed, "--resume"), resumed)
     cluster = None if asked.on is None else on_cluster(asked.on)
     if cluster is not None and cluster.starts_together:
         return _run_array(job, asked, cluster)

@@ -30,7 +30,7 @@ def handshake(wire: SshSocket, host_key_algorithms: Sequence[str], deadline: flo
 
     Raises TimeoutError, EOFError (it hung up), OSError, paramiko.SSHException.
     """
-    like_a_socket: Any = wire  # Wire has all methods of a socket that paramiko uses
+    like_a_socket: Any = wire  # SshSocket has all methods of a socket that paramiko uses
     transport = paramiko.Transport(like_a_socket, default_window_size=_WINDOW)
     transport.set_log_channel(_LOG)
     options = transport.get_security_options()

@@ -83,6 +83,7 @@ def test_the_timetable_respects_the_duration_if_it_is_sufficient(
     found = timetable(seconds, turns, gpus=gpus, reads=reads)
     least = timetable(0, turns, gpus=gpus, reads=reads).total(turns)
     assert found.total(turns) <= max(seconds, max(seconds / 4, 20) + least - 20) + 1e-6
+    assert found.join == max(20, seconds / 4), "for the start of the containers and the import of torch"
     assert found.local > 0
     assert (found.pair > 0) == (found.together > 0) == (turns > 0)
     assert (found.read > 0) == reads

@@ -30,3 +30,16 @@ def test_a_program_may_write_any_value_into_its_metrics(project: Path, parallel:
         code, printed = call("compare")
         assert code == 0
         assert "lr=0.1" in printed
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_from_another_folder_it_says_where_runs_are_looked_for(
+    project: Path, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project if known else project / "elsewhere"
+    here.mkdir(exist_ok=True)
+    monkeypatch.chdir(here)
+    code, printed = call("compare", "night")
+    assert code == 2
+    assert f" in {here}/runs/ (runs are recorded where `up` is called)" in " ".join(printed.split())
+    assert "-> call it in the folder where `up` was called" in printed

@@ -47,7 +47,14 @@ def test_a_source_is_local_or_on_another_machine(tmp_path: Path) -> None:
             parse_source(wrong, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "network"), [("ext2/ext3", False), ("xfs", False), ("nfs4", True), ("fuseblk", True)])
+# Names that `stat -f -c %T` prints (coreutils' stat.c), without spaces as the script prints them
+NETWORK = "nfs nfs4 nfsd cifs smb smb2 afs ceph lustre gpfs panfs fhgfs v9fs gfs/gfs2 ocfs2 fuseblk"
+ON_DISK = "ext2/ext3 xfs btrfs zfs f2fs overlayfs tmpfs ramfs exfat msdos ntfs aufs reiserfs jfs bcachefs"
+
+
+@pytest.mark.parametrize(
+    ("kind", "network"), [*((k, True) for k in NETWORK.split()), *((k, False) for k in ON_DISK.split())]
+)
 def test_network_file_systems_are_recognized(kind: str, network: bool) -> None:
     assert is_network(kind) is network
 

@@ -13,6 +13,7 @@ import pytest
 
 from launcher.errors import JobInvalid
 from launcher.features.slurm import script as slurm
+from launcher.features.slurm.targets import SLURM
 from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
 from launcher.job.settings import Cluster
@@ -21,6 +22,7 @@ from tests.bed.fixtures import unavailable
 from tests.bed.settings import BedUnavailable
 from tests.exported import CPU, DIGEST, GPU, job
 from tests.slurm.bed import install
+from tests.unit.test_coming_from import job_of
 
 GOLDEN = Path(__file__).parent / "golden"
 HPC = Cluster(
@@ -255,3 +257,13 @@ def test_a_jobs_bundle_has_the_images_folders_read_only_and_the_jobs_folders(tmp
     assert last == (str(data), "/data", ["rbind", "ro"])  # over the image's own folder
     assert (bundle / "rootfs" / "bin").is_symlink()
     assert subprocess.check_output(["sh", "-c", f'. {bundle}/env; printf %s "$A"'], text=True) == "it's"
+
+
+def test_the_job_of_the_page_for_those_who_come_from_sbatch_is_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    text = SLURM.text(parse_job(job_of("sbatch and srun")), None, None)
+    lines = text.splitlines()
+    assert {"#SBATCH --partition=gpu", "#SBATCH --account=lab", "#SBATCH --constraint=h100"} <= {*lines}, text

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from launcher.api.jobs import load
 from launcher.errors import JobInvalid
+from launcher.features.sweeps.continued import with_budget
 from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
@@ -48,16 +50,22 @@ def test_what_the_budget_ends_is_done_and_said_everywhere(home_cli: Cli) -> None
 
 @pytest.mark.ci
 @pytest.mark.timeout(200)
-def test_it_is_not_run_again_and_an_added_variant_has_the_same_budget(home_cli: Cli) -> None:
+def test_it_is_not_run_again_and_each_variant_has_the_same_budget(
+    home_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = budgeted(home_cli, [1, 2])
     home_cli("up", job)
     home_cli("up", job, "--resume", "hour")
     assert len(home_cli.runs()) == 2, "what the budget has ended is done"
     group = group_of(home_cli)
+    other = home_cli("up", job, "--resume", "hour", "--set", "sweep.budget=1h", code=2).stderr
+    assert f"--resume: the job has budget 1h, and {group} began with 1s" in " ".join(other.split())
     for sets in (["--set", "sweep.budget=1h"], ["--set", "sweep=[{x: 1}]", "--set", "budget=2s"]):
         told = home_cli("up", job, "--into", "hour", *sets, code=2).stderr
         assert f"and {group} began with 1s" in " ".join(told.split())
     assert len(home_cli.runs()) == 2, "what is refused leaves no run"
+    monkeypatch.chdir(home_cli.cwd)
+    assert with_budget(load(job, set={"sweep": [{"x": 1}]}), group, "--resume").budget == 1
     assert "ended by its budget" in home_cli("up", job, "--into", "hour", "--set", "sweep=[{x: 1}]").stderr
     ledger = json.loads(home_cli("compare", group, "--json").stdout)
     assert [each["ended_by"] for each in ledger] == ["budget"] * 3

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.api.jobs import load
+from launcher.errors import JobInvalid
+from launcher.features.sweeps.codes import resolved_sweep
 from tests.e2e.cli import Cli
 from tests.repositories import commit, git
 
@@ -93,3 +97,41 @@ def test_what_is_no_code_is_refused_before_anything_starts(home_cli: Cli) -> Non
         "1 variant; the plan is that of the first"
         in home_cli("plan", job, "--offline", "--set", "sweep.code=[main~1]").stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        ({"script": "main.py"}, "run.script: no such file: {}/main.py"),
+        ({"command": ["python3", "./main.py"]}, "{} has no ./main.py, which the job starts"),
+        ({"module": "main"}, "{} has no main, which the job starts"),
+    ],
+)
+def test_folders_without_the_program_are_refused_with_one_error(
+    run: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    for file in ("main.py", "b/main.py"):
+        (tmp_path / file).touch()
+    codes = [str(tmp_path / name) for name in "abc"]
+    keys = {"name": "x", "runtime": "process", "nodes": ["local"], "run": run}
+    with pytest.raises(JobInvalid) as told:
+        resolved_sweep(load({**keys, "sweep": {"code": codes, "grid": {"lr": [1, 2]}}}), None)
+    assert [line for line in str(told.value).splitlines() if says.format(codes[0]) in line]
+    assert [line for line in str(told.value).splitlines() if says.format(codes[2]) in line]
+    assert len(str(told.value).splitlines()) == 2
+    resolved_sweep(load({**keys, "sweep": {"code": codes[1:2]}}), None)
+
+
+def test_what_no_code_has_may_be_in_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    trainer = {"module": "train", "args": {"data": "x"}}
+    for run in ({"command": ["python3", "tool.py"]}, {"module": "tool"}, trainer):
+        job = load(
+            {"name": "x", "runtime": "process", "nodes": ["local"], "run": run, "sweep": {"code": ["./a", "./b"]}}
+        )
+        assert resolved_sweep(job, None).codes == job.codes

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from launcher.api.jobs import load
 from launcher.features import FEATURES
 from launcher.features.sweeps.continued import known_sweep
 from launcher.features.sweeps.screen import _table as live_table
-from launcher.features.sweeps.summary import following, summary
+from launcher.features.sweeps.summary import following, summary, table
 from launcher.features.sweeps.sweep import SweepState, Variant
 from launcher.job.overrides import variant_name
 from launcher.records.sweeps import command_of
@@ -37,7 +38,7 @@ def printed(sweep: Any, failed: int = 0, top1: float | None = None, count: int =
     ]
     assert len(variants) == count
     console = Console(file=io.StringIO(), width=80)
-    for part in summary(GROUP, variants, f"launcher up JOB --resume {GROUP}"):
+    for part in summary(GROUP, variants, f"launcher up JOB --resume {GROUP}", 80):
         console.print(part)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(len(line) <= 80 for line in lines)
@@ -73,6 +74,23 @@ def test_the_command_that_resumes_a_sweep_repeats_how_it_was_started() -> None:
 @pytest.mark.parametrize("sweep", [[["--lr", "0.1"], ["--lr", "0.2"]], [{"data": "/d" * 99}, {"data": "/e" * 99}]])
 def test_long_values_and_lists_fit(sweep: Any) -> None:
     assert "night-20261128-200001-0001" in " ".join(printed(sweep))
+
+
+def test_a_table_that_does_not_fit_is_a_line_for_each_variant() -> None:
+    keys = ("learning_rate", "weight_decay", "momentum", "label_smoothing", "warmup_epochs")
+    text = " ".join(printed([dict.fromkeys(keys, value) for value in ("0.125", "0.25")], failed=1, top1=90.0))
+    for index, (value, state) in enumerate([("0.125", "failed"), ("0.25", "done")]):
+        assert f"{variant_name(dict.fromkeys(keys, value))}: {state}, top-1 90.00, on gpu-a: {run(index)}" in text
+
+
+def test_each_row_is_told_apart_also_of_a_variant_for_which_nothing_was_set() -> None:
+    values: list[Any] = [{"lr": "1"}, (), {}]
+    rows = [Variant(name, values=own) for name, own in zip(("lr=1", "default", "default #2"), values, strict=True)]
+    [found] = table(rows, 80)
+    assert [*found.columns[0].cells] == [Text(each.name) for each in rows]
+    again = [Variant(name, values=values[0]) for name in ("lr=1", "lr=1 #2")]
+    [found] = table(again, 80)
+    assert [*found.columns[0].cells] == [Text(each.name) for each in again]
 
 
 def test_only_commands_that_there_are_are_named() -> None:
