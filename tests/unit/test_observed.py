@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHere
 from launcher.model.container import ContainerState, Phase
 from launcher.records.collect import Collected
-from launcher.records.store import NodeOfRun
-from launcher.run.watch import messages, observed
+from launcher.run.watch import messages, observed, peers
 from launcher.run.watch.attempts import World
 from launcher.run.watch.messages import Message
 from launcher.run.watch.observed import (
@@ -35,53 +34,12 @@ from launcher.run.watch.observed import (
     reduce,
     to_collect,
 )
+from launcher.run.watch.peers import Supervised
 from launcher.run.watch.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed
 from tests.unit import traces
+from tests.unit.traces import OUT, of_run
 
-OUT = "/out"
-ERRORS = {each.__name__: each for each in (NodeUnreachable, NodeUnfit, NoRoomHere)}
 AWAY = NodeUnreachable("a", "is away", "wait")
-
-
-def of_run(name: str, rank: int = 0) -> NodeOfRun:
-    return NodeOfRun(name, "local", rank, f"launcher-{name}", OUT, range(rank, rank + 1))
-
-
-def started(start: dict[str, Any], clock: float) -> Observed:
-    nodes = {node["name"]: of_run(node["name"], node["rank"]) for node in start["nodes"]}
-    shown = [
-        Shown(nodes[each["node"]], f"{OUT}/logs/{each['node']}.log", moves=each["moves"]) for each in start["shown"]
-    ]
-    isolates = start["runtime"] == "docker"
-    return observed.begin(nodes.values(), shown, Moment(0, clock), elastic=start["min_nodes"] > 0, isolates=isolates)
-
-
-def error_of(fields: dict[str, Any]) -> LauncherError:
-    return ERRORS[fields["class"]](fields["where"], fields["what"], fields["fix"])
-
-
-def result_of(fields: dict[str, Any]) -> Collected | LauncherError:
-    if "error" in fields:
-        return error_of(fields["error"])
-    return Collected(fields["moved"], tuple(map(error_of, fields["problems"])))
-
-
-def event_of(line: dict[str, Any], known: Observed) -> Event | FilesCollected | None:
-    name = line.get("node", "")
-    match line.get("event"):
-        case "bytes":
-            return Appended(name, f"{OUT}/{line['path']}", line["offset"], line["data"].encode("latin-1"))
-        case "state":
-            return StateSeen(name, traces.state_of(line))
-        case "lost":
-            return WaitFailed(name, error_of(line["error"]))
-        case "rest":
-            assert sorted(known.nodes[name].wanted().starts) == sorted(f"{OUT}/{path}" for path in line["paths"])
-            return RestRead(name, copies=line["here"])
-        case "collected":
-            ended = all(known.nodes[each].has_ended for each in line["results"])
-            return FilesCollected({each: result_of(found) for each, found in line["results"].items()}, final=ended)
-    return None
 
 
 def to_the_hundredth(message: Message) -> Message:
@@ -97,26 +55,48 @@ def by_node(found: list[Message]) -> dict[str, list[Message]]:
 
 
 @pytest.mark.parametrize("name", traces.TRACES)
-def test_a_recorded_run_is_reported_as_it_was(name: str) -> None:
-    """Each message of a node in order; between the nodes, threads took turns."""
+def test_a_recorded_run_is_reported_and_its_peers_are_stopped_as_they_were(name: str) -> None:
+    """Each message of a node in order; between the nodes, threads took turns. Each action in order."""
     start, *found = traces.lines(name)
-    known, said, recorded = started(start["start"], start["clock"]), list[Message](), list[Message]()
+    known, said, recorded = traces.started(start), list[Message](), list[Message]()
+    least, names = start["start"]["min_nodes"], tuple(known.nodes)
+    run, due = Supervised(names, may_lose=len(names) - least if least else 0), math.inf
+    actions, taken, stopped = list[dict[str, Any]](), list[dict[str, Any]](), set[str]()
     for line in found:
         now = Moment(line["at"], line["clock"])
-        if line.get("action") == "over":
-            known = observed.decided(known, now)
-        elif event := event_of(line, known):
+        if now.at >= due:
+            due, stopped = math.inf, {*peers.to_stop(run, left_out(known))}
+        if event := traces.event_of(line, known):
             known, new = reduce(known, event, now)
             said += new
+            for message in new:
+                run, stop = peers.reduce(run, message)
+                if run.decided and known.decided == math.inf:
+                    known = observed.decided(known, now)
+                    actions.append({"action": "over"})
+                if isinstance(message, messages.NodeBudget):
+                    actions.append({"action": "tell budget"})
+                if stop:
+                    due = now.at + stop.after
+                    actions.append({"action": "stop peers", "timeout": stop.after})
         elif "message" in line:
             recorded.append(traces.message_of(line))
+        elif "action" in line:
+            taken.append({key: line[key] for key in line if key not in ("at", "clock", "signal")})
     assert by_node([*map(to_the_hundredth, said)]) == by_node([*map(to_the_hundredth, recorded)])
+    assert actions == [each for each in taken if each["action"] != "stop"]
+    assert stopped == {each["node"] for each in taken if each["action"] == "stop"}
     assert known.finished == (name != "broken_off")
+
+
+def left_out(known: Observed) -> set[str]:
+    newest = max(node.generation for node in known.nodes.values())
+    return {name for name, node in known.nodes.items() if not node.away and node.generation < newest}
 
 
 NODES = ("a", "b")
 MEMBERS = st.sampled_from([("a", "b"), ("b", "a"), ("b",)])
-WORLDS = st.builds(World, st.integers(1, 4), st.just(0), MEMBERS, st.just("rank 0"))
+WORLDS = st.builds(World, st.integers(1, 4), st.just(0), MEMBERS, st.just("rank 0 here"))
 LINES = st.one_of(
     st.sampled_from([b"start 1\n", b"exit 1 2\n", b"stopped me@here 3\n", b"over the same error\n", b"other\n"]),
     WORLDS.map(lambda world: f"generation {world.number} 0 {','.join(world.members)} {world.text}\n".encode()),
