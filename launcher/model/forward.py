@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from launcher.errors import UsageError
 
-_FORWARD = re.compile(r"(?:([0-9]{1,5}):)?([0-9]{1,5})")
+_FORWARD = re.compile(r"(?:(?P<local>[0-9]{1,5}):)?(?P<remote>[0-9]{1,5})")
+_PORTS = range(1, 65536)
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,9 @@ class Forward:
 
 def parse_forward(text: str) -> Forward:
     """Parse `8888`, or `9000:8888` with a different local port. Raises UsageError."""
-    found = _FORWARD.fullmatch(text)
-    ports = [int(port) for port in found.groups(found[2])] if found else []
-    if not ports or not all(0 < port < 65536 for port in ports):
-        raise UsageError(f"-L {text}", "expected PORT or LOCAL:PORT, each from 1 to 65535", "example: -L 8888")
-    return Forward(*ports)
+    if found := _FORWARD.fullmatch(text):
+        remote = int(found["remote"])
+        local = int(found["local"] or remote)
+        if local in _PORTS and remote in _PORTS:
+            return Forward(local, remote)
+    raise UsageError(f"-L {text}", "expected PORT or LOCAL:PORT, each from 1 to 65535", "example: -L 8888")
