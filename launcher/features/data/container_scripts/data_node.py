@@ -315,7 +315,7 @@ def download(order: dict[str, Any], progress: Heartbeat) -> None:
 def verify(order: dict[str, Any], _: Heartbeat) -> None:
     """Read a whole copy. A damaged copy becomes a partial one."""
     folder = Path(order["root"]) / "copies" / order["content"]
-    damaged = list(store.damages(folder))
+    damaged = store.damages(folder)
     if damaged:
         store.demote(folder, {number for _, numbers in damaged for number in numbers})
     report(end="verified", damaged=[name for name, _ in damaged])

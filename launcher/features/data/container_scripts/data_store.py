@@ -377,8 +377,8 @@ def _locked(folder: Path, timeout: float | None = None) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            now = _written(folder)
-            seen, since = now, since if now == seen else time.monotonic()
+            if (written := _written(folder)) != seen:
+                seen, since = written, time.monotonic()
             if time.monotonic() - since >= patience:
                 os.close(fd)
                 raise BusyError("another transfer of the same data to this node makes no progress") from None
@@ -434,24 +434,32 @@ def opened(
             return Partial(root, signature, entries, about)
 
 
-def damages(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """Read a whole copy; yield what differs, with the numbers of the wrong pieces."""
+def damages(folder: Path) -> list[tuple[str, list[int]]]:
+    """Read a whole copy; return each path that differs, as it is shown, with the numbers of its wrong pieces."""
     entries, digests = tree.unpack((folder / "manifest").read_bytes())
-    pieces = tree.Pieces(entries)
-    files = StoredFiles(os.fsencode(folder / "files"), pieces)
     bad: dict[bytes, list[int]] = {path: [] for path, _ in differences(folder, entries)}
-    for number, index, offset, size in pieces:
-        try:
-            same = digest(files.read(index, offset, size)) == at(digests, number)
-        except OSError:
-            files.close()
-            same = False
-        if not same:
-            bad.setdefault(pieces.files[index].path, []).append(number)
-    files.close()
+    for path, number in _wrong_pieces(folder, entries, digests):
+        bad.setdefault(path, []).append(number)
     named = {entry.path for entry in entries}
-    for path, numbers in bad.items():
-        yield f"{tree.shown(path)}{'' if path in named else ' (not part of the data)'}", numbers
+    return [
+        (tree.shown(path) if path in named else f"{tree.shown(path)} (not part of the data)", numbers)
+        for path, numbers in bad.items()
+    ]
+
+
+def _wrong_pieces(
+    folder: Path, entries: list[tree.DataEntry], digests: bytes | bytearray
+) -> Iterator[tuple[bytes, int]]:
+    """Read all pieces of a whole copy; yield the file and the number of each that differs or cannot be read."""
+    pieces = tree.Pieces(entries)
+    with contextlib.closing(StoredFiles(os.fsencode(folder / "files"), pieces)) as files:
+        for number, index, offset, size in pieces:
+            try:
+                if digest(files.read(index, offset, size)) == at(digests, number):
+                    continue
+            except OSError:
+                files.close()  # the next piece opens its file again
+            yield pieces.files[index].path, number
 
 
 def differences(folder: Path, entries: list[tree.DataEntry]) -> Iterator[tuple[bytes, bool]]:
