@@ -11,6 +11,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,18 @@ def unmet(log: str) -> bool:
 
 
 def recordings(root: Path, since: Mapping[str, float]) -> list[Path]:
-    """Return the collected dumps, the newest of each rank. since: each node's last start, by its name."""
-    found = [
-        (file.stat().st_mtime, file)
+    """Return the collected dumps, the newest of each name: a rank may have run on several nodes.
+
+    since: each node's last start, by its name.
+    """
+    fresh = [
+        file
         for node, started in since.items()
         for file in (root / RECORDINGS / node).glob("*")
         if _RECORDING.fullmatch(file.name) and file.stat().st_mtime >= started
     ]
-    return sorted({file.name: file for _, file in sorted(found)}.values())
+    oldest_first = sorted(fresh, key=lambda file: (file.stat().st_mtime, file))
+    return sorted({file.name: file for file in oldest_first}.values())
 
 
 def explain(
@@ -66,17 +71,14 @@ def explain(
 
 def _read(engine: Engine, node: NodeOfRun, spec: Mapping[str, Any], files: Sequence[Path]) -> Mapping[str, Any]:
     """Run flight_report.py on a node; return its report. Raises LauncherError."""
-    argv = spec.get("argv", [])
-    script_index = next((index for index, arg in enumerate(argv) if arg.endswith(("/agent.py", "/elastic.py"))), 0)
     try:
-        output, image = spec["layout"]["output"], spec["image"]
+        python, image, output = _python(spec["argv"]), spec["image"], spec["layout"]["output"]
         mounts = (*(Mount(**mount) for mount in spec["mounts"]), Mount(node.output, output))
         user = {"env": spec["env"], "user": spec["user"], "groups": tuple(spec["groups"])}
-    except (LookupError, TypeError):
-        script_index = 0
-    if not script_index:  # a run found by its labels, or on a cluster
+    except (LookupError, TypeError):  # a run found by its labels, or on a cluster
         folder = as_shown(files[0].parents[1])
-        raise NodeUnfit(node.name, "no local record of the run's plan", f"use torchfrtrace on {folder}")
+        fix = f"use torchfrtrace on {folder}"
+        raise NodeUnfit(node.name, "no local record of the run's plan", fix) from None
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for file in files:
@@ -85,8 +87,16 @@ def _read(engine: Engine, node: NodeOfRun, spec: Mapping[str, Any], files: Seque
     engine.files.write(f"{node.output}/{_ARCHIVE}", [data], len(data), below=node.output)
     script = (Path(__file__).parent / "container_scripts" / "flight_report.py").read_text(encoding="utf-8")
     like = replace(probe.ANY_CONTAINER, **user, mounts=mounts)
-    command = (argv[script_index - 1], "-c", script, f"{output}/{_ARCHIVE}")  # the image's Python
+    command = (python, "-c", script, f"{output}/{_ARCHIVE}")
     return probe.run(engine, image, "of the job", command, like, TIME_LIMIT)
+
+
+def _python(argv: Sequence[str]) -> str:
+    """Return the image's Python: what a container's command has before our script. Raises LookupError without one."""
+    for before, arg in pairwise(argv):
+        if arg.endswith(("/agent.py", "/elastic.py")):
+            return before
+    raise LookupError("no torchrun")
 
 
 def describe(report: Mapping[str, Any], nodes: Mapping[int, str]) -> list[str]:
