@@ -139,10 +139,10 @@ def claim(name: str, labels: Mapping[str, str]) -> ContainerState | None:
     """Take the lock and return None, or return the existing one."""
     with _claims() as folder:
         file = folder / name
-        if (holder := _claim_state(file)) is not None:
-            return holder
-        supervisor.write_whole(str(file), json.dumps(dict(labels)).encode())
-        return None
+        existing = _claim_in(file)
+        if existing is None:
+            supervisor.write_whole(str(file), json.dumps(dict(labels)).encode())
+        return existing
 
 
 def claims() -> list[ContainerState]:
@@ -150,13 +150,16 @@ def claims() -> list[ContainerState]:
     if not _claims_folder().exists():
         return []
     with _claims() as folder:
-        return [state for file in sorted(folder.iterdir()) if (state := _claim_state(file)) is not None]
+        found = [_claim_in(file) for file in sorted(folder.iterdir())]
+    return [each for each in found if each is not None]
 
 
 def release(chosen: Callable[[ContainerState], bool]) -> None:
+    """Remove the chosen locks, and files without one."""
     with _claims() as folder:
         for file in folder.iterdir():
-            if (state := _claim_state(file)) is None or chosen(state):
+            existing = _claim_in(file)
+            if existing is None or chosen(existing):
                 file.unlink()
 
 
@@ -184,11 +187,15 @@ def _claims() -> Iterator[Path]:
         os.close(lock)
 
 
-def _claim_state(file: Path) -> ContainerState | None:
-    """Return a lock; None for a file that is missing, or that a full disk has left without its whole content."""
-    labels = _read(file, {})
+def _claim_in(file: Path) -> ContainerState | None:
+    """Return the lock that a file holds, as a container that never started; None for a file that is missing, or that a
+    full disk has left without its whole content.
+
+    Its id is that of this file: later, another run may hold the lock of this name.
+    """
+    labels = _read(file, {})  # of any form: who needs them checks them (model.labels)
     if not labels:
         return None
-    made = file.stat()
-    claim = f"{file.name}@{made.st_ino}.{made.st_mtime_ns}"
-    return ContainerState(claim, file.name, "", labels=labels, phase=Phase.CREATED)
+    found = file.stat()
+    identity = f"{file.name}@{found.st_ino}.{found.st_mtime_ns}"
+    return ContainerState(id=identity, name=file.name, image="", labels=labels, phase=Phase.CREATED)
