@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,6 @@ BANDWIDTH, LATENCY, ALL_REDUCE = "bandwidth", "latency", "all-reduce"
 TRAINED = GRADIENTS, STEP, PASSES = "gradients", "step", "passes"  # of the trainer's model: bytes, seconds, a number
 SENT, COMPRESSION = "sent", "compression"  # of its gradients, for the --gradient-compression `of`: bytes, seconds
 HANGS = " hang"  # end of the reason why copies between GPUs were not measured
-_NO_MEASURE = ("begun", "phase", "failed", "note", "end")
 
 
 @dataclass(frozen=True)
@@ -48,30 +48,47 @@ def read(node: str, names: Sequence[str], log: str, gpus: Mapping[str, str]) -> 
 
     gpus: names of the GPUs on the machine, by their names in the container and by UUID.
     """
-    measures, failed, notes, phase, together = [], [], [], "", ()
+    measures: list[Measure] = []
+    failed: list[tuple[str, str, str]] = []
+    notes: list[str] = []
+    phase, together = "", tuple[str, ...]()
     for line in _lines(log):
-        kind = line.get("kind")
-        try:
+        with suppress(LookupError, TypeError, ValueError, OverflowError):  # a line of another form
             to = names[line["to"]] if "to" in line else ""
-            part = str(line.get("part", ""))
-            part = gpus.get(str(line.get("uuid", "")).lower(), gpus.get(part, part))
-            if kind == "begun":
-                phase, together = "local", tuple(names[rank] for rank in line["ranks"])
-            elif kind == "phase":
-                phase = str(line["name"])
-            elif kind == "end":
-                phase = "end"
-            elif kind == "failed":
-                failed.append((part, to, str(line["what"])))
-            elif kind == "note":
-                notes.append(str(line["what"]))
-            elif math.isfinite(line["value"]):
-                unit, of, precision = (str(line.get(key, "")) for key in ("unit", "of", "precision"))
-                again = float(line.get("again", 0))
-                measures.append(Measure(node, str(kind), part, float(line["value"]), unit, of, to, again, precision))
-        except (LookupError, TypeError, ValueError, OverflowError):
-            continue
+            match line.get("kind"):
+                case "begun":
+                    phase, together = "local", tuple(names[rank] for rank in line["ranks"])
+                case "phase":
+                    phase = str(line["name"])
+                case "end":
+                    phase = "end"
+                case "failed":
+                    failed.append((_part(line, gpus), to, str(line["what"])))
+                case "note":
+                    notes.append(str(line["what"]))
+                case kind if math.isfinite(line["value"]):
+                    measures.append(_measure(node, str(kind), to, line, gpus))
     return NodeReport(node, tuple(measures), tuple(failed), tuple(notes), phase, together)
+
+
+def _measure(node: str, kind: str, to: str, line: Mapping[str, Any], gpus: Mapping[str, str]) -> Measure:
+    return Measure(
+        node,
+        kind,
+        _part(line, gpus),
+        float(line["value"]),
+        unit=str(line.get("unit", "")),
+        of=str(line.get("of", "")),
+        to=to,
+        again=float(line.get("again", 0)),
+        precision=str(line.get("precision", "")),
+    )
+
+
+def _part(line: Mapping[str, Any], gpus: Mapping[str, str]) -> str:
+    """Return what was measured, a GPU by its name on the machine."""
+    uuid, part = str(line.get("uuid", "")).lower(), str(line.get("part", ""))
+    return gpus[uuid] if uuid in gpus else gpus.get(part, part)
 
 
 def _lines(log: str) -> Iterator[Mapping[str, Any]]:
