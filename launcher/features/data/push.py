@@ -152,19 +152,19 @@ def next_round(left: Undelivered, done: RoundEnd, source: str, *, from_here: boo
     chain, alone, tries, failed = list[str](), list(left.alone), dict(left.tries), dict(left.failed)
     content, notes = left.content, list[str]()
     for node in left.chain:
-        end, nothing = done.ends[node], not done.received.get(node)
+        end, received = done.ends[node], done.received.get(node, 0)
         if _is_whole(end) and _is_whole(done.source):
             content = done.source["content"]
             if end["content"] != content:  # a node before it altered both data and hashes
                 failed[node] = DataFailed(node, "its copy differs from the source", ALTERED)
         elif node not in failures:
             chain.append(node)
-        elif from_here and len(left.chain) > 1 and nothing and _is_connection_failure(end):
+        elif from_here and len(left.chain) > 1 and not received and _is_connection_failure(end):
             alone.append(node)
             notes.append(f"{node} is not reachable from the other nodes: sending from this machine")
         else:
             error = failures[node]
-            tries[node] = tries.get(node, 0) + 1 if nothing else 1
+            tries[node] = 1 if received else tries.get(node, 0) + 1
             if tries[node] >= TRIES or isinstance(error, NodeUnreachable) or _is_final(end):
                 failed[node] = error
                 notes.append(f"excluding {node}: {error.what}")
@@ -196,20 +196,32 @@ def _is_connection_failure(end: End) -> bool:
 
 
 def _failures(done: RoundEnd) -> dict[str, LauncherError]:
-    """Return the nodes with failures of their own, or else the node to which a connection was lost, or all."""
-    found: dict[str, LauncherError] = {}
+    """Return the nodes that a round failed at: those that failed themselves; if none did, and the source did not, the
+    one that the process before it lost; else all.
+    """
+    own = {node: error for node, end in done.ends.items() if (error := _own_failure(node, end)) is not None}
+    if own or isinstance(done.source, LauncherError):
+        return own
+    before: End = done.source
     for node, end in done.ends.items():
-        if isinstance(end, LauncherError):
-            found[node] = end
-        elif _is_final(end) or end.get("end") == "again":
-            found[node] = failure(node, {"why": "some of its pieces differ from the source", **end})
-    if found or isinstance(done.source, LauncherError):
-        return found
-    for before, node in zip([done.source, *done.ends.values()], done.ends, strict=False):
-        if isinstance(before, Mapping) and before.get("end") == "lost" and before.get("where") == "downstream":
+        if _lost_next(before):
             return {node: failure(node, before)}
+        before = end
     cut = {"end": "lost", "why": "a connection between nodes was lost"}
     return {node: failure(node, cut) for node in done.ends}
+
+
+def _own_failure(node: str, end: End) -> LauncherError | None:
+    if isinstance(end, LauncherError):
+        return end
+    if _is_final(end) or end.get("end") == "again":
+        return failure(node, {"why": "some of its pieces differ from the source", **end})
+    return None
+
+
+def _lost_next(end: End) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a process lost the connection to the next one."""
+    return isinstance(end, Mapping) and end.get("end") == "lost" and end.get("where") == "downstream"
 
 
 def _round(origin: Sender, targets: Sequence[Endpoint], on_progress: OnProgress) -> RoundEnd:
