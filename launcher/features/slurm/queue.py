@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.model import labels
@@ -129,7 +129,6 @@ _OF_A_TASK = re.compile(
     r"^srun: error: ([A-Za-z0-9.,\[\]_-]{1,200}): tasks? ([0-9,-]{1,200}): Exited with exit code (\d{1,3})$",
     re.MULTILINE,
 )
-_NOTHING = (0.0, None, 0.0)  # of a node that has not started
 
 
 @dataclass(frozen=True)
@@ -161,6 +160,32 @@ class QueuedJob:
 
 
 @dataclass(frozen=True)
+class LastAttempt:
+    """The last start of a node's program, and its end: times in seconds since the epoch, 0 if there was none yet."""
+
+    started: float = 0.0
+    code: int | None = None
+    finished: float = 0.0
+
+
+@dataclass(frozen=True)
+class ScriptEnd:
+    """What the batch script recorded at its end: its exit code, the time, and the job state that it expected, or ""."""
+
+    code: int
+    time: float
+    expected: str
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What srun says of a node's task."""
+
+    machine: str
+    code: int
+
+
+@dataclass(frozen=True)
 class RunInQueue:
     """A run of the user: its job, None if Slurm does not list it, and the contents of its own files."""
 
@@ -168,8 +193,8 @@ class RunInQueue:
     job: QueuedJob | None
     submitted: str  # the job's ID, "" before
     over: str  # how Slurm ended a job that left the queue, from its accounting and the job's output
-    end: tuple[int, float, str] | None  # the script's exit code, its time, and the job state that the script expected
-    attempts: Mapping[int, tuple[float, int | None, float]]  # by node rank: last start, exit code, its time
+    end: ScriptEnd | None
+    attempts: Mapping[int, LastAttempt]  # by node rank, of nodes that have started
 
     @property
     def run_labels(self) -> labels.RunLabels:
@@ -181,29 +206,26 @@ class RunInQueue:
 
         The exit code of an ended node is None if there is no evidence of how it ended.
         """
-        phase, ended_by = self.phase, self.ended_by
-        recorded = [self.attempts.get(rank, _NOTHING)[1] for rank in range(self.run_labels.nodes)]
-        unstarted = self._unstarted() if phase.ended else {}
-        for rank, (_, said) in unstarted.items():
-            recorded[rank] = said
-        failed = any(recorded)
-        code = None if failed else self._job_code(complete=None not in recorded)
-        codes = [code or recorded[0], *recorded[1:]]  # of the script, if it failed or was killed and no program failed
+        unstarted = self._unstarted() if self.phase.ended else {}
+        ranks = range(self.run_labels.nodes)
+        recorded = [unstarted[rank].code if rank in unstarted else self._attempt(rank).code for rank in ranks]
+        codes = self._exit_codes(recorded)
+        return [self._state(rank, codes[rank], unstarted.get(rank), failed=any(recorded)) for rank in ranks]
+
+    def _exit_codes(self, recorded: Sequence[int | None]) -> list[int | None]:
+        """Return the exit codes of the nodes' containers. recorded: those of their programs, as far as known."""
+        codes = [*recorded]
+        if not any(recorded):  # the first node has the script's code, if that has failed or was killed
+            codes[0] = self._job_code(complete=None not in recorded) or codes[0]
         if any(codes):  # srun or Slurm has killed the other nodes
             codes = [_KILLED if code is None else code for code in codes]
-        states = [self._state(phase, rank, code, failed) for rank, code in enumerate(codes)]
-        for rank, (machine, said) in unstarted.items():
-            what = f"its task on {machine} exited with code {said} before its program started"
-            states[rank] = replace(states[rank], error=what)
-        if phase.ended and ended_by:
-            states[0] = replace(states[0], error=f"was ended by Slurm: {ended_by}")
-        elif phase.ended and codes[0] == _NOT_WRITTEN and not self.attempts:
-            what = f"its batch script could not write to {self.run_labels.output}{self._on_its_host()}"
-            states[0] = replace(states[0], error=what)
-        return states
+        return codes
 
-    def _unstarted(self) -> dict[int, tuple[str, int]]:
-        """Return by rank, for nodes that did not start their programs, what srun said: the machine and an exit code.
+    def _attempt(self, rank: int) -> LastAttempt:
+        return self.attempts.get(rank, LastAttempt())
+
+    def _unstarted(self) -> dict[int, _Task]:
+        """Return what srun said of nodes that did not start their programs, by rank.
 
         Only the first of them: srun ends all others as soon as one fails.
         """
@@ -213,7 +235,7 @@ class RunInQueue:
             for start, end in re.findall(r"(\d+)(?:-(\d+))?", ranks):
                 found |= {*range(int(start), min(int(end or start) + 1, self.run_labels.nodes))}
             if found := found - self.attempts.keys():
-                return dict.fromkeys(found, (machine, int(code)))
+                return dict.fromkeys(found, _Task(machine, int(code)))
         return {}
 
     @property
@@ -227,19 +249,24 @@ class RunInQueue:
         return f"job {number}: {state}, {f'by {who[1]}' if who else _BY_SLURM[state]}"
 
     def _slurms_end(self) -> str:
-        """One of _BY_SLURM, or ""."""
+        """Return why Slurm ended the job, as in _BY_SLURM, or "": by the queue or the accounting, else by the state
+        that the script expected, or by what the job's output says.
+        """
         if self.job is not None and not self.job.ended:
             return ""
-        logged = [name for text, name in _IN_ITS_LOG.items() if f"DUE TO {text}" in self.over and self.end is None]
-        known = [self.job.state] if self.job else [self.over.partition(" ")[0].partition("\n")[0], *logged]
-        expected = self.end[2] if self.end else ""
-        return next((state for state in (*known, expected) if state in _BY_SLURM), "")
+        states = [self.job.state if self.job else self.over.partition(" ")[0].partition("\n")[0]]
+        if self.end is not None:
+            states.append(self.end.expected)
+        elif self.job is None:
+            states += [state for text, state in _IN_ITS_LOG.items() if f"DUE TO {text}" in self.over]
+        return next((state for state in states if state in _BY_SLURM), "")
 
-    def _state(self, phase: Phase, rank: int, code: int | None, failed: bool) -> ContainerState:
-        """failed: whether any node's program has exited with a code other than 0."""
-        started, _, finished = self.attempts.get(rank, _NOTHING)
-        ran = started or failed or (phase.ended and self.end)  # the script, or a program
-        show_job = self.job is not None and (self.job.waits or not ran)
+    def _state(self, rank: int, code: int | None, task: _Task | None, *, failed: bool) -> ContainerState:
+        """code: its exit code, once it has ended. failed: whether any node's program exited with another code than 0.
+
+        task: of a node that did not start its program.
+        """
+        phase, last = self.phase, self._attempt(rank)
         count = len(self.run_labels.ranks)
         own = {labels.NODE: f"node-{rank}", labels.NODE_RANK: str(rank), labels.RANKS: f"{rank * count}+{count}"}
         name = f"{self.spec['name'].rpartition('-')[0]}-{rank}"
@@ -251,17 +278,33 @@ class RunInQueue:
             phase=phase,
             exit_code=code if phase.ended else None,
             oom_killed=phase.ended and self.job is not None and self.job.state == "OUT_OF_MEMORY",
-            started=started,
-            finished=finished or (self.end[1] if self.end else 0.0),
-            error=self._about_job() if show_job and (code or not phase.ended) else "",
+            started=last.started,
+            finished=last.finished or (self.end.time if self.end else 0.0),
+            error=self._error(rank, code, task, failed=failed),
         )
 
-    def _about_job(self) -> str:
+    def _error(self, rank: int, code: int | None, task: _Task | None, *, failed: bool) -> str:
+        """Return what Slurm, srun or the queue say of a node, or "". Arguments as for _state."""
+        ended = self.phase.ended
+        if ended and rank == 0:  # the node of the batch script
+            if self.ended_by:
+                return f"was ended by Slurm: {self.ended_by}"
+            if code == _NOT_WRITTEN and not self.attempts:
+                return f"its batch script could not write to {self.run_labels.output}{self._on_its_host()}"
+        if task is not None:
+            return f"its task on {task.machine} exited with code {task.code} before its program started"
+        if self.job is None:
+            return ""
+        ran = failed or self._attempt(rank).started > 0  # a program, which tells more itself
+        shown = (code and not ran and self.end is None) if ended else (self.job.waits or not ran)
+        return self._about(self.job) if shown else ""
+
+    def _about(self, job: QueuedJob) -> str:
         """`job 12: PENDING (PartitionConfig): what to do`, or `job 12: FAILED (JobLaunchFailure) on n4`."""
-        if self.job and self.job.reason == "JobLaunchFailure":
-            return f"{self.job}{self._on_its_host()}"
-        advice = self.job.advice if self.job else ""
-        return f"{self.job}: {advice}" if advice else str(self.job)
+        if job.reason == "JobLaunchFailure":
+            return f"{job}{self._on_its_host()}"
+        advice = job.advice
+        return f"{job}: {advice}" if advice else str(job)
 
     def _on_its_host(self) -> str:
         """` on n4`, the machine of the batch script; "" if Slurm has forgotten it."""
@@ -282,7 +325,7 @@ class RunInQueue:
         if state := self._slurms_end():
             return _TIMEOUT if state in ("TIMEOUT", "DEADLINE") else _KILLED
         if self.end is not None:
-            return self.end[0]
+            return self.end.code
         known = re.search(r"^exit (\d{1,3}):(\d{1,3})$", self.over, re.MULTILINE)
         code = (128 + int(known[2]) if int(known[2]) else int(known[1])) if known else None
         # Also the exit code if the script could not record that the programs were successful.
@@ -304,7 +347,7 @@ def parse(text: str, marker: str) -> Iterator[RunInQueue]:
             runs[-1][kind] = rest.strip().partition(";")[0] if kind == "submitted" else rest.strip()
         elif kind == "end":
             found = re.fullmatch(r"(\d{1,3}) (\d{1,12}) ?([A-Z]{0,20})", rest.strip())
-            runs[-1]["end"] = (int(found[1]), float(found[2]), found[3]) if found else None
+            runs[-1]["end"] = ScriptEnd(int(found[1]), float(found[2]), found[3]) if found else None
         elif kind == "attempts":
             runs[-1]["attempts"] = _last_attempts(rest)
     for run in runs:
@@ -370,14 +413,14 @@ def _spec(text: str) -> Mapping[str, Any]:
     return found if as_written else {}
 
 
-def _last_attempts(text: str) -> dict[int, tuple[float, int | None, float]]:
-    """Return by node rank: when its last attempt started; its exit code and time, if it has exited."""
-    found: dict[int, tuple[float, int | None, float]] = {}
+def _last_attempts(text: str) -> dict[int, LastAttempt]:
+    """Return the last attempts by node rank."""
+    found: dict[int, LastAttempt] = {}
     pattern = r"^(?:node-(\d{1,5})\.attempts:)(?:start|exit (\d{1,3})) (\d{1,12})$"
     for node, code, moment in re.findall(pattern, text, re.MULTILINE):
         rank = int(node)
         if not code:
-            found[rank] = (float(moment), None, 0.0)
+            found[rank] = LastAttempt(float(moment))
         elif rank in found:
-            found[rank] = (found[rank][0], int(code), float(moment))
+            found[rank] = LastAttempt(found[rank].started, int(code), float(moment))
     return found
