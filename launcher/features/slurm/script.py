@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.export.target import Keys
@@ -123,12 +122,15 @@ def _refused(job: Job, container: str) -> Refused:
 
 
 def render(plan: ClusterPlan, cluster: Cluster) -> str:
-    """Return the script."""
+    """Return the script. The first node runs it; what every node runs is `_node`."""
     cluster = chosen(plan, cluster)
     parts = (
         _head(plan, cluster),
         _inherited(plan, cluster),
-        _batch(plan, cluster.setup),
+        _locations(plan.job),
+        _exit_handling(plan.job),
+        _setup(cluster),
+        _rendezvous(plan.job),
         _node(plan, cluster),
         _container(plan, cluster),
         _run(plan, cluster),
@@ -147,14 +149,16 @@ def _options(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     job = plan.job
     limit = cluster.time or (job.timeout + _MARGIN if job.timeout else 0)
     cpus, _ = _processors(plan, cluster)
-    options: dict[str, object] = {
+    options: dict[str, object] = {  # True: without a value; what is false is left out
         "job-name": job.name,
         "nodes": plan.nodes,
         "ntasks-per-node": 1,
         "open-mode": "append",
-        "requeue" if job.restarts else "no-requeue": True,
+        "requeue": bool(job.restarts),
+        "no-requeue": not job.restarts,
         "gpus-per-node": plan.gpus,
-        "exclusive" if cpus is None else "cpus-per-task": True if cpus is None else cpus,
+        "exclusive": cpus is None,
+        "cpus-per-task": cpus,
         "mem": _memory(plan, cluster, every_cpu=cpus is None),
         "partition": cluster.partition,
         "account": cluster.account,
@@ -220,27 +224,7 @@ def _inherited(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     ]
 
 
-def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
-    """Return the part of the script that the first node runs once."""
-    job = plan.job
-    again = [
-        f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "$restarts" -lt {job.restarts} ]; then',
-        '        scontrol requeue "$job" && sleep 60 # Slurm ends this script during the sleep',
-        "    fi",
-    ]
-    # SLURM_RESTART_COUNT is set only once a job has been requeued, and before may be that of another job.
-    count = [
-        "restarts=$(scontrol show job \"$job\" | sed -n 's/.* Restarts=\\([0-9]*\\).*/\\1/p')",
-        "restarts=${restarts:-0}",
-    ]
-    too_often = [
-        "# Slurm also requeues a job on its own when it has lost a machine.",
-        f'if [ "$restarts" -gt {job.restarts} ]; then',
-        f'    echo "launcher: the limit of {job.restarts} restarts is reached"',
-        "    exit 1",
-        "fi",
-    ]
-    first = min(job.port, 65536 - PORTS)
+def _locations(job: Job) -> list[str]:
     return [
         "# --- locations; `launcher up` passes the run and its folder, and copies its entry script to .node/kit",
         f'export LAUNCHER_RUN="${{1:-{job.name}-$SLURM_JOB_ID}}"',
@@ -257,12 +241,33 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         "    return 73",
         "}",
         *_secrets(job),
-        "",
+    ]
+
+
+def _secrets(job: Job) -> list[str]:
+    """Return checks for a manually submitted script: the secrets must be in the environment of sbatch."""
+    if not job.secrets:
+        return []
+    missing = [
+        f': "${{{secret.name}:?is a secret of the job but not in the environment of sbatch}}"' for secret in job.secrets
+    ]
+    return ['if [ ! -d "$LAUNCHER_OUTPUT/.node/kit" ]; then', *(f"    {line}" for line in missing), "fi"]
+
+
+def _exit_handling(job: Job) -> list[str]:
+    lines = [
         "# --- exit handling: the exit code is saved, as Slurm forgets finished jobs",
         "stopped='' limit='' job=$SLURM_JOB_ID",
         "# One task of an array has the ID of the array, which alone would mean all tasks.",
         '[ "$job" != "$SLURM_ARRAY_JOB_ID" ] || job=${job}_$SLURM_ARRAY_TASK_ID',
-        *(count if job.restarts else ()),
+    ]
+    if job.restarts:
+        # SLURM_RESTART_COUNT is set only once a job has been requeued, and before may be that of another job.
+        lines += [
+            "restarts=$(scontrol show job \"$job\" | sed -n 's/.* Restarts=\\([0-9]*\\).*/\\1/p')",
+            "restarts=${restarts:-0}",
+        ]
+    lines += [
         "trap 'stopped=yes' TERM # the nodes get SIGTERM too, and this script waits for them",
         "near_limit() { # signalled by Slurm (--signal)",
         "    limit=TIMEOUT",
@@ -274,15 +279,38 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         "    code=$?",
         f'    [ -z "$stopped" ] || [ "$code" -ne 0 ] || code={_STOPPED}',
         f'    [ -z "$limit" ] || code={_TIMEOUT}',
-        *(again if job.restarts else ()),
+    ]
+    if job.restarts:
+        lines += [
+            f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "$restarts" -lt {job.restarts} ]; then',
+            '        scontrol requeue "$job" && sleep 60 # Slurm ends this script during the sleep',
+            "    fi",
+        ]
+    lines += [
         '    echo "$code $(date +%s) $limit" | save "$LAUNCHER_OUTPUT/state/slurm.end" || [ "$code" -ne 0 ] || code=73',
         '    exit "$code"',
         "}",
         "trap finish EXIT",
         'rm -f "$LAUNCHER_OUTPUT/state/slurm.end" || exit 73',
-        *(too_often if job.restarts else ()),
-        "",
-        *(("# --- site-specific lines, from `setup` of the cluster", *setup, "") if setup else ()),
+    ]
+    if job.restarts:
+        lines += [
+            "# Slurm also requeues a job on its own when it has lost a machine.",
+            f'if [ "$restarts" -gt {job.restarts} ]; then',
+            f'    echo "launcher: the limit of {job.restarts} restarts is reached"',
+            "    exit 1",
+            "fi",
+        ]
+    return lines
+
+
+def _setup(cluster: Cluster) -> list[str]:
+    return ["# --- site-specific lines, from `setup` of the cluster", *cluster.setup] if cluster.setup else []
+
+
+def _rendezvous(job: Job) -> list[str]:
+    first = min(job.port, 65536 - PORTS)
+    return [
         "# --- rendezvous: Slurm's address of the first node; a port per job, as jobs may share machines",
         "address() {",
         '    master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -300,16 +328,6 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         "done",
         f"export MASTER_ADDR MASTER_PORT=$(({first} + SLURM_JOB_ID % {PORTS}))",
     ]
-
-
-def _secrets(job: Job) -> list[str]:
-    """Return checks for a manually submitted script: the secrets must be in the environment of sbatch."""
-    if not job.secrets:
-        return []
-    missing = [
-        f': "${{{secret.name}:?is a secret of the job but not in the environment of sbatch}}"' for secret in job.secrets
-    ]
-    return ['if [ ! -d "$LAUNCHER_OUTPUT/.node/kit" ]; then', *(f"    {line}" for line in missing), "fi"]
 
 
 def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
