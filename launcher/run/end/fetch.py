@@ -13,7 +13,7 @@ from launcher.errors import EngineFailed, LauncherError, NodeUnfit, NoRoomHere
 from launcher.model.container import WORKDIR
 from launcher.node.engine import GROWN_WITHIN, Engine
 from launcher.node.files import FileEntry
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.collect import Collected, OutputFolder, collect, output_folders
 from launcher.records.paths import LAYER, as_shown
 from launcher.records.store import BROUGHT, FETCHED, NodeOfRun, Record
@@ -21,7 +21,7 @@ from launcher.records.wanted import is_safe
 from launcher.records.writer import replace as write_whole
 from launcher.records.written import Written, is_another_nodes, is_here, is_written, left_outside, outside, summary
 from launcher.run.locate import Attached
-from launcher.run.watch.attempts import collected, newest
+from launcher.run.watch.attempts import World, collected, newest
 
 
 def written(attached: Attached, without: Collection[str] = ()) -> Written | None:
@@ -34,12 +34,11 @@ def written(attached: Attached, without: Collection[str] = ()) -> Written | None
     folders = output_folders(attached.engines, asked)
     listing = [partial(files_of_program, folder, record) for folder in folders]
     growing = [partial(not_brought, attached.engines[node.name], node.name, node.container, record) for node in asked]
-    answers = run_all_settled([*listing, *growing])
-    listed, grown = answers[: len(listing)], answers[len(listing) :]
+    listed, grown = run_both(partial(run_all_settled, listing), partial(run_all_settled, growing))
     found = [file for each in listed if not isinstance(each, LauncherError) for file in each]
     beside = outside([file for each in grown if not isinstance(each, LauncherError) for file in each])
     unlisted = next(
-        (f"{each.where}: {each.what}" for each in answers if isinstance(each, (NodeUnfit, EngineFailed))), ""
+        (f"{each.where}: {each.what}" for each in (*listed, *grown) if isinstance(each, (NodeUnfit, EngineFailed))), ""
     )
     if unlisted or not all(is_here(file, record) for file in found):
         return replace(summary(found, nodes), unlisted=unlisted, outside=beside)
@@ -107,13 +106,13 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
     elsewhere in its container.
     """
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    record, nodes = attached.record, [node.name for node in attached.record.nodes()]
+    record = attached.record
     folders = output_folders(attached.engines, attached.nodes)
-    copy = partial(collect, local=target, mask=record.mask, code=record.sent_code, nodes=nodes)
-    if checkpoints and record.min_nodes:  # prefer checkpoints of the nodes in the last generation
-        copy(folders)
-        world = newest(collected(target, attached.nodes))
-        folders.sort(key=lambda folder: world is None or folder.node not in world.members)
+    every = [node.name for node in record.nodes()]
+    copy = partial(collect, local=target, mask=record.mask, code=record.sent_code, nodes=every)
+    if checkpoints and record.min_nodes:
+        copy(folders)  # also what the nodes recorded of their generations
+        folders = _last_generation_first(folders, newest(collected(target, attached.nodes)))
     results = copy(folders, checkpoints=checkpoints, trackers=True, replicas=record.min_nodes > 0)
     if target != record.paths.root and any(target.iterdir()):
         record.event(FETCHED, folder=str(target.absolute()))
@@ -123,13 +122,22 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
     done = [result for result in results if isinstance(result, Collected)]
     failed = [result for result in results if isinstance(result, LauncherError)]
     problems = [problem for one in done for problem in one.problems]
-    failed += [problem for problem in problems if isinstance(problem, NoRoomHere)]
-    left = [str(problem) for problem in problems if not isinstance(problem, NoRoomHere)]
-    if unmasked := record.unmasked:
-        left.insert(0, unmasked)
+    no_room = [problem for problem in problems if isinstance(problem, NoRoomHere)]
+    others = [str(problem) for problem in problems if not isinstance(problem, NoRoomHere)]
     moved = sum(one.moved for one in done)
-    gone = () if moved else _gone(attached, folders)
-    return Fetched(target, moved, tuple(left), (*failed, *attached.unreachable.values()), gone)
+    return Fetched(
+        folder=target,
+        bytes=moved,
+        problems=(record.unmasked, *others) if record.unmasked else (*others,),
+        failed=(*failed, *no_room, *attached.unreachable.values()),
+        gone=() if moved else _gone(attached, folders),
+    )
+
+
+def _last_generation_first(folders: Sequence[OutputFolder], last: World | None) -> list[OutputFolder]:
+    """Sort folders so that of files with the same name, those of the nodes in the last generation are preferred."""
+    members = last.members if last is not None else ()
+    return sorted(folders, key=lambda folder: folder.node not in members)  # the others stay in their order
 
 
 def _gone(attached: Attached, folders: Sequence[OutputFolder]) -> tuple[str, ...]:
