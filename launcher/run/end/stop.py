@@ -16,6 +16,7 @@ from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.labels import RunLabels
 from launcher.model.plan import RunId
+from launcher.model.progress import silent
 from launcher.model.sizes import size_text
 from launcher.node import output_folder
 from launcher.node.connect import connect
@@ -101,18 +102,14 @@ def stop(
     failed.
     """
 
-    def end(engine: Engine) -> Sequence[EndedContainer]:
-        own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
-        return _end(engine, [state for state in own if labels.readable(state.labels)], grace, lambda _: None)
-
-    ended = run_all_settled([partial(end, engine) for engine in engines])
-    removed = run_all_settled([partial(_remove, *pair, code, record) for pair in zip(engines, ended, strict=True)])
-    failures = [outcome for outcome in removed if isinstance(outcome, LauncherError)]
+    ended = run_all_settled([partial(_end_own, engine, run, grace) for engine in engines])
+    outcomes = run_all_settled([partial(_remove, *pair, code, record) for pair in zip(engines, ended, strict=True)])
     if record is not None:
-        removed = _note_left(record, engines, removed)
+        outcomes = _note_left(record, engines, outcomes)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
     if failures:
         raise NodesFailed(failures, of=len(engines))
-    return [outcome for outcome in removed if isinstance(outcome, Removed)]
+    return [outcome for outcome in outcomes if isinstance(outcome, Removed)]
 
 
 def _note_left(
@@ -120,35 +117,45 @@ def _note_left(
 ) -> list[Removed | LauncherError]:
     """Record what is left in shared memory, as `clean` removes nothing else there; return it once for each machine."""
     hosts, found = set[str](), list[Removed | LauncherError]()
-    for engine, each in zip(engines, outcomes, strict=True):
-        if isinstance(each, LauncherError) or not each.left:
-            found.append(each)
-            continue
-        found.append(replace(each, left=() if engine.host in hosts else each.left))
-        if engine.host not in hosts:
+    for engine, outcome in zip(engines, outcomes, strict=True):
+        if isinstance(outcome, LauncherError) or not outcome.left:
+            found.append(outcome)
+        elif engine.host in hosts:
+            found.append(replace(outcome, left=()))
+        else:
             hosts.add(engine.host)
-            record.event(LEFT_IN_MEMORY, host=engine.host, files=each.left)
+            record.event(LEFT_IN_MEMORY, host=engine.host, files=outcome.left)
+            found.append(outcome)
     return found
 
 
 Ended = Sequence[EndedContainer] | LauncherError
 
 
+def _end_own(engine: Engine, run: RunId, grace: float) -> Sequence[EndedContainer]:
+    """End this user's containers of a run on a node, where nobody has to be told who does."""
+    own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
+    return _end(engine, [state for state in own if labels.readable(state.labels)], grace, silent)
+
+
 def _end(
     engine: Engine, listed: Sequence[ContainerState], grace: float, warn: Callable[[str], None]
 ) -> Sequence[EndedContainer]:
-    ended = []
-    for state in engine.to_stop(listed):
-        # A queued cluster job is also CREATED, but has a reason in `error`, and launchers may be waiting for it.
-        if state.phase.ended or (state.phase is Phase.CREATED and not state.error):
-            ended.append(EndedContainer(state, False))
-            continue
-        announced = in_background(partial(_announce, engine, labels.read(state.labels)))
-        announced.wait(ANNOUNCED_WITHIN)
-        ended.append(EndedContainer(engine.stop(state.id, grace), True))
-        why = announced() if announced.wait(0) else "its output folder does not respond"
-        if why:
-            warn(f"{engine.node}: could not tell other launchers who stopped it: {why}")
+    """End containers of a run on a node. warn: called if other launchers could not be told who does."""
+    return [_end_one(engine, state, grace, warn) for state in engine.to_stop(listed)]
+
+
+def _end_one(engine: Engine, state: ContainerState, grace: float, warn: Callable[[str], None]) -> EndedContainer:
+    # A queued cluster job is also CREATED, but has a reason in `error`, and launchers may be waiting for it.
+    unstarted = state.phase is Phase.CREATED and not state.error
+    if state.phase.ended or unstarted:
+        return EndedContainer(state, stopped=False)
+    telling = in_background(partial(_announce, engine, labels.read(state.labels)))
+    telling.wait(ANNOUNCED_WITHIN)
+    ended = EndedContainer(engine.stop(state.id, grace), stopped=True)
+    problem = telling() if telling.wait(0) else "its output folder does not respond"
+    if problem:
+        warn(f"{engine.node}: could not tell other launchers who stopped it: {problem}")
     return ended
 
 
@@ -167,24 +174,23 @@ def _collect(
     engines: Sequence[Engine], ended: Sequence[Ended], into: Record, warn: Callable[[str], None]
 ) -> set[Engine]:
     """Collect the files of all containers that ran. Return the engines on which nothing could be read."""
-    folders: dict[tuple[str, str], OutputFolder] = {}
-    readers: dict[tuple[str, str], list[Engine]] = {}
+    shared: dict[tuple[str, str], list[tuple[Engine, str]]] = {}  # of each folder: the nodes that write to it
     for engine, outcome in zip(engines, ended, strict=True):
         containers = [] if isinstance(outcome, LauncherError) else outcome
         for run in (labels.read(c.state.labels) for c in containers if c.state.phase is not Phase.CREATED):
-            key = engine.host, run.output
-            others = folders[key].nodes if key in folders else ()
-            folders[key] = OutputFolder(engine.files, run.output, (*others, run.node))
-            readers.setdefault(key, []).append(engine)
-    if folders and into.unmasked:
+            shared.setdefault((engine.host, run.output), []).append((engine, run.node))
+    if shared and into.unmasked:
         warn(into.unmasked)
+    folders = [
+        OutputFolder(nodes[0][0].files, path, tuple(name for _, name in nodes)) for (_, path), nodes in shared.items()
+    ]
     unread: set[Engine] = set()
-    results = collect(list(folders.values()), into.paths.root, mask=into.mask, code=into.sent_code)
-    for key, result in zip(folders, results, strict=True):
+    results = collect(folders, into.paths.root, mask=into.mask, code=into.sent_code)
+    for nodes, result in zip(shared.values(), results, strict=True):
         for problem in (result,) if isinstance(result, LauncherError) else result.problems:
             warn(f"not downloaded: {problem}")
         if isinstance(result, LauncherError):
-            unread |= {*readers[key]}
+            unread |= {engine for engine, _ in nodes}
     return unread
 
 
@@ -313,21 +319,10 @@ def take_down(
     removed = [outcome for outcome in outcomes if isinstance(outcome, Removed)]
     errors += [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
     if purge:
-        left = {engine for engine, outcome in zip(engines, outcomes, strict=True) if isinstance(outcome, LauncherError)}
-        nodes = [node for node in attached.nodes if attached.engines[node.name] not in left]
-        folders = output_folders(attached.engines, nodes)
+        confirmed = [engine for engine, outcome in zip(engines, outcomes, strict=True) if isinstance(outcome, Removed)]
         every = unfetched or attached.owner is Owner.OTHER  # of another user: the error says that it is not removed
-        using = {one.node for one in removed if one.kept}  # a container is kept
-        used = [any(attached.engines[node].node in using for node in folder.nodes) for folder in folders]
-        purging = [partial(_purge, *pair, record, unfetched=every) for pair in zip(folders, used, strict=True)]
-        purged = run_all_settled(purging)
-        errors += [problem for problem in purged if isinstance(problem, LauncherError)]
-        on = {attached.engines[folder.node].node: each for folder, each in zip(folders, purged, strict=True)}
-        for folder, each in zip(folders, purged, strict=True):
-            if each is None:
-                record.event(PURGED, host=attached.engines[folder.node].host, by=caller(), command="down --purge")
-        folders_kept = {node: each for node, each in on.items() if isinstance(each, Kept)}
-        removed = [replace(o, kept=(*o.kept, *filter(None, [folders_kept.pop(o.node, None)]))) for o in removed]
+        removed, problems = _purge(attached, confirmed, removed, unfetched=every)
+        errors += problems
     elif code is None and any(one.containers for one in removed):
         why = f"{as_shown(record.paths.code)} is missing, which tells the code from what the program wrote"
         warn(f"the working directories were kept as they are: {why}")
@@ -336,7 +331,33 @@ def take_down(
     return removed, errors
 
 
-def _purge(folder: OutputFolder, used: bool, record: Record, *, unfetched: bool) -> Kept | None:
+def _purge(
+    attached: Attached, confirmed: Collection[Engine], removed: Sequence[Removed], *, unfetched: bool
+) -> tuple[list[Removed], list[LauncherError]]:
+    """Delete the output folders of the engines that confirmed; return `removed` with those that are kept, and errors.
+
+    unfetched: also folders with files that are only there.
+    """
+    nodes = [node for node in attached.nodes if attached.engines[node.name] in confirmed]
+    folders = output_folders(attached.engines, nodes)
+    using = {one.node for one in removed if one.kept}  # nodes with a container that is kept
+    used = [any(attached.engines[name].node in using for name in folder.nodes) for folder in folders]
+    record = attached.record
+    purging = [partial(_purge_folder, *pair, record, unfetched=unfetched) for pair in zip(folders, used, strict=True)]
+    kept, errors = dict[str, Kept](), list[LauncherError]()
+    for folder, outcome in zip(folders, run_all_settled(purging), strict=True):
+        engine = attached.engines[folder.node]
+        if outcome is None:
+            record.event(PURGED, host=engine.host, by=caller(), command="down --purge")
+        elif isinstance(outcome, Kept):
+            kept[engine.node] = outcome
+        else:
+            errors.append(outcome)
+    # once: `local` can have two engines
+    return [replace(o, kept=(*o.kept, kept.pop(o.node))) if o.node in kept else o for o in removed], errors
+
+
+def _purge_folder(folder: OutputFolder, used: bool, record: Record, *, unfetched: bool) -> Kept | None:
     """Delete an output folder; if it is kept, say so. used: by a container that is kept. Raises NodeUnfit, ..."""
     if used:
         return Kept(folder.path, (), "its container, which is kept, uses it")
