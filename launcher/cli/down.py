@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 import launcher
-from launcher.api.history import Named, maybe_running, sweeps_that_go_on
+from launcher.api.history import maybe_running, sweeps_that_go_on
 from launcher.api.run import runs_to_stop
 from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
@@ -22,6 +21,9 @@ from launcher.errors import LauncherError, NotConfirmed, RunUnknown, UsageError
 from launcher.model import labels
 from launcher.run.end.stop import EndedContainer, Removed, not_confirmed
 from launcher.run.locate import Note
+
+if TYPE_CHECKING:
+    from launcher.records.written import Written
 
 
 def down(
@@ -63,48 +65,76 @@ def down(
     all_ = all_ or all_projects
     if all_ and run is not None:
         raise UsageError("--all", f"stops every run, but {run} is named", "omit one of them")
-    sweep = Named([]) if all_ else options.named(run, nodes, on, ssh_config, log, to_stop=True)
-    names, errors = sweep.runs, list[LauncherError]()
+    names: Sequence[str | None]
+    group: str | None = None  # of a sweep
+    errors: list[LauncherError] = []
     if all_:
         names, errors = _selected(all_projects, purge, nodes, on, ssh_config, log)
-    several, missing = all_ or sweep.group is not None, 0
-    results: list[dict[str, object]] = []
+    else:
+        named = options.named(run, nodes, on, ssh_config, log, to_stop=True)
+        names, group = named.runs, named.group
+    stopped, missing = list[_Stopped](), 0
     for index, name in enumerate(names):
-        left = [str(each) for each in names[index:] if each is not None]
+        left = [name or "the run", *(str(other) for other in names[index + 1 :])]
         try:
             with options.find(name, nodes, on, ssh_config, log) as found:
-                left[:1] = [f"{found.id} on {', '.join(found.nodes)}"]
-                how = {"purge": purge, "unfetched": unfetched, "any_owner": any_owner}
-                removed, failed = _end(found, **how, own_only=all_ or name is None)
-                written = found.written() if not purge and not failed else None
+                left[0] = f"{found.id} on {', '.join(found.nodes)}"
+                own_only = all_ or name is None
+                one = _stop(found, purge=purge, unfetched=unfetched, any_owner=any_owner, own_only=own_only)
+        except KeyboardInterrupt:
+            raise _interrupted(left) from None
         except LauncherError as error:
-            if not several:
+            if not all_ and group is None:
                 raise
             if isinstance(error, RunUnknown):  # a variant that has nothing on these nodes, or not any more
                 missing += 1
-            elif isinstance(error, UsageError):
-                log(f"skipped: {error}")  # another user's run
-            else:
-                errors.append(error)  # the other runs are stopped anyway
+            elif isinstance(error, UsageError):  # another user's run
+                log(f"skipped: {error}")
+            else:  # the other runs are stopped anyway
+                errors.append(error)
             continue
-        except KeyboardInterrupt:
-            raise _interrupted(left) from None
-        nodes_ = [_removed(r) for r in removed]
-        kept = None if written is None else asdict(written)
-        results.append({"run": found.id, "nodes": nodes_, "failed": [str(e) for e in failed], "written": kept})
-        errors += failed
+        stopped.append(one)
+        errors += one.failed
         if not json:
-            if written is not None and (said := str(replace(written, outside=None))):  # what is kept is named below
-                report.log(found.mask(said))
-            _print(report.err, found, removed, purge=purge, confirmed=not failed)
+            _print(report, one, purge=purge)
     if missing and missing == len(names) and not all_:
-        raise options.nothing_of_sweep(sweep.group or run, nodes, on)
+        raise options.nothing_of_sweep(group or run, nodes, on)
     if json:
-        terminal.say_json(results)
+        terminal.say_json([one.as_json() for one in stopped])
     if not all_ and nodes is None and on is None:
-        _name_others(results, run, report, ssh_config)
+        _name_others({one.run.id for one in stopped}, run, report, ssh_config)
     if errors:
         raise not_confirmed((), errors)
+
+
+@dataclass(frozen=True)
+class _Stopped:
+    """A run of which the nodes were asked to remove all. failed: the errors of those that did not confirm.
+
+    written: what its program wrote and nobody has fetched.
+    """
+
+    run: launcher.Run
+    removed: Sequence[Removed]
+    failed: Sequence[LauncherError]
+    written: Written | None
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "run": self.run.id,
+            "nodes": [_as_json(each) for each in self.removed],
+            "failed": [str(error) for error in self.failed],
+            "written": None if self.written is None else asdict(self.written),
+        }
+
+
+def _stop(run: launcher.Run, *, purge: bool, unfetched: bool, any_owner: bool, own_only: bool) -> _Stopped:
+    failed: Sequence[LauncherError] = ()
+    try:
+        removed: Sequence[Removed] = run.down(purge=purge, unfetched=unfetched, any_owner=any_owner, own_only=own_only)
+    except NotConfirmed as error:
+        removed, failed = error.removed, error.errors
+    return _Stopped(run, removed, failed, None if purge or failed else run.written())
 
 
 def _selected(
@@ -126,15 +156,12 @@ def _selected(
 
 def _interrupted(left: Sequence[str]) -> NotConfirmed:
     """Return the error for a Ctrl-C. left: what has not been confirmed yet."""
-    what = "interrupted; not confirmed, and possibly still running:\n" + "\n".join(left or ["the run"])
+    what = "interrupted; not confirmed, and possibly still running:\n" + "\n".join(left)
     return NotConfirmed("down", what, "to finish, repeat the command; to see what still runs: launcher runs")
 
 
-def _name_others(
-    results: Sequence[Mapping[str, object]], wanted: str | None, report: Reporter, ssh_config: Path | None
-) -> None:
+def _name_others(stopped: Collection[str], wanted: str | None, report: Reporter, ssh_config: Path | None) -> None:
     """After a run that the launcher chose, name the others that were meant, perhaps; and a sweep that goes on."""
-    stopped = {str(result["run"]) for result in results}
     for other in maybe_running(wanted, ssh_config=ssh_config):  # none if `wanted` is an ID
         if other not in stopped:
             report.warn(f"{other} may still be running; to stop it, run: launcher down {other}")
@@ -143,15 +170,7 @@ def _name_others(
         report.warn(f"{what}; to end that, press Ctrl-C twice there, or end it and run: launcher down {group}")
 
 
-def _end(run: launcher.Run, **how: bool) -> tuple[Sequence[Removed], Sequence[LauncherError]]:
-    """Return what was removed, and the errors of nodes that did not confirm."""
-    try:
-        return run.down(**how), ()
-    except NotConfirmed as error:
-        return error.removed, error.errors
-
-
-def _removed(removed: Removed) -> dict[str, object]:
+def _as_json(removed: Removed) -> dict[str, object]:
     containers = [
         {"name": c.state.name, "exit_code": c.state.exit_code, "stopped": c.stopped} for c in removed.containers
     ]
@@ -164,15 +183,18 @@ def _removed(removed: Removed) -> dict[str, object]:
     return {"node": removed.node, "containers": containers, "swept": swept, "shared_memory": left, "kept": kept}
 
 
-def _print(console: Console, run: launcher.Run, removed: Sequence[Removed], *, purge: bool, confirmed: bool) -> None:
-    for node in removed:
+def _print(report: Reporter, one: _Stopped, *, purge: bool) -> None:
+    console, run, confirmed = report.err, one.run, not one.failed
+    if one.written is not None and (said := str(replace(one.written, outside=None))):  # what is kept is named below
+        report.log(run.mask(said))
+    for node in one.removed:
         shown = [_ended(c) for c in node.containers if c.state.labels.get(labels.PURPOSE) != "claim"]
         swept = f", also removed {', '.join(node.swept)}" if node.swept else ""
         console.print(f"{escape(node.node)}: {escape(', '.join(shown) or 'nothing to remove')}{escape(swept)}")
-    for node in removed:
+    for node in one.removed:
         if node.left:
             console.print(escape(f"{node.node}: {node.in_memory}"))
-    kept = [f"{node.node}: {each}" for node in removed for each in node.kept]
+    kept = [f"{node.node}: {each}" for node in one.removed for each in node.kept]
     for line in kept:
         console.print(escape(run.mask(line)))
     if kept:
