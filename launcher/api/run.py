@@ -231,7 +231,7 @@ class Run:
 
         attached = self._now()
         fetched = fetch(attached, Path(to) if to else self.folder, checkpoints=checkpoints)
-        extra(_END_UNKNOWN, partial(self._record_end, attached), None, self._warn)
+        extra(_END_UNKNOWN, partial(self._record_end, attached), False, self._warn)
         return fetched
 
     def written(self) -> Written | None:
@@ -298,9 +298,13 @@ class Run:
         if attached.owner is Owner.ACCOUNT and own_only and not any_owner:
             what = f"was started by another caller with the same account: {attached.started_by}"
             raise UsageError(self.id, what, f"to stop it, name the run: launcher down {self.id}")
-        extra(_END_UNKNOWN, partial(self._record_end, attached), None, self._warn)
+        collected = extra(_END_UNKNOWN, partial(self._record_end, attached), False, self._warn)
         removed, errors = take_down(
-            attached, self._warn, purge=purge, unfetched=purge if unfetched is None else unfetched
+            attached,
+            self._warn,
+            purge=purge,
+            unfetched=purge if unfetched is None else unfetched,
+            collected=collected,
         )
         if errors:
             raise not_confirmed(removed, errors)
@@ -390,25 +394,30 @@ class Run:
             show(output)
         return Supervision(attached, parts.now, resumed=True)
 
-    def _record_end(self, attached: Attached) -> None:
-        """Record how the run has ended if no launcher followed it to its end, while all of its nodes can tell."""
+    def _record_end(self, attached: Attached) -> bool:
+        """Record how the run has ended if no launcher followed it to its end, while all of its nodes can tell.
+
+        Return whether that was done, and the files of all nodes were collected for it.
+        """
         states = attached.states.values()
         others = attached.owner is Owner.OTHER  # whose files are not read
         if self.outcome is not None or others or len(states) < attached.size:
-            return
+            return False
         if not all(state.phase.ended for state in states):
-            return
+            return False
         from launcher.run.watch.supervise import Supervision
 
         supervision = Supervision(attached, (), resumed=True)
         try:
             for message in supervision.messages():
                 self._warnings(message)
-            self._outcome, unrecorded, problems = supervision.conclude()
+            outcome, unrecorded, problems = supervision.conclude()
         finally:
             supervision.close()
+        self._outcome = outcome
         for problem in filter(None, (unrecorded, *problems)):
             self._warn(problem)
+        return not any(node.lost for node in outcome.nodes)
 
     def _announce(self, outcome: Outcome, notify: Notify) -> list[str]:
         """Return what is wrong with the notifications."""

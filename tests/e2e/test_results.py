@@ -254,6 +254,17 @@ def test_the_end_of_a_run_that_nobody_followed_is_recorded_with_its_cause(home_c
     assert later.stderr.splitlines()[-1] == "failed local exited with code 5"
 
 
+def test_what_down_could_not_download_of_a_run_that_nobody_followed_is_said_once(home_cli: Cli) -> None:
+    program = ["sh", "-c", "ln -s /etc/hostname $LAUNCHER_OUTPUT/metrics.jsonl; echo over"]
+    home_cli("up", "-d", home_cli.job("links", **process_job(nodes=["local"], run={"command": program})))
+    while json.loads(home_cli("status", "--json").stdout)["state"] != "done":
+        pass
+    said = home_cli("down").stderr
+    assert said.count("metrics.jsonl is a link: ignored") == 1, said
+    assert home_cli.result()["state"] == "done"
+    assert (home_cli.runs()[-1] / "logs" / "local.log").read_text() == "over\n"
+
+
 def test_a_run_is_not_called_done_by_those_of_its_nodes_that_are_left(home_cli: Cli, tmp_path: Path) -> None:
     """From another folder, which knows the nodes by the containers that they have."""
     nodes = process_job(nodes=["local", "local"], run={"command": ["true"]})

@@ -291,13 +291,13 @@ def _remove_code(engine: Engine, state: ContainerState, code: SentCode) -> None:
 
 
 def take_down(
-    attached: Attached, warn: Callable[[str], None], *, purge: bool, unfetched: bool
+    attached: Attached, warn: Callable[[str], None], *, purge: bool, unfetched: bool, collected: bool
 ) -> tuple[list[Removed], list[LauncherError]]:
     """Stop the run and remove it from the nodes that have just listed it; return what was removed, and the errors.
 
     purge: also remove output folders. unfetched: also those, and containers, that have files which are only there. Logs
     and curves are collected first; warn: called for each file that could not be collected, which stays in the output
-    folder. Records the outcome if no launcher did.
+    folder. collected: this has just been done, as all containers had ended. Records the outcome if no launcher did.
     """
     options = " --purge" * purge + " --unfetched" * unfetched
     record, errors = attached.record, [*attached.unreachable.values(), *_not_asked(attached, options)]
@@ -306,7 +306,9 @@ def take_down(
     record.event(STOPPING)
     ended = run_all_settled([partial(_end, engine, attached.listed[engine], GRACE, warn) for engine in engines])
     unread: set[Engine] = set()
-    if attached.owner is not Owner.OTHER:  # do not read another user's files
+    if collected and record.unmasked:
+        warn(record.unmasked)
+    if attached.owner is not Owner.OTHER and not collected:  # do not read another user's files
         collecting = partial(_collect, engines, ended, record, warn)
         unread = extra("not downloaded", collecting, {*engines}, warn)
         for who in _killed(attached, dict(zip(engines, ended, strict=True))):
