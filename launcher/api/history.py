@@ -262,7 +262,8 @@ def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None
     seen: dict[RunId, Mapping[str, Any]] = {}
     for record in records:
         states, nodes = [f.state for f in listing.runs.get(record.run, ())], record.nodes()
-        away = sum(node.host in listing.failed for node in nodes)
+        silent_hosts = listing.silent(record, [node.host for node in nodes])
+        away = sum(node.host in silent_hosts for node in nodes)
         end = _END if away else stopped.get(record.run, _END)
         state = end.state(states, len(nodes), record.min_nodes, away)
         code, ended_by = state.exit_code if state.ended else None, end.ended_by(state)

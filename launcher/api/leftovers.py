@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from functools import partial
 from os import PathLike
 
 from launcher.errors import LauncherError, UsageError
-from launcher.node.connect import connect
+from launcher.node.connect import LOCAL, connect
 from launcher.node.parallel import run_all
 from launcher.node.ssh.config import chosen_config
 from launcher.records.store import Record, records
@@ -20,13 +22,15 @@ from launcher.run.end.leftovers import Leftovers, find_leftovers, remove_leftove
 class FoundLeftovers:
     """Leftovers by node. failed: errors of nodes and of folders that could not be read. asked: the number of nodes.
 
-    remove: removes these leftovers, while the nodes are connected. Raises NodesFailed.
+    remove: removes these leftovers, while the nodes are connected. Raises NodesFailed. no_engine: why the container
+    engine of `local` was not searched, if this machine has one.
     """
 
     nodes: Sequence[Leftovers]
     failed: Sequence[LauncherError]
     asked: int
     remove: Callable[[Sequence[Leftovers]], object]
+    no_engine: LauncherError | None
 
 
 @contextmanager
@@ -46,7 +50,15 @@ def leftovers(
         found = [each for each in listed if isinstance(each, Leftovers)]
         failed = [*fleet.failed.values(), *(each for each in listed if isinstance(each, LauncherError))]
         failed += [each.unread for each in found if each.unread]
-        yield FoundLeftovers(found, failed, len(hosts), partial(_remove, known))
+        no_engine = fleet.no_engine if _uses_containers(known) else None
+        yield FoundLeftovers(found, failed, len(hosts), partial(_remove, known), no_engine)
+
+
+def _uses_containers(known: Sequence[Record]) -> bool:
+    """Whether a container engine is expected on this machine."""
+    if shutil.which("docker") or os.environ.get("DOCKER_HOST"):
+        return True
+    return any(record.traits.has_images and node.host == LOCAL for record in known for node in record.nodes())
 
 
 def _remove(known: Sequence[Record], chosen: Sequence[Leftovers]) -> None:

@@ -57,6 +57,8 @@ def clean(
             _explain(every, found, kept=not unfetched)
             if not shared_memory and any(each.shared for each in found):
                 terminal.note("files in /dev/shm are kept, as they may be yours; to remove them: --shared-memory")
+        if listed.no_engine:
+            terminal.note(f"warning: containers and images were not searched: {listed.no_engine}")
         chosen = found if unfetched else [_fetched(each) for each in found]
         chosen = [_without_used_caches(each, models=models) for each in chosen]
         if not shared_memory:

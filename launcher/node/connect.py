@@ -54,9 +54,11 @@ class Fleet:
     """The connected nodes of a run, by rank. Leaving its context closes all connections.
 
     `failed`: the errors of nodes that are not in `engines`, by node name; empty unless connect() allows failures.
+    `no_engine`: why `local` has only its processes, if also its container engine was asked for.
     """
 
     ssh_config: str | None = None
+    no_engine: LauncherError | None = None
 
     def __init__(self, engines: Sequence[Engine], failed: Mapping[str, LauncherError], pool: SshPool | None) -> None:
         self.engines = tuple(engines)
@@ -139,9 +141,11 @@ def connect(
     failed = {
         node: outcome for (node, _), outcome in zip(hosts, outcomes, strict=True) if isinstance(outcome, LauncherError)
     }
-    engines = [engine for outcome in outcomes if not isinstance(outcome, LauncherError) for engine in outcome]
+    found = [each for outcome in outcomes if not isinstance(outcome, LauncherError) for each in outcome]
+    engines = [each for each in found if not isinstance(each, LauncherError)]
     fleet = Fleet(engines, failed, pool)
     fleet.ssh_config = config
+    fleet.no_engine = next((each for each in found if isinstance(each, LauncherError)), None)
     if failed and not allow_failures:
         fleet.close()
         raise NodesFailed(list(failed.values()), of=len(hosts))
@@ -153,7 +157,7 @@ def caller_engine() -> Iterator[DockerEngine | None]:
     """Yield the container engine of this machine; None if it does not respond."""
     engine = _local_docker(LOCAL, _answer_limits())
     try:
-        yield engine if _answers(engine) else None
+        yield engine if _unanswered(engine) is None else None
     finally:
         engine.close()
 
@@ -190,15 +194,18 @@ def _load_containers() -> None:
 
 def _open(
     node: str, host: str, runtime: str | None, pool: SshPool | None, limits: AnswerLimits, ping: bool
-) -> list[Engine]:
+) -> list[Engine | LauncherError]:
+    """Return the engines of a host, or of `local` the error of its container engine in its place."""
     if host == LOCAL and runtime is not None and sys.platform != "linux":
         system = "macOS" if sys.platform == "darwin" else sys.platform
         fix = "use machines that run Linux, for example nodes: [gpu-a, gpu-b]"
         raise NodeUnfit(node, f"nodes must run Linux, but this machine runs {system}", fix)
     if host == LOCAL and runtime != "docker":
-        processes: Engine = ProcessEngine(node, limits)
-        containers = None if runtime == "process" else _local_docker(node, limits)
-        return [processes, containers] if containers and _answers(containers) else [processes]
+        processes = ProcessEngine(node, limits)
+        if runtime == "process":
+            return [processes]
+        containers = _local_docker(node, limits)
+        return [processes, _unanswered(containers) or containers]
     if pool is None or host == LOCAL:
         engine = _local_docker(node, limits)
     else:
@@ -219,15 +226,16 @@ def _reach(host: str, cluster: Cluster, access: Access) -> Callable[[], Engine] 
         return error
 
 
-def _open_cluster(opener: Callable[[], Engine] | LauncherError) -> list[Engine]:
+def _open_cluster(opener: Callable[[], Engine] | LauncherError) -> list[Engine | LauncherError]:
     if isinstance(opener, LauncherError):
         raise opener
     return [opener()]
 
 
-def _answers(engine: DockerEngine) -> bool:
+def _unanswered(engine: DockerEngine) -> LauncherError | None:
+    """Return why a container engine does not answer; None if it does."""
     try:
         engine.open()
-    except LauncherError:  # no engine
-        return False
-    return True
+    except LauncherError as error:
+        return error
+    return None

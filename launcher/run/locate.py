@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -236,19 +236,27 @@ class RunListing:
     """The runs on some nodes, newest last, with their containers by rank.
 
     failed: the errors of the nodes that could not be listed, by the name of the node in the fleet. locked: runs that
-    have locks there, possibly without a container.
+    have locks there, possibly without a container. no_engine: as Fleet's.
     """
 
     runs: Mapping[RunId, Sequence[Found]]
     failed: Mapping[str, LauncherError]
     locked: Collection[RunId]
+    no_engine: LauncherError | None = None
+
+    def silent(self, record: Record, hosts: Iterable[str]) -> dict[str, LauncherError]:
+        """Return those of a run's hosts that could not list its containers, with their errors."""
+        here = self.no_engine if record.traits.has_images else None
+        known: dict[str, LauncherError | None] = {LOCAL: here, **self.failed}
+        return {host: error for host in hosts if (error := known.get(host)) is not None}
 
 
 def list_runs(fleet: Fleet, note: Note, *, claims: bool = False) -> RunListing:
     """Return the runs on these nodes. claims: also list locks."""
     listed, failed = _list(fleet, None, note, claims=claims)
     away = {**fleet.failed, **{engine.node: error for engine, error in failed.items()}}
-    return RunListing(_by_run(listed), away, {f.labels.run for f in listed if f.labels.purpose == "claim"})
+    locked = {f.labels.run for f in listed if f.labels.purpose == "claim"}
+    return RunListing(_by_run(listed), away, locked, fleet.no_engine)
 
 
 def _choose(text: str | None, listing: RunListing, fleet: Fleet, where: str) -> RunId:

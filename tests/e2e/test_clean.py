@@ -96,3 +96,10 @@ def test_what_a_program_wrote_to_its_working_directory_is_kept(home_cli: Cli) ->
     home_cli("fetch", "--checkpoints")
     os.truncate(copy, 4_000_000)  # not the whole file
     assert "NOT FETCHED" in home_cli("clean", "--yes").stdout
+
+
+def test_an_engine_of_this_machine_that_does_not_answer_is_named(home_cli: Cli) -> None:
+    listed = home_cli("clean", "--nodes", "local")
+    assert listed.stdout == "nothing to remove\n"
+    unsearched = "warning: containers and images were not searched: local: its container engine does not answer ("
+    assert unsearched in listed.stderr

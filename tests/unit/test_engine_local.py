@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher.api.history import recorded_runs
 from launcher.errors import EngineForbidden, EngineUnavailable
+from launcher.model.progress import silent
 from launcher.node.docker.channel import DialFailed, dial_local
 from launcher.node.docker.client import DockerClient
+from launcher.records.store import NodeOfRun, Record
+from launcher.run.end.stop import remaining
 
 
 def test_no_engine_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,3 +143,29 @@ def test_a_waiting_program_is_idle(docker_here: Callable[[str], None]) -> None:
         time.sleep(0.02)
     assert not wire.idle
     wire.close()
+
+
+def test_a_run_in_an_engine_that_does_not_answer_is_not_taken_for_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another run of this machine makes `runs` and `down --all` ask for its processes too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+
+    def recorded(run: str, runtime: str) -> Record:
+        node = NodeOfRun("local", "local", 0, f"launcher-{run}-0", f"{tmp_path}/.launcher/{run}", range(1))
+        return Record.rebuild(run, runtime, [node])
+
+    contained = recorded("job-20260101-000000-aaaa", "docker")
+    plain = recorded("job-20260101-000000-bbbb", "process")
+    states = {row.run: row.state for row in recorded_runs(silent)}
+    assert states[contained.run] == "unreachable" != states[plain.run]
+
+    said: list[str] = []
+    left = remaining([contained, plain], None, said.append, purge=False)
+    assert said == [f"{contained.run} may still be running on local"]
+    assert ["its container engine does not answer" in error.what for error in left.errors] == [True]
+    assert left.skipped == 1
+    assert contained.result() is None
+    assert (plain.result() or {})["state"] == "stopped"

@@ -435,19 +435,19 @@ def remaining(known: Sequence[Record], ssh_config: Path | None, note: Note, *, p
         folders = run_all_settled([partial(output_folder.runs, engine.files) for engine in answering] if purge else [])
     purged = {run for found in folders if not isinstance(found, LauncherError) for run in found}
     runs, foreign, skipped = list[RunId](), list[RunId](), 0
-    silent: dict[str, LauncherError] = {}
+    errors: dict[str, LauncherError] = {}
     for record in known:
-        missing = {host: listing.failed[host] for host in _hosts(record) if host in listing.failed}
+        missing = listing.silent(record, _hosts(record))
         if record.run in {*listing.runs, *listing.locked, *purged}:
             (foreign if record.rebuilt else runs).append(record.run)
         elif missing and not record.confirmed_down:
             note(f"{record.run} may still be running on {', '.join(missing)}")
-            silent |= missing
+            errors |= missing
         else:
             skipped += 1
             if record.result() is None:
                 _conclude(record, (), ())
-    return Remaining(runs, foreign, skipped, [*silent.values()])
+    return Remaining(runs, foreign, skipped, [*errors.values()])
 
 
 def _hosts(record: Record) -> list[str]:
