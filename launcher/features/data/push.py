@@ -226,42 +226,48 @@ def _lost_next(end: End) -> TypeGuard[Mapping[str, Any]]:
 
 def _round(origin: Sender, targets: Sequence[Endpoint], on_progress: OnProgress) -> RoundEnd:
     """Run one chain."""
-    names = [f"{secrets.token_hex(4)}-{rank}" for rank in range(len(targets) + 1)]
-    keys = certificates(names)
-    about = {"source": origin.source.label, "name": origin.source.name}
-    orders = [{**origin.order(), "tls": keys[names[0]]}]
-    orders += [
-        {"role": "sink", "root": target.inside, "label": origin.source.label, "about": {**about, "image": target.image}}
-        | {"upstream": names[rank], "tls": keys[names[rank + 1]], "state": origin.source.state}
-        for rank, target in enumerate(targets)
-    ]
     nodes = [target.node for target in targets]
+    names = [f"{secrets.token_hex(4)}-{rank}" for rank in range(1 + len(targets))]  # the source's, then the targets'
     opened = [(origin.machine.node, origin.open), *((target.node, target.open) for target in targets)]
+    orders = _orders(origin, targets, names)
     ends: list[End]
     with ExitStack() as held:
         started = run_all_settled([partial(_start, *each, order) for each, order in zip(opened, orders, strict=True)])
-        workers = [each for each in started if not isinstance(each, LauncherError)]
-        for each, _ in workers:
+        running = [each for each in started if not isinstance(each, LauncherError)]
+        for each, _ in running:
             held.enter_context(closing(each))
-        if len(workers) < len(opened):
+        if len(running) < len(started):
             ends = [each if isinstance(each, LauncherError) else {"end": "stopped"} for each in started]
             return RoundEnd(ends[0], dict(zip(nodes, ends[1:], strict=True)))
-        facts = [target.facts for target in targets]
-        following: list[dict[str, Any]] = []
-        for rank, target in enumerate(targets):
-            others = [node for node in facts if node is not target.facts]
-            port = workers[rank + 1][1]
-            addresses = [[ip, port] for ip in candidates([target.facts, *others], target.address)]
-            following.append({"addresses": addresses, "name": names[rank + 1]})
+        workers, ports = [each for each, _ in running], [port for _, port in running[1:]]
+        addresses = [_addresses(target, port, targets) for target, port in zip(targets, ports, strict=True)]
         if origin.endpoint is None:  # this machine may reach the nodes only by ssh
-            through = held.enter_context(forwarded(targets[0].engine.machine, workers[1][1]))
-            following[0]["addresses"].append(["127.0.0.1", through])
-        for (each, _), order in zip(workers, [*following, None], strict=True):
-            each.send(order)
+            through = held.enter_context(forwarded(targets[0].engine.machine, ports[0]))
+            addresses[0].append(("127.0.0.1", through))
+        following = [{"addresses": own, "name": name} for own, name in zip(addresses, names[1:], strict=True)]
+        for each, after in zip(workers, [*following, None], strict=True):
+            each.send(after)
         over = threading.Event()
-        ends = [*run_all_settled([partial(_attend, each, over, on_progress) for each, _ in workers])]
-        received = {node: each.counted["received"] for node, (each, _) in zip(nodes, workers[1:], strict=True)}
-        return RoundEnd(ends[0], dict(zip(nodes, ends[1:], strict=True)), workers[0][0].counted["sent"], received)
+        ends = [*run_all_settled([partial(_attend, each, over, on_progress) for each in workers])]
+        received = {node: each.counted["received"] for node, each in zip(nodes, workers[1:], strict=True)}
+        return RoundEnd(ends[0], dict(zip(nodes, ends[1:], strict=True)), workers[0].counted["sent"], received)
+
+
+def _orders(origin: Sender, targets: Sequence[Endpoint], names: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return what each process of a chain is told at its start. names: of the processes, for their certificates."""
+    keys = certificates(names)
+    label, about = origin.source.label, {"source": origin.source.label, "name": origin.source.name}
+    orders: list[Mapping[str, Any]] = [{**origin.order(), "tls": keys[names[0]]}]
+    for target, before, own in zip(targets, names, names[1:], strict=False):
+        order = {"role": "sink", "root": target.inside, "label": label, "about": {**about, "image": target.image}}
+        orders.append({**order, "upstream": before, "tls": keys[own], "state": origin.source.state})
+    return orders
+
+
+def _addresses(target: Endpoint, port: int, targets: Sequence[Endpoint]) -> list[tuple[str, int]]:
+    """Return where the process of a target may be reached."""
+    others = [each.facts for each in targets if each.facts is not target.facts]
+    return [(ip, port) for ip in candidates([target.facts, *others], target.address)]
 
 
 def _start(node: str, begin: Callable[[], CommandStream], order: Mapping[str, Any]) -> tuple[Worker, int]:
