@@ -55,6 +55,7 @@ SECTIONS = {  # in this order; tests/gpu/checks.py has the functions
     "syncbn": Section(5, 60),
     "ddp": Section(4, 60),
     "fsdp": Section(6, 60),
+    "fsdp_options": Section(60, 240),
     "loss_scale": Section(4, 60),
     "ema": Section(4, 60),
     "amp": Section(70, 180),

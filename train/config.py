@@ -353,7 +353,9 @@ class SystemOptions:
     checkpoint_activations: bool = option(
         "system", "compute the activations of each block again in the backward pass: less memory, more time", False
     )
-    compile: bool = option("system", "compile the model with torch.compile", False)
+    compile: bool = option(
+        "system", "compile the model with torch.compile; with fsdp and hsdp, each block of it by itself", False
+    )
     compile_mode: str = option(
         "system",
         "torch.compile's mode; max-autotune*: try more kernels; reduce-overhead and max-autotune: use CUDA graphs",

@@ -91,6 +91,7 @@ class Step:
     forward_waits = True  # whether the forward pass may wait for other ranks
     keeps_gradients = False  # their memory is zeroed after an update, not freed
     to_rehearse = False  # whether `rehearse` must be called before the first step
+    compiled = ""  # what --compile applies to, if not to the whole model
 
     def __init__(
         self,

@@ -472,6 +472,8 @@ class Trainer:
         )
         if warning := scaled_for_sgd(config, self.global_batch):
             self.log.say(f"train: {warning}")
+        if self.step.compiled:
+            self.log.say(f"train: --compile: {self.step.compiled}")
         if config.powersgd_rank and self.world.device.type == "cuda":
             self.log.say(
                 f"train: --gradient-compression {config.gradient_compression} waits for the GPU at each bucket of "

@@ -191,6 +191,7 @@ CHECKS: dict[str, Callable[[Scale], Figures]] = {
     "syncbn": numerics.syncbn,
     "ddp": numerics.ddp,
     "fsdp": numerics.fsdp,
+    "fsdp_options": numerics.fsdp_options,
     "loss_scale": numerics.loss_scale,
     "ema": numerics.ema,
     "launcher": launcher,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,16 +106,68 @@ def fsdp(scale: Scale) -> Figures:
     world = group(scale, Config(**options))
     plain = new_step(Config(**options, parallel="single"), world, "cifar_resnet20")
     divided = new_step(Config(**options, parallel="fsdp"), world, "cifar_resnet20")
-    for update in range(5):
-        for step in (plain, divided):
-            for last in (False, True):
-                accumulate(step, batch(world, 2 * update + last, last=last, total=32), Plan(0.05, update))
-            step.update(Plan(0.05, update))
-    pairs = zip(divided.model.parameters(), plain.model.parameters(), strict=True)
-    error = max(relative(ours.full_tensor(), theirs) for ours, theirs in pairs)  # type: ignore[attr-defined]  # a DTensor
+    error = apart(trained(divided, world), trained(plain, world))
     layout = str(divided.objective.precision.layout).removeprefix("torch.")
     dist.destroy_process_group()
     return {"ok": error < 1e-2 and layout == "channels_last", "error": f"{error:.1e}", "layout": layout}
+
+
+def trained(step: Step, world: World) -> list[Tensor]:
+    """Return the weights after five updates of two micro-batches each."""
+    for update in range(5):
+        for last in (False, True):
+            accumulate(step, batch(world, 2 * update + last, last=last, total=32), Plan(0.05, update))
+        step.update(Plan(0.05, update))
+    return list(step.model.parameters())
+
+
+def apart(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> float:
+    """Return the largest error of any tensor; `ours` are sharded."""
+    pairs = zip(ours, theirs, strict=True)
+    return max(relative(own.full_tensor(), other) for own, other in pairs)  # type: ignore[attr-defined]  # a DTensor
+
+
+def fsdp_options(scale: Scale) -> Figures:
+    """What has code of its own for shards on a GPU: compiled blocks, averages, the loss scale, a fused AdamW."""
+    from torch.distributed.tensor import DTensor  # not in torch 2.4
+
+    options = Config(data="", image_size=SIDE, amp="none", tf32=False, device="cuda")
+    world = group(scale, options)
+
+    def both(arch: str = "smallcnn", **more: Any) -> list[Step]:
+        sharded = replace(options, **more, parallel="fsdp")
+        alone = replace(sharded, parallel="single", compile=False)
+        return [new_step(config, world, arch) for config in (sharded, alone)]
+
+    errors = {}
+    divided, plain = both("cifar_resnet20", compile=True)
+    errors["compiled"] = apart(trained(divided, world), trained(plain, world))
+    divided, plain = both(ema_decay=0.9)
+    for step in (divided, plain):
+        trained(step, world)
+    names = [name for name, _ in plain.model.named_parameters()]
+    errors["averages"] = apart(*([step.ema.averages[name] for name in names] for step in (divided, plain) if step.ema))
+    divided, plain = both(amp="fp16")
+    for step in (divided, plain):
+        step.scale.value = 2.0**8  # no overflow
+    errors["fp16"] = apart(trained(divided, world), trained(plain, world))
+    exact = trained(new_step(replace(options, parallel="single"), world), world)
+    rounding = max(relative(own, other) for own, other in zip(plain.parameters, exact, strict=True))
+    divided, plain = both(optimizer="adamw")
+    for update in range(3):  # with the same gradients: AdamW makes much of rounding in small ones
+        for ours, theirs in zip(divided.parameters, plain.parameters, strict=True):
+            theirs.grad = torch.randn_like(theirs)
+            whole: Any = ours
+            ours.grad = DTensor.from_local(theirs.grad.contiguous(), whole.device_mesh, whole.placements)
+        for step in (divided, plain):
+            step.update(Plan(0.01, update))
+    errors["adamw"], fused = apart(divided.parameters, plain.parameters), divided.optimizer.defaults["fused"]
+    torch.compiler.reset()
+    dist.destroy_process_group()
+    # two sums of fp16 products in different orders differ by at most as much as each from the exact one
+    ok = fused and all(error < (3 * rounding if name == "fp16" else 1e-2) for name, error in errors.items())
+    found = {f"{name} error": f"{error:.1e}" for name, error in errors.items()}
+    return {"ok": ok, **found, "fp16 rounding": f"{rounding:.1e}", "fused": fused}
 
 
 def loss_scale(scale: Scale) -> Figures:

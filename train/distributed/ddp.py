@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from train.compiled import compiled
 from train.config import Config
 from train.data.batch import Batch
 from train.distributed.methods import Abilities
 from train.distributed.world import World
-from train.errors import TrainError
 from train.models import BATCH_NORMS, BlurredConv, has_own_sync_batch_norm
 from train.precision import Precision
 from train.step import Step
@@ -113,44 +112,6 @@ class DDPStep(Step):
         with torch.no_grad():
             for module, name, buffer, value in buffers:
                 setattr(module, name, buffer.copy_(value))  # a forward pass may also replace a buffer
-
-
-class Compiled(nn.Module):
-    """A compiled model that never runs uncompiled without a word."""
-
-    def __init__(self, model: nn.Module, mode: str, limit: int) -> None:
-        """`limit`: how often torch may compile the model; with torch's default of 8, further shapes run uncompiled."""
-        super().__init__()
-        settings = importlib.import_module("torch._dynamo.config")  # takes seconds
-        name = "recompile" if hasattr(settings, "recompile_limit") else "cache_size"  # torch before 2.6
-        setattr(settings, f"{name}_limit", limit)
-        for flag in ("fail_on_recompile_limit_hit", "fail_on_cache_limit_hit"):
-            if hasattr(settings, flag):
-                setattr(settings, flag, True)
-        # a graph per batch size: torch's default would create a dynamic graph after the smaller last batch of an epoch
-        self._compiled = torch.compile(model, dynamic=False, mode=mode)
-        self._limit = limit
-
-    def forward(self, images: Tensor) -> Any:
-        """Call the model. Raises TrainError if it would not be compiled for this batch."""
-        try:
-            return self._compiled(images)
-        except Exception as error:
-            if type(error).__name__ not in ("FailOnRecompileLimitHit", "FailOnCacheLimitHit"):
-                raise
-            raise TrainError(
-                f"--compile: a part of the model was compiled {self._limit} times, as often as the run has kinds of "
-                f"batches, and images of shape {tuple(images.shape)} need another time, so it would run uncompiled; "
-                f"to see what changes, set TORCH_LOGS=recompiles; or remove --compile"
-            ) from error
-
-
-def compiled(model: nn.Module, config: Config) -> nn.Module:
-    """Compile the model if --compile is set, once for each kind of batch, in training and in validation.
-
-    Per side there are full batches, what is left of them, and fillers of ranks that have no images left.
-    """
-    return Compiled(model, config.compile_mode, 2 * 3 * len(config.sides())) if config.compile else model
 
 
 def wrap(model: nn.Module, world: World, config: Config) -> nn.Module:

@@ -10,7 +10,8 @@ a model that is built without storage would not start from the weights that DDP 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -24,7 +25,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, ge
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from train.config import Config
+from train.compiled import compile_blocks
+from train.config import CUDA_GRAPHS, Config
 from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.ema import EMA
@@ -43,11 +45,17 @@ def problems(config: Config, processes: int) -> Iterator[str]:
         )
     if processes == 1:
         yield f"--parallel {config.parallel} shards the weights over processes; start two or more (processes: 2)"
+    if config.compile and config.compile_mode in CUDA_GRAPHS:
+        yield (
+            f"--parallel {config.parallel} with --compile-mode {config.compile_mode}: a CUDA graph reads weights at "
+            f"the same addresses each time, and here they are gathered anew for each pass; use --compile-mode default "
+            f"or max-autotune-no-cudagraphs"
+        )
 
 
 ABILITIES = Abilities(
     # LARS and Muon need whole tensors, and O2 and O3 their weights in 16 bits
-    frozenset({"half_weights", "optimizer", "compile", "static_graph", "replicate"}),
+    frozenset({"half_weights", "optimizer", "static_graph", "replicate"}),
     problems,
 )
 # layers whose weights autocast rounds to 16 bits
@@ -58,7 +66,8 @@ SMALL = 1e-3  # fraction of all weights below which a block gets no separate col
 def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the modules to shard separately: elements of containers, at any depth, except those with few weights."""
     minimum = SMALL * sum(parameter.numel() for parameter in model.parameters())
-    return [block for block in elements(model) if sum(p.numel() for p in block.parameters()) >= minimum]
+    found = dict.fromkeys(elements(model))
+    return [block for block in found if sum(p.numel() for p in block.parameters()) >= minimum]
 
 
 def unrounded(model: nn.Module) -> list[nn.Module]:
@@ -71,6 +80,22 @@ def only_products(block: nn.Module) -> bool:
     """Whether autocast rounds all weights of a block, apart from those of `unrounded`: 16 bits suffice."""
     holders = [part for part in block.modules() if any(True for _ in part.parameters(recurse=False))]
     return all(isinstance(part, PRODUCTS) or not any(True for _ in part.children()) for part in holders)
+
+
+def check_compiled(config: Config, precision: Precision) -> None:
+    """Raise TrainError if this torch cannot keep norms in fp32 without hooks inside of the compiled blocks."""
+    known = inspect.signature(torch.distributed.fsdp.fully_shard).parameters
+    if precision.autocast and "ignored_params" not in known:
+        raise TrainError(
+            f"--parallel {config.parallel} with --compile and --amp {precision.name} needs fully_shard's "
+            f"ignored_params, which torch {torch.__version__} lacks; use torch 2.7 or newer, or --amp none, or remove "
+            f"--compile"
+        )
+
+
+def weights(parts: Iterable[nn.Module]) -> set[nn.Parameter]:
+    """Return the parameters of all parts."""
+    return {parameter for part in parts for parameter in part.parameters()}
 
 
 def local(tensors: list[Tensor]) -> list[Tensor]:
@@ -136,6 +161,15 @@ class ShardedStep(Step):
 
     def __init__(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
         """`model` may be on the CPU: its blocks are moved to the device and sharded one by one."""
+        if config.compile:
+            check_compiled(config, precision)
+            self.compiled = compile_blocks(model, blocks(model), config)
+        self._kept: Any = []  # layers with a group of their own, gathered until they are resharded
+        self._sharded: Any = model  # fully_shard adds methods to the model's class
+        self._shard(config, world, precision, model)
+        super().__init__(config, world, precision, model, model)
+
+    def _shard(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # not in torch before 2.6, see `problems`
 
         if config.parallel == "hsdp":
@@ -144,16 +178,20 @@ class ShardedStep(Step):
             mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("ranks",))
         exact = MixedPrecisionPolicy(cast_forward_inputs=False)
         rounded = MixedPrecisionPolicy(precision.autocast, torch.float32, cast_forward_inputs=False)
-        if kept := unrounded(model) if precision.autocast else []:
-            # small, so gathered once per step, together
+        kept = unrounded(model) if precision.autocast else []  # small, so gathered once per step, together
+        parts, apart = [block for block in blocks(model) if block not in kept], dict[str, Any]()
+        if kept and config.compile:
+            # with the root's weights, and so first: hooks of a group of theirs would break the graphs of the blocks
+            fully_shard(model, mesh=mesh, mp_policy=exact, ignored_params=weights(parts) - weights(kept))
+            apart = {"ignored_params": weights(kept)}  # which are other tensors now
+        elif kept:
             fully_shard(kept, mesh=mesh, mp_policy=exact, reshard_after_forward=False)
-        for block in (block for block in blocks(model) if block not in kept):
+            self._kept = kept
+        for block in parts:
             policy = rounded if precision.autocast and only_products(block) else exact
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=exact)
-        self._kept: Any = kept  # gathered until they are resharded
-        self._sharded: Any = model  # fully_shard adds methods to the model's class
-        super().__init__(config, world, precision, model, model)
+            fully_shard(block, mesh=mesh, mp_policy=policy, **apart)
+        if not apart:
+            fully_shard(model, mesh=mesh, mp_policy=exact)
 
     def sync(self, last: bool) -> None:
         self._sharded.set_requires_gradient_sync(last)

@@ -20,6 +20,7 @@ from train.models import make_model
 pytestmark = pytest.mark.skipif(OLD, reason="torch before 2.6")
 
 WORKER = (str(ROOT / "tests" / "train" / "programs" / "fsdp_worker.py"),)
+COMPILING = ("-m", "tests.train.programs.compiling")
 # ten updates of two micro-batches each; the last one and the validation are divided unevenly
 OPTIONS = "--arch smallcnn --image-size 16 --epochs 1 --lr 2 --clip-norm 1 --dtype float64 --accumulate 2 --workers 1"
 AVERAGED = ("--ema-decay", "0.9")
@@ -69,13 +70,18 @@ def test_all_ranks_start_from_rank_0s_weights(tmp_path: Path) -> None:
     assert unlike[0].digest == alike[0].digest
 
 
-def test_bf16_equals_ddps(tmp_path: Path) -> None:
-    """Autocast keeps the weights of norms in fp32, so they are not gathered in bf16. Sums of two have one order."""
-    ranks = start(tmp_path, 2, "bf16", tmp_path, program=WORKER)
+@pytest.mark.parametrize("what", ["bf16", "bf16+compile"])
+def test_bf16_equals_ddps(what: str, tmp_path: Path) -> None:
+    """Autocast keeps the weights of norms in fp32, so they are not gathered in bf16. Sums of two have one order.
+
+    Compiled, a block with a norm inside is one graph: there are no hooks between.
+    """
+    ranks = start(tmp_path, 2, what, tmp_path, program=WORKER)
     assert finish(ranks) == [0, 0], ranks[0].text
     result = json.loads(ranks[0].lines[-1])
     assert result["moved"] > 0.01
     assert result["distance"] == 0
+    assert (result["graphs"], result["calls"]) == ((3, 5 * 20) if "compile" in what else (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +108,50 @@ def test_fp16_equals_ddps_and_an_overflow_in_one_shard_is_known_to_all(world: in
         assert result["scales"][1:] == [result["scales"][0] / 2] * 2
         assert result["still"]
     assert [result["overflow"] for result in every] == [rank == 1 for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.ci)])
+def test_compiled_blocks_equal_one_process_uncompiled(world: int, tmp_path: Path) -> None:
+    """Three updates of two micro-batches, the last one after two validations; every block runs compiled each time."""
+    ranks = start(tmp_path, world, "compile", tmp_path, program=WORKER)
+    assert finish(ranks) == [0] * world, ranks[0].text
+    for result in (json.loads(rank.lines[-1]) for rank in ranks):
+        assert result["moved"] > 0.01
+        assert result["distance"] < 1e-12
+        assert result["alike"], "other names in a checkpoint"
+        assert result["about"].startswith("5 blocks with 89% of the weights")
+        assert result["graphs"] == [3, 3, 6, 6, 6], "three kinds of blocks, compiled for training and for validation"
+        assert result["calls"] == 5 * 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
+def test_blocks_of_generated_code_equal_one_process_uncompiled(tmp_path: Path) -> None:
+    """Sums in another order: 1e-12 is thousands of times the rounding of a value of about 1."""
+    ranks = start(tmp_path, 2, "inductor", tmp_path, program=WORKER, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+    assert finish(ranks) == [0, 0], ranks[0].text
+    for result in (json.loads(rank.lines[-1]) for rank in ranks):
+        assert result["moved"] > 0.01
+        assert 0 < result["distance"] < 1e-12
+
+
+@pytest.mark.ci
+def test_compiled_and_uncompiled_runs_go_on_from_each_others_checkpoints(
+    data: Path, tmp_path: Path, whole: list[Rank]
+) -> None:
+    """After the same uncompiled epoch, the second and third one of two runs: each has compiled one of them."""
+    digests = []
+    for name, compiled in (("first", (False, True)), ("second", (True, False))):
+        kept = tmp_path / name / "checkpoints"
+        shutil.copytree(whole[0].output.parent / "checkpoints", kept)
+        for epochs, more in zip((2, 3), compiled, strict=True):
+            options = ["--epochs", epochs, "--checkpoints", kept, *["--compile"] * more]
+            ranks = run(tmp_path / name, 2, "--data", data, *COMMON, "--parallel", "fsdp", *options, program=COMPILING)
+            assert "resumed" in ranks[0].text
+            assert ("train: --compile: 8 blocks with 99% of the weights" in ranks[0].text) == more
+            assert ("\n0 graphs" in ranks[0].text) != more
+        digests.append(ranks[0].digest)
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.ci
@@ -162,13 +212,13 @@ def test_shards_inside_a_node_equal_one_process_and_are_read_by_any_number_of_ra
     ranks[3].process.send_signal(signal.SIGTERM)
     assert finish(ranks) == [143] * 4, ranks[0].text
     for name, world, options in [
-        ("hsdp", 4, ["--parallel", "hsdp"]),
+        ("hsdp", 4, ["--parallel", "hsdp", "--compile"]),
         ("fsdp", 4, ["--parallel", "fsdp"]),
         ("fewer", 2, ["--parallel", "fsdp", "--batch-size", "8"]),
     ]:
         shutil.copytree(kept, tmp_path / name / "checkpoints")
         more = [*options, "--checkpoints", tmp_path / name / "checkpoints"]
-        again = run(tmp_path / name, world, "--data", data, *COMMON, *more, nodes=2)
+        again = run(tmp_path / name, world, "--data", data, *COMMON, *more, nodes=2, program=COMPILING)
         assert "resumed" in again[0].text
         assert distance(best(again), weights(alone.checkpoint())) < 1e-12, name
     shards = FileSystemReader(kept / "last.sharded").read_metadata().state_dict_metadata["model.classifier.weight"]

@@ -1,4 +1,6 @@
-"""`fsdp_worker.py save|load|bf16|fp16 FOLDER` on every rank: compare ten steps with DDP, then save or load checkpoints.
+"""`fsdp_worker.py WHAT FOLDER` on every rank: compare ten steps with DDP, then save or load checkpoints.
+
+WHAT: save, load, bf16, fp16, bf16+compile; or compile, inductor: compare with one process alone instead.
 
 Every rank prints JSON.
 """
@@ -12,6 +14,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
+from tests.train.programs.alike import Counts, without_compiler
 from tests.train.steps import accumulate
 from train.__main__ import leave
 from train.checkpoint import digest, read
@@ -29,11 +32,13 @@ from train.models import make_model
 from train.precision import choose_precision
 from train.step import Plan, Step
 
+ALIKE = "tests.train.programs.alike:Alike"
 
-def new(config: Config, world: World, seed: int = 0) -> Step:
+
+def new(config: Config, world: World, seed: int = 0, arch: str = "smallcnn") -> Step:
     torch.manual_seed(seed)
     precision = choose_precision(config, world.device)
-    return make_step(config, world, precision, precision.cast(make_model("smallcnn", 10), world.device))
+    return make_step(config, world, precision, precision.cast(make_model(arch, 10), world.device))
 
 
 def work(step: Step, world: World, updates: int) -> None:
@@ -94,6 +99,45 @@ def saved(step: Step, store: Shards, folder: Path, world: World) -> dict[str, ob
     return result
 
 
+def compiled(config: Config, world: World, counts: Counts) -> dict[str, object]:
+    """Train and validate with compiled blocks, and on this rank alone, uncompiled, with the images of all ranks."""
+    own = new(replace(config, compile=True), world, arch=ALIKE)
+    alone = new(replace(config, parallel="single"), World(0, 1, 0, 1, world.device, "none"), arch=ALIKE)
+    draws, before = [torch.Generator().manual_seed(rank) for rank in range(world.size)], weights(alone).clone()
+    graphs, errors = list[int](), list[float]()
+    for training in (True, True, False, False, True):
+        own.model.train(training)
+        alone.model.train(training)
+        for last in (False, True):
+            shares = [sample(replace(world, rank=rank), last, draw) for rank, draw in enumerate(draws)]
+            images, labels, counted = (
+                torch.cat([getattr(share, part) for share in shares]) for part in ("images", "labels", "weights")
+            )
+            whole = Batch(images, labels, counted, shares[0].total, last)
+            if training:
+                accumulate(own, shares[world.rank], Plan(0.1, 0))
+                accumulate(alone, whole, Plan(0.1, 0))
+            else:
+                mine, every = logits(own, shares[world.rank]), logits(alone, whole)
+                errors.append(float((mine - every.split(4)[world.rank]).abs().max()))
+        if training:
+            own.update(Plan(0.1, 0))
+            alone.update(Plan(0.1, 0))
+            errors.append(float((weights(own) - weights(alone)).abs().max()))
+        graphs.append(counts.graphs)
+    names = [list(step.model.state_dict()) for step in (own, alone)]
+    moved = float((weights(alone) - before).abs().max())
+    result = {"moved": moved, "distance": max(errors), "alike": names[0] == names[1], "about": own.compiled}
+    return result | {"graphs": graphs, "calls": counts.calls}
+
+
+@torch.no_grad()
+def logits(step: Step, batch: Batch) -> torch.Tensor:
+    found = step.objective.forward_loss(step.model, batch).logits
+    assert found is not None
+    return found
+
+
 def overflowed(step: Step, world: World) -> dict[str, object]:
     """An update whose gradient is inf in one value of rank 1's shards, and the next one."""
     scales, before = [step.scale.value], weights(step).clone()
@@ -113,17 +157,25 @@ def overflowed(step: Step, world: World) -> dict[str, object]:
 
 def main(what: str, folder: Path) -> dict[str, object]:
     config = Config(data="", image_size=8, parallel="fsdp", device="cpu")
-    world = start(config)
-    half = what in ("bf16", "fp16")
-    exact = replace(config, amp=what) if half else replace(config, dtype="float64", clip_norm=1.0)
-    ddp, fsdp = new(replace(exact, parallel="ddp"), world), new(exact, world)
+    world, counts = start(config), Counts()
+    amp, _, compiles = what.partition("+")
+    half = amp in ("bf16", "fp16")
+    exact = replace(config, amp=amp) if half else replace(config, dtype="float64", clip_norm=1.0)
+    if compiles or what == "compile":
+        counts = without_compiler()
+    if what in ("compile", "inductor"):
+        return compiled(exact, world, counts)
+    arch = ALIKE if compiles else "smallcnn"
+    ddp = new(replace(exact, parallel="ddp"), world, arch=arch)
+    fsdp = new(replace(exact, compile=bool(compiles)), world, arch=arch)
     before = weights(ddp).clone()
     for each in (ddp, fsdp):
         work(each, world, 10)
     result: dict[str, object] = {"moved": float((weights(ddp) - before).abs().max())}
     result["distance"] = float((weights(ddp) - weights(fsdp)).abs().max())
+    result |= {"graphs": counts.graphs, "calls": counts.calls}
     if half:
-        plain = new(replace(config, parallel="ddp"), world)
+        plain = new(replace(config, parallel="ddp"), world, arch=arch)
         work(plain, world, 10)
         result["rounding"] = float((weights(plain) - weights(ddp)).abs().max())
         return result | (overflowed(fsdp, world) if what == "fp16" else {})

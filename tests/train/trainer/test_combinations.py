@@ -48,7 +48,8 @@ def problem(
         (2, "--parallel pipeline --last-batch drop --memory-format channels_last", "--memory-format channels_last"),
         (2, "--parallel pipeline --mixup 0.2 --phases 8@0", "does not support --mixup 0.2, --phases"),
         (1, "--parallel fsdp", "start two or more"),
-        (2, "--parallel fsdp --compile", "does not support --compile"),
+        (2, "--parallel fsdp --compile --compile-mode reduce-overhead", "a CUDA graph reads weights at the same addr"),
+        (2, "--parallel fsdp --compile --checkpoint-activations", "torch.compile cannot trace the second pass"),
         (2, "--parallel fsdp --optimizer lars --static-graph", "does not support --optimizer lars, --static-graph"),
         (2, "--parallel fsdp --amp O2", "does not support --amp O2"),
         (2, "--parallel hsdp --amp O3", "--parallel hsdp does not support --amp O3"),
@@ -152,6 +153,7 @@ def test_the_selection_of_amp_auto_is_checked(kind: str) -> None:
         "--compile --compile-mode reduce-overhead",
         "--compile --compile-mode max-autotune-no-cudagraphs --accumulate 2",
         "--parallel fsdp --amp fp16 --ema-decay 0.9",
+        "--parallel fsdp --compile --compile-mode max-autotune-no-cudagraphs --accumulate 2 --amp fp16",
         "--parallel fsdp --amp bf16 --clip-norm 1 --accumulate 2 --syncbn custom --mixup 0.2 --optimizer adamw",
     ],
 )

@@ -1,0 +1,75 @@
+"""--compile of the blocks of a model, with graphs that run as they are."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from tests.train.programs.alike import Alike, Block
+from tests.train.runs import OLD
+from tests.train.trainer.test_step import counting
+from train.compiled import compile_blocks, kinds
+from train.config import Config
+from train.distributed.fsdp import blocks, check_compiled
+from train.errors import TrainError
+from train.precision import choose_precision
+
+CONFIG = Config(data="", image_size=8, compile=True, parallel="fsdp")
+
+
+def test_blocks_that_are_alike_share_a_graph_and_one_that_computes_something_else_has_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs, model, images = counting(monkeypatch), Alike(10), torch.randn(4, 3, 8, 8)
+    plain = copy.deepcopy(model)
+    about = compile_blocks(model, blocks(model), CONFIG)
+    assert about == "5 blocks with 89% of the weights; what is outside of them is not compiled"
+    assert list(model.state_dict()) == list(plain.state_dict())
+    for _ in range(2):
+        for each in (model, plain):
+            each.zero_grad()
+            each(images).square().sum().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]  # both have one
+        with torch.no_grad():
+            assert torch.equal(model.eval()(images), plain.eval()(images))
+        model.train()
+    assert graphs == [True] * 3 + [False] * 3
+
+
+@pytest.mark.skipif(OLD, reason="torch before 2.6 only warns")
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_block_that_would_run_uncompiled_is_an_error(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where torch's limit for all graphs of a piece of code is lower."""
+    monkeypatch.setattr("torch._dynamo.config.accumulated_recompile_limit", 4)
+    graphs, model = counting(monkeypatch), nn.Sequential(*(Block(power) for power in range(1, count + 1)))
+    compile_blocks(model, blocks(model), CONFIG)
+    most = kinds(CONFIG)
+    for size in range(2, 2 + most):
+        model(torch.ones(size, 8, 4, 4))
+    assert len(graphs) == most * count == 6 * count
+    why = rf"block 0 was compiled {6 * count} times.*inputs of shape \(8, 8, 4, 4\) need another time"
+    with pytest.raises(TrainError, match=why):
+        model(torch.ones(2 + most, 8, 4, 4))
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(TrainError, match=r"--compile with --parallel fsdp compiles a model's blocks.*has none"):
+        compile_blocks(model, blocks(model), CONFIG)
+
+
+def test_a_block_in_two_places_is_one() -> None:
+    block = Block(1)
+    assert blocks(nn.Sequential(nn.Sequential(block), nn.Sequential(block))) == [block]
+
+
+def test_a_torch_that_would_need_hooks_inside_of_a_block_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 2.6 in mixed precision, where norms keep their weights in fp32."""
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", lambda module, *, mesh, mp_policy: module)
+    for amp in ("none", "bf16"):
+        precision = choose_precision(Config(data="", amp=amp), torch.device("cpu"))
+        with pytest.raises(TrainError, match=r"which torch \S+ lacks; use") if amp == "bf16" else nullcontext():
+            check_compiled(CONFIG, precision)
