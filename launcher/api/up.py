@@ -29,7 +29,7 @@ from launcher.model.progress import Log, OnProgress, no_progress, silent
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import Future, in_background
 from launcher.node.ssh.config import chosen_config
-from launcher.planning import ports
+from launcher.planning.allotment import allot
 from launcher.planning.containers import in_group
 from launcher.records import sweeps
 from launcher.records.exported import exported
@@ -180,18 +180,16 @@ def own_machines(job: Job) -> Destination:
 
 def _plan_on_machines(job: Job, fleet: Fleet, inputs: Inputs, waiting: Waiting, options: StartOptions) -> Planned:
     """Gather facts, prepare image, data and addresses, and plan."""
-    facts, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
+    allotment, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
     code = inputs.packed(options.log)
     lock = options.here / lock_path(job.file) if job.file else None
-    prepared = prepare(job, fleet, facts, options.log, options.progress, lock, here=options.here)
+    prepared = prepare(job, fleet, allotment, options.log, options.progress, lock, here=options.here)
     if counts(job) and time.monotonic() - checked_at > STALE:
-        facts = wait_for_gpus(job, fleet, waiting)
-        prepared = prepared.at(facts).on_port(ports.choose(job, facts))
+        prepared = prepared.at(wait_for_gpus(job, fleet, waiting))
     plan = make_plan(job, prepared, code.digest, options.run, watched=options.watched)
 
     def again() -> Plan:
-        now = job_facts(job, fleet)
-        newer = prepared.at(now).on_port(ports.choose(job, now))
+        newer = prepared.at(allot(job, job_facts(job, fleet)))
         return make_plan(job, newer, code.digest, plan.run, watched=options.watched)
 
     return Planned(plan, again if len(job.ports) > 1 else None)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
+from launcher.errors import PlanInvalid
 from launcher.job.models import Job
 from launcher.model.container import CODE, WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
-from launcher.planning import checks, command, containers, gpu_checks, gpus, ports, rdma
+from launcher.planning import checks, command, containers, gpu_checks, gpus, rdma
+from launcher.planning.allotment import Allotment
 from launcher.planning.rendezvous import is_tunnel
 
 _LIMITS = {"memlock": "locked memory", "stack": "the stack"}
@@ -20,22 +21,24 @@ _WARNED = ("clock", "shared memory")  # the checks that `up` warns about; launch
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a plan needs from the nodes. facts: by rank, with the limits of containers, image IDs and data copies."""
+    """What a plan needs from the nodes. allotment: its facts have the limits of containers, image IDs and data copies.
 
-    facts: Sequence[NodeFacts]
+    rendezvous: at the allotment's port.
+    """
+
+    allotment: Allotment
     image: ImageFacts
     rendezvous: Rendezvous
 
-    def at(self, now: Sequence[NodeFacts]) -> Prepared:
-        """Return the same with newer facts: images and data may take so long that others have taken GPUs meanwhile."""
+    def at(self, now: Allotment) -> Prepared:
+        """Return the same with a newer allotment: images and data may take so long that others have taken GPUs
+        meanwhile.
+        """
         kept = [
             replace(new, ulimits=old.ulimits, image=old.image, data=old.data)
-            for old, new in zip(self.facts, now, strict=True)
+            for old, new in zip(self.allotment.facts, now.facts, strict=True)
         ]
-        return replace(self, facts=kept)
-
-    def on_port(self, port: int) -> Prepared:
-        return replace(self, rendezvous=replace(self.rendezvous, port=port))
+        return Prepared(replace(now, facts=kept), self.image, replace(self.rendezvous, port=now.port))
 
 
 def build(
@@ -43,15 +46,13 @@ def build(
 ) -> Plan:
     """Return the containers of a run, by node rank. watched: somebody may answer a breakpoint() of the program.
 
-    Raises PlanInvalid for impossible requests, and NodeUnfit (NodesFailed for several nodes) for every node that lacks
-    a requirement.
+    Raises PlanInvalid for impossible requests, and NodeUnfit for a node whose engine cannot pass its GPUs on.
     """
-    facts, image, rendezvous = prepared.facts, prepared.image, prepared.rendezvous
-    _check(job, facts, rendezvous.port)
-    uuids = choose_gpus(job, facts)
+    image, rendezvous = prepared.image, prepared.rendezvous
+    facts, uuids, counts = prepared.allotment.facts, prepared.allotment.gpus, prepared.allotment.workers
+    _refuse_script_outside(job)
     network = rdma.choose(facts, image.torch) if len({node.host for node in facts}) > 1 and any(uuids) else ()
     context = command.Context(job, run, image, rendezvous, code, owner, created, network, watched)
-    counts = worker_counts(job, uuids)
     ranks = [range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
     nodes = tuple(
         NodePlan(
@@ -103,66 +104,14 @@ def _shared_memory(memory: int, limit: int) -> str:
     )
 
 
-def _check(job: Job, facts: Sequence[NodeFacts], port: int) -> None:
-    """Raise errors that are known before anything is created. port: of the rendezvous."""
+def _refuse_script_outside(job: Job) -> None:
+    """Raise PlanInvalid for a script that no container would see."""
     if job.run.script is not None and command.script_in_code(job).startswith(".."):
         raise PlanInvalid(
             f"run.script {job.run.script}",
             f"is outside the code folder {job.code}, and containers see only that folder",
             "move it there, or set `code` to a folder that contains it",
         )
-    for error in ports.in_use(job, facts, port):
-        raise error
-    refuse_unfit(job, facts)
-
-
-def refuse_unfit(job: Job, facts: Sequence[NodeFacts]) -> None:
-    """Raise NodesFailed with each node that cannot run the job whatever its image is: before anything is copied."""
-    found = [checks.engine(node, job) for node in facts if node.engine]
-    found += [check for node in facts for check in checks.output(node, job)]
-    found += checks.one_machine(facts)
-    if (needed := job.resources.output) is not None:
-        found += [checks.output_room(node, needed) for node in facts]
-    unfit = [check for check in found if check.level is checks.Level.FAIL]
-    if unfit:
-        raise NodesFailed([NodeUnfit(f"node {check.node}", check.what, check.fix) for check in unfit], of=len(facts))
-
-
-def worker_counts(job: Job, uuids: Sequence[tuple[str, ...]]) -> list[int]:
-    """Return the number of workers of each node, from its GPUs. Raises PlanInvalid."""
-    counts = [command.workers(job, len(mine)) for mine in uuids]
-    if job.min_nodes and len(set(counts)) > 1:
-        listed = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
-        raise PlanInvalid("min_nodes", f"all nodes must have the same number of workers, but they have: {listed}")
-    return counts
-
-
-def choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
-    """Return the UUIDs of each node's GPUs, by rank.
-
-    Raises NodesFailed, which contains only InUse if waiting for other users helps.
-    """
-    chosen: list[tuple[str, ...]] = []
-    errors: list[LauncherError] = []
-    without: list[NodeFacts] = []
-    ranks: dict[str, list[int]] = {}  # by host
-    for rank, entry in enumerate(job.machines):
-        ranks.setdefault(entry.host, []).append(rank)
-    for rank, (entry, node) in enumerate(zip(job.machines, facts, strict=True)):
-        try:
-            uuids = gpus.select(node, job.gpus_of(entry))
-        except NodeUnfit as error:
-            errors.append(error)
-            continue
-        if job.gpus_of(entry) == "all" and not uuids:
-            without.append(node)
-        same = ranks[entry.host]
-        chosen.append(gpus.share(uuids, len(same), same.index(rank)) if entry.gpus is None else uuids)
-    if any(chosen):  # `all` would mean CPUs there, and the other nodes would wait for them
-        errors += [gpus.has_none(node) for node in without]
-    if errors:
-        raise NodesFailed(errors, of=len(facts))
-    return chosen
 
 
 def _warnings(

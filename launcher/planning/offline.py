@@ -10,6 +10,7 @@ from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import Gpu, ImageFacts, Interface, Launch, NodeFacts, Route
 from launcher.model.plan import Plan, Rendezvous
 from launcher.planning import build
+from launcher.planning.allotment import allot
 from launcher.planning.containers import assumed_data
 from launcher.planning.rendezvous import on_one_machine
 
@@ -21,13 +22,13 @@ GPUS = 8  # of a node, if the job requests `all`
 def offline(job: Job, code: str) -> Plan:
     """Return the plan for typical nodes: Linux, uid 1000, the GPUs that the job requests, a current torch."""
     count = len(job.machines)
-    facts, image = [_node(job, rank) for rank in range(count)], assumed_image(job)
+    allotment = allot(job, [_node(job, rank) for rank in range(count)])
     if job.traits.one_machine or count == 1:
         meeting = on_one_machine(count, job.port)
     else:
         own = tuple(entry.address or f"{_NETWORK}.{rank + 1}" for rank, entry in enumerate(job.machines))
         meeting = Rendezvous(own[0], job.port, own, ("eth0",) * count, probed=True)
-    prepared = build.Prepared(facts, image, meeting)
+    prepared = build.Prepared(allotment, assumed_image(job), meeting)
     plan = build.build(job, f"{job.name}-00000000-000000-0000", prepared, code=code, owner="", created=0)
     notes = ["offline: addresses, interfaces, users, GPUs and image features are assumed; no node was contacted"]
     if unknown := [entry.name for entry in job.machines if job.gpus_of(entry) == "all"]:

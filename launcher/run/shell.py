@@ -23,6 +23,7 @@ from launcher.node import output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.terminal import is_terminal
+from launcher.planning.allotment import allot
 from launcher.records.snapshot import Snapshot
 from launcher.records.wanted import is_ours
 from launcher.records.workdir import sent_files
@@ -93,7 +94,8 @@ def temporary_run(
     without = {"restarts": 0, "hang_timeout": None, "budget": None, "min_nodes": None, "spares": None}
     lock = lock_path(job.file) if job.file else None
     changed = job.model_copy(update={"run": run, "nodes": nodes, **without})
-    plan = make_plan(changed, prepare(changed, fleet, facts, log, lock_file=lock, here=Path.cwd()), code.digest)
+    prepared = prepare(changed, fleet, allot(changed, facts), log, lock_file=lock, here=Path.cwd())
+    plan = make_plan(changed, prepared, code.digest)
     planned = []
     for node in plan.nodes:
         marked = {**node.container.labels, labels.PURPOSE: purpose}

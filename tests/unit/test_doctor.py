@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import NodesFailed
 from launcher.model.facts import EngineFacts, Interface, MountedAs
-from launcher.planning.build import refuse_unfit
+from launcher.planning.allotment import refuse_unfit
 from launcher.planning.checks import Level, alike, of_node, output
 from launcher.run.doctor import high_port
 from tests.unit.test_plan import job, node

@@ -19,7 +19,7 @@ from launcher.node.docker.values import container_request
 from launcher.node.facts import collect
 from launcher.node.machine import LocalMachine
 from launcher.planning import cluster
-from launcher.planning.build import refuse_unfit
+from launcher.planning.allotment import refuse_unfit
 from launcher.planning.checks import Level, output, output_room
 from tests.unit.test_plan import job, node, planned
 

@@ -21,6 +21,7 @@ from launcher.model.container import Mount
 from launcher.model.facts import EngineFacts, Gpu, ImageFacts, Interface, Launch, NodeFacts, Probe, Reach, Route
 from launcher.model.plan import Plan, Rendezvous
 from launcher.planning import build, checks, command, gpus
+from launcher.planning.allotment import allot
 from launcher.planning.offline import offline
 from launcher.planning.rendezvous import candidates, choose, on_one_machine, source_address
 from launcher.run.begin.start import _reader, kit
@@ -96,7 +97,12 @@ def planned(a_job: Job, facts: list[NodeFacts], image: ImageFacts = MODERN) -> P
     reached = [Probe(f.name, facts[0].name, "10.0.0.10", a_job.port, Reach.REFUSED) for f in facts[1:]]
     meeting = choose(facts, reached, a_job.port)
     return build.build(
-        a_job, RUN, build.Prepared(facts, image, meeting), code="c0de", owner="ada@laptop", created=1769860800
+        a_job,
+        RUN,
+        build.Prepared(allot(a_job, facts), image, meeting),
+        code="c0de",
+        owner="ada@laptop",
+        created=1769860800,
     )
 
 
@@ -162,7 +168,8 @@ def test_process_runtime_on_one_machine() -> None:
         for rank in range(2)
     ]
     image = dataclasses.replace(MODERN, reference="", id="", python="/venv/bin/python", entrypoint=())
-    plan = build.build(two, RUN, build.Prepared(facts, image, on_one_machine(2, 29500)), code="c", owner="o", created=1)
+    prepared = build.Prepared(allot(two, facts), image, on_one_machine(2, 29500))
+    plan = build.build(two, RUN, prepared, code="c", owner="o", created=1)
     text = plan.to_json() + "\n"
     golden = GOLDEN / "process_2_nodes.json"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -237,7 +244,8 @@ def test_an_untested_address_is_used_with_a_warning_if_probes_are_forbidden() ->
     facts = [node(0), node(1)]
     meeting = choose(facts, [Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.UNKNOWN)], 29500)
     assert (meeting.address, meeting.probed) == ("10.0.0.10", False)
-    plan = build.build(job(2), RUN, build.Prepared(facts, MODERN, meeting), code="", owner="", created=0)
+    prepared = build.Prepared(allot(job(2), facts), MODERN, meeting)
+    plan = build.build(job(2), RUN, prepared, code="", owner="", created=0)
     assert any("is assumed to be reachable" in warning for warning in plan.warnings)
 
 
@@ -286,7 +294,8 @@ def test_a_tunnel_is_tried_after_other_networks_and_named(tunnel: str) -> None:
     seen = [Probe("gpu-1", "gpu-0", "10.0.0.5", 1, Reach.SILENT), Probe("gpu-1", "gpu-0", "10.8.0.1", 1, Reach.OPEN)]
     meeting = choose(facts, seen, 1)
     assert meeting.interfaces == (tunnel, tunnel)
-    plan = build.build(job(2), RUN, build.Prepared(facts, MODERN, meeting), code="", owner="", created=0)
+    prepared = build.Prepared(allot(job(2), facts), MODERN, meeting)
+    plan = build.build(job(2), RUN, prepared, code="", owner="", created=0)
     assert any(f"over {tunnel}, a tunnel" in warning for warning in plan.warnings)
 
 
@@ -344,7 +353,7 @@ def test_gpus_of_one_machine_are_divided_evenly_and_completely() -> None:
 
 def test_a_port_in_use_on_the_master_is_reported_before_anything_starts() -> None:
     with pytest.raises(LauncherError, match="port 29500") as caught:
-        planned(job(2), [node(0, listening=(22, 29500)), node(1)])
+        planned(job(2, port=29500), [node(0, listening=(22, 29500)), node(1)])
     assert caught.value.exit_code == 3
 
 
@@ -476,9 +485,12 @@ def test_locked_memory_is_no_matter_for_a_job_on_cpus() -> None:
 def test_newer_facts_keep_what_was_prepared() -> None:
     """The GPUs are those of the newer facts; limits, image and data are not known to them."""
     ready = node(0, ulimits=(("stack", 1),), image="sha256:1", data=(Mount("/d", "/data"),))
-    [kept] = build.Prepared([ready], MODERN, on_one_machine(1, 29500)).at([node(0, gpus=2)]).facts
-    assert kept == dataclasses.replace(ready, gpus=node(0, gpus=2).gpus)
-    assert len(kept.gpus) == 2
+    prepared = build.Prepared(allot(job(1), [ready]), MODERN, on_one_machine(1, 29500))
+    newer = prepared.at(allot(job(1), [node(0, gpus=2, listening=(29500,))]))
+    [kept] = newer.allotment.facts
+    assert kept == dataclasses.replace(ready, gpus=node(0, gpus=2).gpus, listening=(29500,))
+    assert newer.allotment.gpus == [("GPU-00", "GPU-01")]
+    assert newer.rendezvous.port == 29501
 
 
 def test_the_plan_says_that_the_trainer_would_decode_slowly():

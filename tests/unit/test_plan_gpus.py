@@ -12,17 +12,20 @@ import pytest
 from rich.console import Console
 
 from launcher.cli import gpus as shown
-from launcher.errors import InUse, NodesFailed
+from launcher.errors import InUse, NodesFailed, PortInUse
 from launcher.model.facts import GpuClaim, NodeFacts
 from launcher.node.facts import parse
 from launcher.planning import gpu_checks, gpus
+from launcher.planning.allotment import allot
+from launcher.planning.build import Prepared, build
 from launcher.planning.checks import Check, Level
 from launcher.planning.gpu_faults import fault
+from launcher.planning.rendezvous import on_one_machine
 from launcher.run.begin.gpus import assume_idle
 from tests import nvidia
 from tests.gpu_rows import FAULTS, MIG
 from tests.nvidia import Card, Machine, Process, cards
-from tests.unit.test_plan import job, planned
+from tests.unit.test_plan import MODERN, RUN, job, planned
 from tests.unit.test_plan import node as a_node
 
 NOTEBOOK = Card("07:00.0", used=61440, running=[Process(4242, 61440, "erin")])
@@ -126,6 +129,23 @@ def test_a_number_takes_idle_gpus() -> None:
     assert "--wait" in caught.value.next_step
 
 
+def test_gpus_and_port_in_use_are_told_together() -> None:
+    with pytest.raises(NodesFailed) as caught:
+        allot(job(1, gpus=2, port=29500), [on(Machine([NOTEBOOK, *cards(2)[1:]]), listening=(29500,))])
+    assert [type(error) for error in caught.value.errors] == [PortInUse, InUse]
+
+
+def test_a_plan_has_the_gpus_that_were_chosen_before_anything_was_copied() -> None:
+    """What others have taken since is found when the run claims its GPUs."""
+    one = job(1, gpus=1)
+    chosen = allot(one, [on(Machine(cards(2)))])
+    taken = on(Machine([NOTEBOOK, *cards(2)[1:]]), listening=(chosen.port,))
+    prepared = Prepared(dataclasses.replace(chosen, facts=[taken]), MODERN, on_one_machine(1, chosen.port))
+    plan = build(one, RUN, prepared, code="", owner="", created=0)
+    assert [node.container.gpus for node in plan.nodes] == list(chosen.gpus)
+    assert plan.rendezvous.port == chosen.port
+
+
 def test_the_variant_that_holds_a_gpu_is_named() -> None:
     seen = on(Machine(cards(1)))
     held = GpuClaim(seen.gpus[0].uuid, "night-1", "ada@laptop", 60.0, "lr=0.1")
@@ -137,11 +157,11 @@ def test_the_variant_that_holds_a_gpu_is_named() -> None:
 
 def test_a_preview_lists_the_users_of_the_gpus() -> None:
     busy, idle = on(Machine([NOTEBOOK, *cards(2)[1:]])), on(Machine(cards(2)), 1)
-    facts, notes = assume_idle(job(2, gpus=2), [busy, idle])
-    assert [len(each.container.gpus) for each in planned(job(2, gpus=2), facts).nodes] == [2, 2]
+    allotment, notes = assume_idle(job(2, gpus=2), [busy, idle])
+    assert [len(each) for each in allotment.gpus] == [2, 2]
     assert "node gpu-0: 2 GPUs requested, 1 of 2 are idle: GPU 0: 60.0 GiB by erin, python3 (pid 4242)" in notes[0]
     assert "`up --wait` waits" in notes[0]
-    assert assume_idle(job(2, gpus=1), [busy, idle]) == ([busy, idle], ())
+    assert assume_idle(job(2, gpus=1), [busy, idle]) == (allot(job(2, gpus=1), [busy, idle]), ())
     with pytest.raises(NodesFailed, match="but the node has: 0: NVIDIA A100"):  # waiting does not help
         assume_idle(job(2, gpus=3), [busy, idle])
 

@@ -17,6 +17,7 @@ from launcher.job.models import Job
 from launcher.model.facts import Gpu, ImageFacts, Interface, Launch, NodeFacts, Probe, Reach, Route
 from launcher.model.plan import Plan, plain
 from launcher.planning import build
+from launcher.planning.allotment import allot
 from launcher.planning.offline import offline
 from launcher.planning.rendezvous import candidates, choose
 from launcher.records.paths import RunPaths
@@ -75,7 +76,8 @@ def situations(draw: st.DrawFn) -> tuple[Job, list[NodeFacts], list[Probe], Imag
 
 def make(job: Job, facts: list[NodeFacts], probes: list[Probe], image: ImageFacts) -> Plan:
     meeting = choose(facts, probes, job.port, [entry.address for entry in job.nodes])
-    return build.build(job, RUN, build.Prepared(facts, image, meeting), code="c0de", owner="ada@laptop", created=1)
+    prepared = build.Prepared(allot(job, facts), image, meeting)
+    return build.build(job, RUN, prepared, code="c0de", owner="ada@laptop", created=1)
 
 
 @given(situations())

@@ -1,4 +1,4 @@
-"""Current use of the nodes' GPUs and ports, and whether a job can get what it requests, before anything is created."""
+"""Current use of the nodes' GPUs and ports, and what a job gets of them, before anything is created."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.errors import InUse, LauncherError, NodesFailed
+from launcher.errors import InUse, NodesFailed
 from launcher.job.models import Job
 from launcher.model.facts import NodeFacts
 from launcher.model.progress import Log, Step
 from launcher.node.connect import Fleet
-from launcher.planning import ports
-from launcher.planning.build import choose_gpus, worker_counts
+from launcher.planning.allotment import Allotment, allot
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record
 from launcher.run.begin.claims import with_claims
@@ -42,50 +41,33 @@ def uses_gpus(job: Job) -> bool:
     return any(job.gpus_of(entry) != "none" for entry in job.machines)
 
 
-def wait_for_gpus(job: Job, fleet: Fleet, waiting: Waiting) -> list[NodeFacts]:
-    """Return the facts of the job's nodes when they have enough GPUs for it and its port is free; wait if allowed.
+def wait_for_gpus(job: Job, fleet: Fleet, waiting: Waiting) -> Allotment:
+    """Return what the job gets of its nodes when they have enough GPUs for it and its port is free; wait if allowed.
 
-    Raises NodesFailed with every node whose GPUs cannot be used, are too few or in use, or whose port is in use, and
-    PlanInvalid.
+    Raises the errors of `allot`.
     """
     while True:
         facts = job_facts(job, fleet)
         try:
-            chosen = _choose(job, facts)
+            allotment = allot(job, facts)
         except NodesFailed as error:
             waiting.after(error)
             continue
-        if not any(chosen) and any(job.gpus_of(entry) == "all" for entry in job.machines):
+        if not any(allotment.gpus) and any(job.gpus_of(entry) == "all" for entry in job.machines):
             waiting.log(
                 "warning: NO GPU: no node has a GPU, so this job runs on CPUs. To silence this warning, set gpus: none"
             )
-        return facts
+        return allotment
 
 
-def _choose(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
-    """Return the UUIDs of each node's GPUs, by rank. Raises NodesFailed, also if no rendezvous port is free."""
-    errors: list[LauncherError] = []
-    try:
-        ports.choose(job, facts)
-    except NodesFailed as error:
-        errors.append(error)
-    try:
-        chosen = choose_gpus(job, facts)
-    except NodesFailed as error:
-        raise NodesFailed([*errors, error], of=len(facts)) from error
-    if errors:
-        raise NodesFailed(errors, of=len(facts))
-    worker_counts(job, chosen)  # before anything is copied
-    return chosen
-
-
-def assume_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Sequence[NodeFacts], tuple[str, ...]]:
-    """For a plan that is only displayed: if GPUs or the port are in use, return the facts as if not, and a note.
+def assume_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Allotment, tuple[str, ...]]:
+    """For a plan that is only displayed: if GPUs or the port are in use, return what it gets when they are not, and a
+    note.
 
     Raises NodesFailed if waiting does not help.
     """
     try:
-        _choose(job, facts)
+        return allot(job, facts), ()
     except NodesFailed as error:
         rule = "`up` fails now, `up --wait` waits"
         if counts(job):
@@ -100,8 +82,7 @@ def assume_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Sequence[NodeFact
             )
             for node in facts
         ]
-        return idle, (f"{_in_use(error)}. {rule}",)
-    return facts, ()
+        return allot(job, idle), (f"{_in_use(error)}. {rule}",)
 
 
 def _in_use(error: NodesFailed) -> str:

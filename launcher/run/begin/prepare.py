@@ -22,8 +22,9 @@ from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
-from launcher.planning import gpus, ports
-from launcher.planning.build import Prepared, build, refuse_unfit
+from launcher.planning import gpus
+from launcher.planning.allotment import Allotment
+from launcher.planning.build import Prepared, build
 from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
@@ -39,7 +40,7 @@ Step: TypeAlias = Callable[[Job, Fleet, Sequence[NodeFacts], Log, OnProgress, Pa
 def prepare(
     job: Job,
     fleet: Fleet,
-    facts: Sequence[NodeFacts],
+    allotment: Allotment,
     log: Log,
     on_progress: OnProgress = no_progress,
     lock_file: Path | None = None,
@@ -51,27 +52,27 @@ def prepare(
     lock_file: pins the job's base image. here: the folder from which the job's relative paths count. Raises
     NodesFailed, ImageUnfit and other LauncherErrors; an error can leave behind only images and data.
     """
-    refuse_unfit(job, facts)
-    rendezvous = choose_rendezvous(job, fleet, facts)  # first: it takes tenths of a second, and an image minutes
-    image, ready = make_image(job, fleet, facts, log, on_progress, lock_file)
+    rendezvous = choose_rendezvous(job, fleet, allotment)  # first: it takes tenths of a second, and an image minutes
+    image, ready = make_image(job, fleet, allotment.facts, log, on_progress, lock_file)
     for feature in features.FEATURES.values():
         for key in feature.steps:
             if getattr(job, key):
                 step: Step = features.load(feature.steps[key])
                 ready = step(job, fleet, ready, log, on_progress, here)
-    return Prepared(ready, image, rendezvous)
+    return Prepared(replace(allotment, facts=ready), image, rendezvous)
 
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     """Return the plan of a run that starts once the GPUs are idle, without building, copying or pulling images."""
-    seen, busy = assume_idle(job, job_facts(job, fleet, gpus=True))
-    image, facts, notes = inspect_image(job, fleet, seen)
+    allotment, busy = assume_idle(job, job_facts(job, fleet, gpus=True))
+    image, facts, notes = inspect_image(job, fleet, allotment.facts)
     facts = [replace(node, data=assumed_data(job, node.home)) for node in facts]
     notes += tuple(
         f"data {data.name}: from {data.source}; the folders of its copies are assumed, as up names them by content"
         for data in job.data
     )
-    plan = make_plan(job, Prepared(facts, image, choose_rendezvous(job, fleet, facts)), code)
+    rendezvous = choose_rendezvous(job, fleet, allotment)
+    plan = make_plan(job, Prepared(replace(allotment, facts=facts), image, rendezvous), code)
     return replace(plan, warnings=(*busy, *notes, *plan.warnings))
 
 
@@ -84,9 +85,9 @@ def make_plan(job: Job, prepared: Prepared, code: str, run: RunId | None = None,
     return build(job, own, prepared, code=code, owner=caller(), created=now, watched=watched)
 
 
-def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
-    """Return the rendezvous address, after testing that all nodes can reach it, and a port that is free now."""
-    port = ports.choose(job, facts)
+def choose_rendezvous(job: Job, fleet: Fleet, allotment: Allotment) -> Rendezvous:
+    """Return the rendezvous address, after testing that all nodes can reach it, at the port of the allotment."""
+    facts, port = allotment.facts, allotment.port
     if job.traits.one_machine:
         return on_one_machine(len(job.machines), port)
     addresses = [entry.address for entry in job.machines]
