@@ -29,7 +29,7 @@ from launcher.records.wanted import is_ours
 from launcher.records.workdir import sent_files
 from launcher.records.written import outside
 from launcher.run.begin.prepare import make_plan, prepare
-from launcher.run.begin.start import start
+from launcher.run.begin.start import start_containers
 from launcher.run.end.stop import stop
 from launcher.run.execute import note_local_ports
 
@@ -101,7 +101,7 @@ def temporary_run(
         marked = {**node.container.labels, labels.PURPOSE: purpose}
         planned.append(replace(node, container=replace(node.container, labels=marked)))
     plan = replace(plan, nodes=tuple(planned))
-    start(plan, fleet, code.archive, secrets, lambda *_, **__: None)
+    start_containers(plan, fleet, code.archive, secrets, lambda *_, **__: None)
     try:
         yield plan
     finally:

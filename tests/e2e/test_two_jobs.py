@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import launcher
-from launcher.api.up import Planned, StartOptions, inputs_of, own_machines, start_run
+from launcher.api.inputs import inputs_of
+from launcher.api.up import StartOptions, start_run
 from launcher.job.models import PORTS
+from launcher.run.cluster import own_machines
 from launcher.run.state import RunState
 from tests.e2e.cli import Cli
 
@@ -56,7 +57,7 @@ def test_of_runs_that_start_together_each_gets_a_port(home_cli: Cli) -> None:
 def test_a_run_that_loses_its_port_before_it_starts_uses_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another run takes the port after this one was planned, as while its image is copied."""
+    """Another run takes the port after this one has chosen it, as while its image is copied."""
     for folder in ("home", "project"):
         (tmp_path / folder).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -68,13 +69,14 @@ def test_a_run_that_loses_its_port_before_it_starts_uses_another(
     others: list[launcher.Run] = []
     destination = own_machines(job)
 
-    def plan_and_lose(*args: object) -> Planned:
-        planned = destination.plan(*args)  # type: ignore[arg-type]
-        others.append(launcher.up(waits, log=lines.append))
-        return planned
+    def lose(line: str) -> None:
+        """The first line is said when the port has been chosen."""
+        lines.append(line)
+        if not others:
+            others.append(launcher.up(waits, log=lines.append))
 
-    options, inputs = StartOptions(log=lines.append), inputs_of(job, destination, lines.append)
-    with start_run(job, replace(destination, plan=plan_and_lose), inputs, None, options) as late:
+    options, inputs = StartOptions(log=lose), inputs_of(job, destination, lines.append)
+    with start_run(job, destination, inputs, None, options) as late:
         assert late.wait().state is RunState.DONE
         assert late.plan is not None
         port = late.plan.rendezvous.port

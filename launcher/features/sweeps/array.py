@@ -8,28 +8,23 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.api.inputs import Inputs, inputs_had, inputs_of
 from launcher.api.run import Run
 from launcher.api.until_started import until_started
-from launcher.api.up import (
-    Destination,
-    Inputs,
-    StartOptions,
-    inputs_had,
-    inputs_of,
-    run_to_resume,
-    start_on,
-)
+from launcher.api.up import StartOptions, run_to_resume, start_on
 from launcher.errors import LauncherError, StoppedByUser
 from launcher.features.sweeps.continued import added, continued, known_sweep, member
 from launcher.job.models import Job
 from launcher.job.overrides import variants
-from launcher.model.plan import Membership, RunId, new_run_id
+from launcher.model.plan import Membership, new_run_id
 from launcher.model.progress import Log
 from launcher.node.connect import Fleet
 from launcher.records.groups import named_group
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
+from launcher.run.begin.earlier import Earlier
 from launcher.run.begin.start import undo
+from launcher.run.cluster import Destination
 from launcher.run.state import RunState
 
 
@@ -49,12 +44,12 @@ def up_array(job: Job, destination: Destination, *, resume: str | None, log: Log
     group = None if resume is None else named_group(resume)
     if group is None:
         earlier = run_to_resume(resume)
-        return _submit([(*each, earlier, None) for each in members(job)], destination, log, ssh_config, fresh=False)
+        return _submit([(*each, earlier, None) for each in members(job)], destination, log, ssh_config)
     left, followed = _left(job, group, log, ssh_config)
-    return [*followed, *(_submit(left, destination, log, ssh_config, fresh=True) if left else [])]
+    return [*followed, *(_submit(left, destination, log, ssh_config) if left else [])]
 
 
-_Chosen = tuple[Job, Membership, RunId | None, Record | None]  # the run from whose checkpoint it starts; whose code
+_Chosen = tuple[Job, Membership, Earlier | None, Record | None]  # the run from whose checkpoint it starts; whose code
 
 
 def _left(job: Job, group: str, log: Log, ssh_config: Path | None) -> tuple[list[_Chosen], list[Run]]:
@@ -70,18 +65,16 @@ def _left(job: Job, group: str, log: Log, ssh_config: Path | None) -> tuple[list
         if run.outcome is None and run.status().state != RunState.REMOVED:
             followed.append(run)
         elif run.outcome is None or run.outcome.state is not RunState.DONE:
-            had = record if job.codes or own.added else None
-            left.append((each, own, run.id if record.started else record.resumes, had))
+            had, earlier = record if job.codes or own.added else None, run.id if record.started else record.resumes
+            left.append((each, own, None if earlier is None else Earlier(earlier, required=False), had))
             run.close()
     return left, followed
 
 
-def _submit(
-    chosen: Sequence[_Chosen], destination: Destination, log: Log, ssh_config: Path | None, *, fresh: bool
-) -> list[Run]:
-    """fresh: one whose earlier run has no checkpoint starts without."""
+def _submit(chosen: Sequence[_Chosen], cluster: Destination, log: Log, ssh_config: Path | None) -> list[Run]:
     started = threading.Event()
     ids = [new_run_id(each.name) for each, *_ in chosen]
+    destination = replace(cluster, together=ids if len(ids) > 1 else ())
     said = set[str]()
 
     def once(text: str) -> None:
@@ -90,7 +83,7 @@ def _submit(
             said.add(text)
             log(text)
 
-    options = StartOptions(None, fresh, log=once, ssh_config=ssh_config)
+    options = StartOptions(log=once, ssh_config=ssh_config)
     with until_started(started), ExitStack() as on_error:
         inputs = dict[tuple[str, str | None], Inputs]()  # by code: variants differ else only in `args`
         for each, _, _, had in chosen:
@@ -101,7 +94,7 @@ def _submit(
         try:
             for (each, group, earlier, had), run in zip(chosen, ids, strict=True):
                 sent = inputs[_code(each)] if had is None else inputs_had(each, had, once)
-                own = replace(options, resume=earlier, run=run, together=ids if len(ids) > 1 else ())
+                own = replace(options, resume=earlier, run=run)
                 runs.append(start_on(fleet, each, destination, sent, group, own))
         except BaseException as error:
             _undo(runs, fleet, error)

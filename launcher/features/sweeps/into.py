@@ -12,21 +12,14 @@ from pathlib import Path
 
 from launcher import Run
 from launcher.api.history import states_by_nodes
+from launcher.api.inputs import Inputs, inputs_of
 from launcher.api.until_started import until_started
-from launcher.api.up import (
-    Destination,
-    Inputs,
-    StartOptions,
-    inputs_of,
-    on_cluster,
-    own_machines,
-    run_to_resume,
-    start_run,
-)
+from launcher.api.up import StartOptions, run_to_resume, start_run
 from launcher.cli.long_work import LongWork
 from launcher.cli.up import Asked, attend
 from launcher.errors import InUse, LauncherError, NodeError, NodesFailed, UsageError
 from launcher.features.sweeps.alone import alone, in_turn
+from launcher.features.sweeps.attempt import attempt
 from launcher.features.sweeps.continued import with_budget
 from launcher.features.sweeps.pool import one_at_a_time
 from launcher.job.models import Job
@@ -40,6 +33,7 @@ from launcher.records.revisions import resolved
 from launcher.records.store import Record, job_of
 from launcher.records.sweeps import is_run_here, lock_of
 from launcher.run.begin.gpus import PAUSE
+from launcher.run.cluster import Destination, on_cluster, own_machines
 from launcher.run.state import RunState
 
 ARGS = "run.args."
@@ -64,7 +58,6 @@ def up_into(job: Job, asked: Asked, text: str) -> int:
             log=work.log,
             progress=work.progress,
             ssh_config=chosen_config(asked.ssh_config),
-            tries_again=True,
         )
         with until_started(options.started):
             if asked.on is None:
@@ -145,7 +138,7 @@ def _start_on_free(job: Job, member: Membership, inputs: Inputs, options: StartO
         chosen = free[:each]
         single = on_nodes(job, chosen, port)
         try:
-            return start_run(single, own_machines(single), inputs, member, options)
+            return attempt(single, inputs, member, options)
         except NodesFailed as error:
             if not all(isinstance(one, NodeError) for one in error.errors):
                 raise

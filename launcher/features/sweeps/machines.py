@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from launcher.api.machines import machines
 from launcher.api.up import StartOptions
@@ -39,8 +40,9 @@ class ExaminedPool:
     failed: Mapping[str, LauncherError]
 
 
-def examine(job: Job, options: StartOptions) -> ExaminedPool:
-    """Connect to all machines of the pool in parallel, and ship the image to the reachable ones.
+def examine(job: Job, options: StartOptions, here: Path) -> ExaminedPool:
+    """Connect to all machines of the pool in parallel, and ship the image to the reachable ones. here: the folder from
+    which the job's relative paths count.
 
     Raises NodesFailed if no machine is reachable.
     """
@@ -53,7 +55,7 @@ def examine(job: Job, options: StartOptions) -> ExaminedPool:
         if not facts:
             raise NodesFailed(list(failed.values()), of=len(job.nodes))
         answered = [entry for entry in job.nodes if entry.name in facts]
-        lock = options.here / lock_path(job.file) if job.file else None
+        lock = here / lock_path(job.file) if job.file else None
         part = fleet.only([entry.name for entry in answered])
         make_image(on_nodes(job, answered), part, list(facts.values()), options.log, options.progress, lock)
     some = any(node.gpus for node in facts.values())
@@ -70,9 +72,11 @@ def examine(job: Job, options: StartOptions) -> ExaminedPool:
 class Machines:
     """Chooses the machines of the pool on which a variant is started."""
 
-    def __init__(self, job: Job, options: StartOptions, changed: Callable[[str], None]) -> None:
-        """changed: called with a machine that responds again. Raises NodesFailed if no machine responds now."""
-        examined = examine(job, options)
+    def __init__(self, job: Job, options: StartOptions, here: Path, changed: Callable[[str], None]) -> None:
+        """here: as for `examine`. changed: called with a machine that responds again. Raises NodesFailed if no machine
+        responds now.
+        """
+        examined = examine(job, options, here)
         self._each = job.each or len(job.nodes)
         most = PORTS if len(job.ports) == 1 else max(len(job.ports), sum(examined.room.values()) // self._each)
         self._pool = Pool(examined.room, self._each, job.port, examined.used, most)

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
+from launcher.api.inputs import Inputs, inputs_had, inputs_of
 from launcher.api.run import Run, find
-from launcher.api.up import Inputs, StartOptions, inputs_had, inputs_of, own_machines, start_run
+from launcher.api.up import StartOptions
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
+from launcher.features.sweeps.attempt import attempt
 from launcher.features.sweeps.continued import added, continued, known_sweep, member
 from launcher.features.sweeps.machines import Machines
 from launcher.features.sweeps.pool import Placement
@@ -33,6 +36,8 @@ from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS
 from launcher.records.store import Record
 from launcher.records.sweeps import command_of
+from launcher.run.begin.earlier import Earlier
+from launcher.run.cluster import own_machines
 from launcher.run.result import Outcome
 from launcher.run.state import RunState
 from launcher.run.watch import messages
@@ -142,6 +147,7 @@ class Sweep:
         self.log = log
         self._said: set[str] = set()
         self._options = StartOptions(log=self._log, progress=progress, ssh_config=chosen_config(ssh_config))
+        self._here = Path.cwd()  # a program may change to another folder meanwhile
         self._lost_after = float(job.lost_after or LOST_AFTER)
         self._entries = {entry.name: entry for entry in job.nodes}
         self._given_up: list[RunId] = []
@@ -153,7 +159,7 @@ class Sweep:
         self._work = [_Work(each, of, Variant(of.variant, values=of.values or ())) for each, of in every]
         self._most = most or len(self._work)
         self._inputs = None if job.codes else inputs_of(job, own_machines(job), self._log)
-        self._machines = Machines(job, self._options, self._back)
+        self._machines = Machines(job, self._options, self._here, self._back)
         for work in self._work:
             if job.codes or work.own.added:
                 work.had = earlier.get(work.own.variant)
@@ -228,8 +234,7 @@ class Sweep:
         self._show(work, state=SweepState.STOPPED, exit_code=RunState.STOPPED.exit_code)
 
     def _find(self, run: RunId | None) -> Run:
-        runs = self._options.here / RUNS
-        return find(run, runs=runs, ssh_config=self._options.ssh_config, log=self._log)
+        return find(run, runs=self._here / RUNS, ssh_config=self._options.ssh_config, log=self._log)
 
     def _log(self, text: str) -> None:
         """Log each line once: the messages about a start are the same for each variant."""
@@ -285,17 +290,16 @@ class Sweep:
 
     def _start(self, work: _Work, placement: Placement) -> Run:
         job = on_nodes(work.job, [self._entries[name] for name in placement.nodes], placement.port)
-        options = replace(
-            self._options, resume=work.earlier, fresh_without=True, tries_again=True, started=threading.Event()
-        )
+        earlier = None if work.earlier is None else Earlier(work.earlier, required=False)
+        options = replace(self._options, resume=earlier, started=threading.Event())
         with self._machines.turn(placement):
-            return start_run(job, own_machines(job), self._inputs_of(work, job), work.own, options)
+            return attempt(job, self._inputs_of(work, job), work.own, options)
 
     def _inputs_of(self, work: _Work, job: Job) -> Inputs:
         """A variant that ran before has the code that it had: a revision may mean another commit, a folder change."""
         if work.had is not None:
-            return inputs_had(job, work.had, self._log, self._options.here)
-        return self._inputs or inputs_of(job, own_machines(job), self._log, self._options.here)
+            return inputs_had(job, work.had, self._log, self._here)
+        return self._inputs or inputs_of(job, own_machines(job), self._log, self._here)
 
     def _attend(self, work: _Work, placement: Placement, begin: Callable[[], Run]) -> None:
         """Run a variant from its start to its end, in its own thread."""

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 
 from launcher import Run
 from launcher.api.until_started import until_started
-from launcher.api.up import Destination, on_cluster
 from launcher.cli import terminal
 from launcher.cli.console import Screen
 from launcher.cli.follow import follow, stop_now
@@ -24,6 +23,7 @@ from launcher.job.overrides import variants
 from launcher.model.sizes import counted
 from launcher.records.groups import named_group
 from launcher.records.sweeps import command_of
+from launcher.run.cluster import Destination, on_cluster
 
 
 def up_sweep(job: Job, asked: Asked, most: int | None) -> int:

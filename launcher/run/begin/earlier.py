@@ -32,6 +32,15 @@ from launcher.records.workdir import contents, sent_files
 from launcher.run.begin.inherit import Heir, Share, shares, undecided, without_inherited
 from launcher.run.saved import Holder, Listing, listing, moment, outputs, when, working_directories
 
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier run, from whose files a new one resumes. required: without any, the new one is not started."""
+
+    run: RunId
+    required: bool = True
+
+
 OUTPUT = "output"  # the areas in which files are inherited: the output folder without WORKDIR, and this
 
 

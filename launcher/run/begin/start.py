@@ -25,7 +25,7 @@ from launcher.run.begin.claims import claim_all
 MEETING_KEY = "LAUNCHER_MEETING_KEY"  # elastic/container_scripts/elastic.py removes it from the program's environment
 
 
-def start(
+def start_containers(
     plan: Plan,
     fleet: Fleet,
     code: bytes,
