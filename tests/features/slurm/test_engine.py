@@ -36,7 +36,7 @@ from launcher.run.end.evidence import gather
 from launcher.run.end.outcome import conclude
 from launcher.run.execute import execute
 from launcher.run.locate import Attached
-from launcher.run.result import Failure
+from launcher.run.result import Failure, Outcome
 from launcher.run.state import RunState, state_of
 from tests.exported import CPU, DIGEST, GPU
 from tests.features.slurm.test_script import HPC, import_step, sbatch
@@ -260,17 +260,36 @@ def test_no_evidence_is_neither_a_success_nor_a_failure(
     assert state_of(states, 2) is RunState.LOST
 
 
-def test_an_outcome_without_evidence_names_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = ended(tmp_path, "", codes=(0, None)).states()
+@pytest.fixture
+def over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attached:
+    """A run on Slurm that is over, with two nodes."""
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     here = HPC.model_copy(update={"workdir": str(tmp_path)})
     engine = SlurmEngine("slurm:hpc", here, LocalMachine("slurm:hpc", "me"))
+    output = str(tmp_path / ".launcher" / RUN)
     nodes = tuple(
-        NodeOfRun(f"node-{n}", "slurm:hpc", n, f"launcher-{RUN}-{n}", str(tmp_path), range(n, n + 1)) for n in (0, 1)
+        NodeOfRun(f"node-{n}", "slurm:hpc", n, f"launcher-{RUN}-{n}", output, range(n, n + 1)) for n in (0, 1)
     )
     record = Record.rebuild(RUN, "process", nodes, tmp_path / "runs")
-    attached = Attached(record, nodes, {node.name: engine for node in nodes}, Fleet([engine], {}, None))
-    outcome = conclude(attached, {node.name: state for node, state in zip(nodes, states, strict=True)}, {}, None)
+    return Attached(record, nodes, {node.name: engine for node in nodes}, Fleet([engine], {}, None))
+
+
+def outcome_of(over: Attached, run: RunInQueue) -> Outcome:
+    states = {node.name: state for node, state in zip(over.nodes, run.states(), strict=True)}
+    return conclude(over, states, {}, None, pytest.fail)
+
+
+def test_the_fix_for_slurms_reason_has_the_runs_own_command(tmp_path: Path, over: Attached) -> None:
+    outcome = outcome_of(over, ended(tmp_path, listed(tmp_path / ".launcher", "TIMEOUT")))
+    assert outcome.failure is not None
+    assert outcome.failure.what == "was ended by Slurm: job 12: TIMEOUT, at its time limit"
+    assert outcome.failure.cure.endswith(f"; resume from its last checkpoint: {over.record.resume_command}")
+    assert over.record.resume_command.endswith(f" --on hpc --resume {RUN}")
+    assert (outcome.exit_code, outcome.resume) == (1, None)  # it is not said twice
+
+
+def test_an_outcome_without_evidence_names_the_node(tmp_path: Path, over: Attached) -> None:
+    outcome = outcome_of(over, ended(tmp_path, "", codes=(0, None)))
     assert (outcome.state, outcome.exit_code) == (RunState.LOST, 3)
     console = Console(width=200)
     with console.capture() as printed:
