@@ -39,6 +39,14 @@ class ClusterEngine:
 
 
 @dataclass(frozen=True)
+class ClusterCauses:
+    """What a kind of cluster says of the end of a run: a sequence of type launcher.run.end.explain.Explanation."""
+
+    module: str
+    attribute: str
+
+
+@dataclass(frozen=True)
 class Export:
     """A target of `launcher export`: a value of type launcher.export.target.Target."""
 
@@ -76,7 +84,9 @@ class JobCheck:
     attribute: str
 
 
-def load(entry: FeatureCluster | ClusterEngine | FeatureCommand | Export | JobCheck | Option | FeatureStep) -> Any:
+def load(
+    entry: FeatureCluster | ClusterEngine | ClusterCauses | FeatureCommand | Export | JobCheck | Option | FeatureStep,
+) -> Any:
     """Import what an entry names."""
     return getattr(importlib.import_module(entry.module), entry.attribute)
 
@@ -85,6 +95,7 @@ def load(entry: FeatureCluster | ClusterEngine | FeatureCommand | Export | JobCh
 class Feature:
     """What a feature adds to the core, by name."""
 
+    causes: Mapping[str, ClusterCauses] = field(default_factory=dict)  # by `kind` in the settings file
     clusters: Mapping[str, FeatureCluster] = field(default_factory=dict)  # by `kind` in the settings file
     commands: Mapping[str, FeatureCommand] = field(default_factory=dict)
     engines: Mapping[str, ClusterEngine] = field(default_factory=dict)  # by `kind` in the settings file
@@ -130,6 +141,7 @@ FEATURES: Mapping[str, Feature] = {
         }
     ),
     "slurm": Feature(  # before kubernetes: so are the targets of `export` listed
+        causes={"slurm": ClusterCauses("launcher.features.slurm.causes", "CAUSES")},
         clusters={"slurm": FeatureCluster("launcher.features.slurm.cluster", "SLURM")},
         engines={"slurm": ClusterEngine("launcher.features.slurm.engine", "reach")},
         exports={"slurm": Export("launcher.features.slurm.targets", "SLURM", "an sbatch script")},

@@ -143,3 +143,4 @@ class ContainerState:
     started: float = 0.0
     finished: float = 0.0
     error: str = ""  # the engine's message if the start failed
+    suspect: bool = False  # `error` may be a consequence of how another node ended

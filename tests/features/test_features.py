@@ -37,8 +37,10 @@ def test_every_option_of_a_feature_is_one_of_its_command() -> None:
 def test_every_kind_of_cluster_has_an_engine() -> None:
     for feature in FEATURES.values():
         assert feature.clusters.keys() == feature.engines.keys()
+        assert feature.causes.keys() <= feature.clusters.keys()
         assert all(isinstance(load(cluster), Kind) for cluster in feature.clusters.values())
         assert all(callable(load(engine)) for engine in feature.engines.values())
+        assert all(callable(cause) for causes in feature.causes.values() for cause in load(causes))
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from launcher.records.left_out import LeftOut
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import RECORDINGS
-from launcher.run.end import outcome as end
+from launcher.run.end import explain
+from launcher.run.end.outcome import conclude
 from launcher.run.locate import Attached
 from launcher.run.result import Failure, Outcome
 
@@ -63,7 +64,7 @@ class Over:
         fleet = Fleet([*self.engines.values()], {}, None)
         attached = Attached(self.record, self.nodes, self.engines, fleet)
         stopped_by, lost = known.get("stopped_by"), {failure.node: failure for failure in missing}
-        return end.conclude(attached, states, lost, stopped_by, self.warned.append)
+        return conclude(attached, states, lost, stopped_by, self.warned.append)
 
     def rank_log(self, rank: int) -> str:
         return NodePaths(str(self.record.paths.root), "").rank_log(rank)
@@ -104,7 +105,7 @@ def test_an_error_has_its_file_that_was_left_out_and_the_checkpoint_to_go_on_fro
 
 def test_the_disk_is_the_reason_of_a_program_that_left_no_word(over: Over, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said(over.ended(("step 3\n", 3), ("step 3\n", 0))) == ("failed", 1, "local-0", 3, "exited with code 3")
-    monkeypatch.setattr(end, "FULL", 1 << 62)
+    monkeypatch.setattr(explain, "FULL", 1 << 62)
     outcome = over.ended(("step 3\n", 3), ("step 3\n", 0))
     assert said(outcome) == ("failed", 1, "local-0", 3, "exited with code 3; the output folder's disk is full")
     assert outcome.failure is not None

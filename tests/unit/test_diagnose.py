@@ -10,10 +10,11 @@ import pytest
 from launcher.container_scripts.words import TRACEBACK, last_traceback
 from launcher.model.container import ContainerState, Phase
 from launcher.records.store import NodeOfRun
-from launcher.run.end.diagnose import first_failure, is_victim, last_stack
+from launcher.run.end.diagnose import is_victim, last_stack
 from launcher.run.end.evidence import Evidence, gather
 from launcher.run.state import RunState, at_budget, state_of
 from launcher.run.watch.attempts import AtBreakpoint, Attempt, Ended
+from tests.failures import first_failure
 
 OWN = """step 1
 Traceback (most recent call last):

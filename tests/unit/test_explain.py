@@ -13,9 +13,9 @@ from pathlib import Path
 from launcher.container_scripts.words import TRACEBACK
 from launcher.faults.table import IMAGE
 from launcher.records.store import NodeOfRun
-from launcher.run.end.diagnose import first_failure
 from launcher.run.end.evidence import Evidence, WorkerError
 from launcher.run.watch.attempts import AtBreakpoint, Attempt, Ended
+from tests.failures import first_failure
 from tests.unit.test_diagnose import LINGERS, OWN, REPORT, STACK, TOLD, VICTIM, WAITED, evidence, state
 from tests.unit.test_faults import ENDS, NCCL, RAISED, read
 

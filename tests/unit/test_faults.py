@@ -14,8 +14,9 @@ from launcher.faults.cause import Cause
 from launcher.faults.lookup import of_output, said
 from launcher.faults.table import ENGINE, IMAGE, RULES, SIGNAL, SMI, UNLIMITED
 from launcher.records.store import NodeOfRun
-from launcher.run.end.diagnose import first_failure, is_victim
+from launcher.run.end.diagnose import is_victim
 from launcher.run.end.evidence import Evidence, collective_failed
+from tests.failures import first_failure
 from tests.gpu_rows import FAULTS, RECORDED, TOOLKIT, output
 from tests.unit.test_diagnose import OWN, evidence, state
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.faults.lookup import of_output
-from launcher.run.end.diagnose import first_failure
+from tests.failures import first_failure
 from tests.gpu_rows import HEAD, RECORDED, output
 from tests.unit.test_diagnose import evidence
 

@@ -16,8 +16,8 @@ from launcher.records.store import Record
 from launcher.records.wanted import Want, want
 from launcher.run import membership
 from launcher.run.end import gradients
-from launcher.run.end.diagnose import first_failure
 from launcher.run.end.evidence import gather
+from tests.failures import first_failure
 from tests.nccl_rows import ROWS
 from tests.unit.test_diagnose import state
 from tests.unit.test_plan import CASES, job, planned

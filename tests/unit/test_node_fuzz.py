@@ -35,10 +35,10 @@ from launcher.records.paths import RunPaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import want
 from launcher.run import status
-from launcher.run.end.diagnose import first_failure
 from launcher.run.end.evidence import gather
 from launcher.run.end.outcome import last_epoch
 from launcher.run.watch import attempts
+from tests.failures import first_failure
 
 ROOT = Path("/somewhere/runs/r")
 MEMORY = 16 << 20  # bytes, for the largest of the examples

@@ -29,9 +29,9 @@ from launcher.node.machine import CommandStream, LocalMachine
 from launcher.records.collect import OutputFolder, collect
 from launcher.records.store import NodeOfRun
 from launcher.records.wanted import want
-from launcher.run.end.diagnose import first_failure
 from launcher.run.end.evidence import gather
 from launcher.run.end.outcome import last_epoch
+from tests.failures import first_failure
 
 quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12))

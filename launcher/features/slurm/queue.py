@@ -184,6 +184,10 @@ class _Task:
     machine: str
     code: int
 
+    @property
+    def end(self) -> str:
+        return f"its task on {self.machine} exited with code {self.code} before its program started"
+
 
 @dataclass(frozen=True)
 class RunInQueue:
@@ -270,6 +274,7 @@ class RunInQueue:
         count = len(self.run_labels.ranks)
         own = {labels.NODE: f"node-{rank}", labels.NODE_RANK: str(rank), labels.RANKS: f"{rank * count}+{count}"}
         name = f"{self.spec['name'].rpartition('-')[0]}-{rank}"
+        error = self._error(rank, code, task, failed=failed)
         return ContainerState(
             id=name,
             name=name,
@@ -280,7 +285,8 @@ class RunInQueue:
             oom_killed=phase.ended and self.job is not None and self.job.state == "OUT_OF_MEMORY",
             started=last.started,
             finished=last.finished or (self.end.time if self.end else 0.0),
-            error=self._error(rank, code, task, failed=failed),
+            error=error,
+            suspect=task is not None and error == task.end,  # srun ends all tasks as soon as one fails
         )
 
     def _error(self, rank: int, code: int | None, task: _Task | None, *, failed: bool) -> str:
@@ -292,7 +298,7 @@ class RunInQueue:
             if code == _NOT_WRITTEN and not self.attempts:
                 return f"its batch script could not write to {self.run_labels.output}{self._on_its_host()}"
         if task is not None:
-            return f"its task on {task.machine} exited with code {task.code} before its program started"
+            return task.end
         if self.job is None:
             return ""
         ran = failed or self._attempt(rank).started > 0  # a program, which tells more itself

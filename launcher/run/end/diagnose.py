@@ -1,31 +1,28 @@
-"""Find the rank that failed first and why: its own output, and a known cause with a fix. Victims are not blamed."""
+"""Who of a run's nodes is to blame for its end, and what that node has said. Pure functions of what they left.
+
+Victims, which only lost a peer or were stopped, are not blamed.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
+from enum import IntEnum, auto
 
 from launcher.container_scripts.words import (
     LINES,
-    LONGEST_ERROR,
     bounded,
-    error_line,
     in_collective,
     last_output,
     last_traceback,
     lost_peer,
     reason,
 )
-from launcher.faults.lookup import of_output, said
-from launcher.faults.table import ENGINE, SIGNAL
 from launcher.hangs.report import OTHERS_WAIT
 from launcher.run.end.evidence import Evidence
 from launcher.run.result import Failure
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # In torchrun's report, for each rank that failed: its exit code, negative if a signal killed it
 _LINGERS = re.compile(
@@ -51,58 +48,67 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen ")
 _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
 _STARTED = re.compile(r'multiprocessing/process\.py", line \d+ in _bootstrap')  # a process of Python's multiprocessing
 
-COMMAND = "launcher up JOB --resume RUN"  # run.end.resumable knows which
-_RESUME = f"resume from its last checkpoint: {COMMAND}"
-_AGAIN = f"{_RESUME}; with `restarts` set, Slurm restarts such a job automatically"
-_BY_SLURM = {  # Slurm's job state, and the fix
-    "TIMEOUT": f"raise `time` of the cluster, or `timeout` of the job; {_RESUME}",
-    "DEADLINE": _RESUME,
-    "CANCELLED": _RESUME,
-    "OUT_OF_MEMORY": "make the program use less memory, or raise resources.memory",
-    "NODE_FAIL": _AGAIN,
-    "BOOT_FAIL": _AGAIN,
-    "PREEMPTED": _AGAIN,
-}
-# A task of Slurm that ended before the node's program started, or the batch script
-_UNSTARTED = re.compile(
-    r"(?:its task|its batch script could not write to .*?|job \S+: \w+ \(JobLaunchFailure\))"
-    r"(?: on (\S+))?(?: exited .*)?"
-)
-_SEES = "check whether {} sees the cluster's workdir and can write there: launcher doctor JOB --on CLUSTER"
+
+class Blamed(IntEnum):
+    """As what a node is blamed for the end of its run: of several nodes, the one that is the first of these."""
+
+    SUSPENDED = auto()  # a rank that was suspended while the others waited for it
+    REPORTED = auto()  # its engine, its cluster or entry.sh says why it was ended or not started
+    SAID = auto()  # its program says an error of its own
+    SILENT = auto()  # its program failed without a word
+    SUSPECT = auto()  # it did not start its program; what its cluster says of that may have had another reason
+    UNSTARTED = auto()  # it did not start its program, without a word
+    # victims: they ended because of another one
+    LOST_PEER = auto()  # its program says that it lost its peer
+    STOPPED = auto()  # it was stopped or killed, or went on until its generation had ended
+    LEFT = auto()  # all its ranks had exited, and it waited for the others
 
 
-def first_failure(evidence: Sequence[Evidence], known: Mapping[str, str] = _NOTHING) -> Failure | None:
-    """Return the failure that caused the others, or None if every container exited with code 0.
-
-    known: of the run, for faults.lookup.of_output: port, place, output.
-
-    Suspended ranks, out-of-memory kills reported by the engine and time limits come first; then ranks that failed on
-    their own, then nodes that did not start, before ranks that only lost a peer; then by time, then by rank. If all
-    ranks only lost a peer, the cause is a rank that exited early, else a node that was killed first.
-    """
-    failed = [e for e in evidence if e.state.exit_code not in (0, None) or e.state.error]
-    if not failed:
-        return None
-    first = min(failed, key=lambda e: (_order(e)[0], -(e.ended.number if e.ended else 0), _order(e)))
-    if _hung(first) and not first.last.halted:
-        return _hang(first, evidence)
-    if is_victim(first):
-        killed = _killed_first(failed)
-        if killed is not None and killed is min(evidence, key=lambda each: each.ended_at):
-            return _describe(killed, known)  # the others, whatever their exit codes, ended after it
-        return _left_early(first, evidence) or _describe(killed or first, known)
-    return _describe(first, known)
+def blamed_as(evidence: Evidence) -> Blamed:
+    """Return as what a node is blamed that has failed, or of which it is not known."""
+    output, state, error = own_output(evidence), evidence.state, evidence.error
+    if evidence.last.halted:
+        return Blamed.SUSPENDED
+    if did_not_start(evidence):
+        return Blamed.SUSPECT if state.error else Blamed.UNSTARTED
+    if state.oom_killed or state.error or timed_out(evidence) or hung(evidence):
+        return Blamed.REPORTED
+    if evidence.last.left:  # what torchrun printed when it was stopped is not the reason
+        return Blamed.LEFT
+    if evidence.ended and evidence.node.name not in evidence.ended.nodes:
+        return Blamed.STOPPED
+    if lost_peer(output):
+        return Blamed.LOST_PEER
+    if error or reason(output):
+        return Blamed.SAID
+    return Blamed.STOPPED if state.exit_code in (SIGTERM_CODE, SIGKILL_CODE) else Blamed.SILENT
 
 
-def _killed_first(failed: Sequence[Evidence]) -> Evidence | None:
+def is_victim(evidence: Evidence) -> bool:
+    """Return whether a node ended because of another one: it was stopped or lost its peer."""
+    return blamed_as(evidence) >= Blamed.LOST_PEER
+
+
+def to_blame(failed: Sequence[Evidence]) -> Evidence | None:
+    """Return the node to blame among those that failed: of equals, one of the last generation that ended first."""
+
+    def order(each: Evidence) -> tuple[Blamed, int, float, int]:
+        return blamed_as(each), -(each.ended.number if each.ended else 0), each.failed_at, each.node.rank
+
+    return min(failed, key=order, default=None)
+
+
+def killed_first(failed: Sequence[Evidence]) -> Evidence | None:
     """Return the node that ended first, if SIGKILL ended it and it did not say why: the others lost it as a peer."""
-    earliest = min(failed, key=lambda each: each.ended_at)
-    said = earliest.error is not None or lost_peer(_own_output(earliest)) or earliest.last.left
+    earliest = min(failed, key=lambda each: each.ended_at, default=None)
+    if earliest is None or earliest.state.exit_code != SIGKILL_CODE:
+        return None
+    said = earliest.error is not None or lost_peer(own_output(earliest)) or earliest.last.left
     in_last = earliest.ended is None or earliest.node.name in earliest.ended.nodes
-    return earliest if earliest.state.exit_code == SIGKILL_CODE and not said and in_last else None
+    return earliest if not said and in_last else None
 
 
-def _left_early(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
+def left_early(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
     """Return the ranks that exited with code 0 while others waited for them, or None."""
     for each in evidence:
         ranks = [*each.node.ranks]
@@ -113,122 +119,56 @@ def _left_early(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | Non
         if ranks:
             who = "" if len(ranks) == 1 else f"ended: its ranks {', '.join(map(str, ranks))} "
             what = f"{who}exited with code 0 while others still waited for them"
-            output = _own_output(victim)
+            output = own_output(victim)
             fix = "all ranks must call the same collectives, equally often" if in_collective(output) else ""
             return Failure(each.node.name, None if who else ranks[0], 0, what, fix, output)
     return None
 
 
-def is_victim(evidence: Evidence) -> bool:
-    """Return whether a node ended because of another one: it was stopped or lost its peer."""
-    return _order(evidence)[0] >= _VICTIM_ORDER
-
-
-_SUSPECT_ORDER, _VICTIM_ORDER = 3, 5
-
-
-def _order(evidence: Evidence) -> tuple[int, float, int]:
-    output, state, error = _own_output(evidence), evidence.state, evidence.error
-    if evidence.last.halted:
-        kind = -1
-    elif _did_not_start(evidence):
-        kind = _SUSPECT_ORDER if state.error else _SUSPECT_ORDER + 1
-    elif state.oom_killed or state.error or _timed_out(evidence) or _hung(evidence):
-        kind = 0
-    elif evidence.last.left:  # what torchrun printed when it was stopped is not the reason
-        kind = _VICTIM_ORDER + 2
-    elif evidence.ended and evidence.node.name not in evidence.ended.nodes:
-        kind = _VICTIM_ORDER + 1
-    elif lost_peer(output):
-        kind = _VICTIM_ORDER
-    elif error or reason(output):
-        kind = 1
-    elif state.exit_code in (SIGTERM_CODE, SIGKILL_CODE) and error is None:
-        kind = _VICTIM_ORDER + 1
-    else:
-        kind = 2
-    return kind, evidence.failed_at, evidence.node.rank
-
-
-def _did_not_start(evidence: Evidence) -> bool:
+def did_not_start(evidence: Evidence) -> bool:
     """Whether its program did not start, and nothing is known to have kept it from that: it may be the reason."""
     state = evidence.state
     never = state.exit_code is not None and not state.started and not evidence.attempts
-    return never and (not state.error or state.error.startswith("its task"))
+    return never and (not state.error or state.suspect)
 
 
-def _timed_out(evidence: Evidence) -> bool:
+def timed_out(evidence: Evidence) -> bool:
     """Whether entry.sh ended it at the job's time limit: a program may exit with the same code."""
     return evidence.state.exit_code == TIMEOUT_CODE and "launcher: time limit of" in evidence.log
 
 
-def _hung(evidence: Evidence) -> bool:
+def hung(evidence: Evidence) -> bool:
     """Whether entry.sh ended it because of hang_timeout; its message may be far above the stacks of many ranks."""
     if evidence.state.exit_code != HANG_CODE:
         return False
     return "launcher: no output and no step" in evidence.log or any(map(last_stack, evidence.rank_logs.values()))
 
 
-def _describe(evidence: Evidence, known: Mapping[str, str]) -> Failure:
-    state, output, rank = evidence.state, _own_output(evidence), _failing_rank(evidence)
-    what, fix = _ending(evidence), ""
-    if halted := evidence.last.halted:
-        output = last_stack(evidence.rank_logs.get(min(halted), ""))
-        what = "was suspended (SIGSTOP, or a debugger) while the others waited for it"
-        fix = "find out what stopped it; `kill -CONT` resumes such a process"
-    elif by_slurm := re.match(r"was ended by Slurm: job \S+ (\w+)", state.error):
-        what, fix = state.error, _BY_SLURM.get(by_slurm[1], "")
-        rank, output = None, ""  # what the program printed when it was stopped is not the reason
-    elif state.oom_killed:
-        what, fix = "was killed: out of memory", "make the program use less memory, or raise resources.memory"
-    elif _timed_out(evidence):
-        what = "reached the job's time limit (`timeout`)"
-    elif state.error:
-        what = f"could not be started: {state.error}"
-        fix = cause.fix if (cause := said(ENGINE, state.error)) else ""
-        if unstarted := _UNSTARTED.fullmatch(state.error):
-            fix = _sees(unstarted[1])
-    elif _did_not_start(evidence) and state.exit_code in (SIGTERM_CODE, SIGKILL_CODE):
-        what, fix = "did not start its program", _sees(None)
-    else:
-        log = evidence.rank_logs.get(rank, evidence.log) if rank is not None else evidence.log
-        about = {**known, "node": evidence.node.name, "code": str(_code(evidence))}
-        if (cause := of_output(output, f"{log}\n{evidence.nccl}", about)) or (cause := said(SIGNAL, what)):
-            what, fix = f"{what}: {cause.what}", cause.fix
-        elif named := error_line(output)[:LONGEST_ERROR]:
-            what = f"{what}: {named}"
+def failure_of(evidence: Evidence, what: str, fix: str = "", words: str | None = None) -> Failure:
+    """Return the failure of a node. words: None: what its failing rank has said."""
     what = f"{what}; {evidence.give_up_reason}" if evidence.give_up_reason else what
-    return Failure(evidence.node.name, rank, _code(evidence), what, fix, output)
+    words = own_output(evidence) if words is None else words
+    return Failure(evidence.node.name, failing_rank(evidence), exit_code(evidence), what, fix, words)
 
 
-def _sees(machine: str | None) -> str:
-    """Return the fix for a machine of a cluster that started nothing. machine: its name, if it is known."""
-    only = (
-        f" --set nodes=1 --set 'cluster.options=[--nodelist={machine}]'"
-        if machine and re.fullmatch(r"[\w.-]+", machine)
-        else ""
-    )
-    return _SEES.format(machine or "its machine") + only
-
-
-def _code(evidence: Evidence) -> int | None:
+def exit_code(evidence: Evidence) -> int | None:
     """Return the exit code of the rank that failed first: that of torchrun, from an earlier version, is always 1."""
     reported = _reported_code(evidence)
     return reported if reported > 0 and evidence.state.exit_code not in _OWN_CODES else evidence.state.exit_code
 
 
-def _ending(evidence: Evidence) -> str:
+def ending(evidence: Evidence) -> str:
     """Return how its failing rank, or else its program, ended."""
-    code, reported = _code(evidence) or 0, _reported_code(evidence)
+    code, reported = exit_code(evidence) or 0, _reported_code(evidence)
     number = -reported or code - 128
     if number not in _SIGNALS:
         return f"exited with code {code}"
     return f"was killed by {_SIGNALS[number]}" + ("" if reported else f" (exit code {code})")
 
 
-def _own_output(evidence: Evidence) -> str:
+def own_output(evidence: Evidence) -> str:
     """Return the failing rank's error from its own log, else torchrun's error file, else the end of the log."""
-    rank = _failing_rank(evidence)
+    rank = failing_rank(evidence)
     logs = evidence.rank_logs
     candidates = [logs[rank]] if rank is not None and rank in logs else list(logs.values())
     for text in candidates:
@@ -249,7 +189,7 @@ def _went_on(text: str, own: str) -> bool:
     return sum(bool(line.strip()) and not _AT_EXIT.match(line) for line in lines) > _MOST_AT_EXIT
 
 
-def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
+def hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
     """Return the node that detected the hang, the stack of every rank, and the ranks that the others waited for."""
     nodes = {rank: e.node.name for e in evidence for rank in e.rank_logs}
     logs = {rank: text for e in evidence for rank, text in e.rank_logs.items()}
@@ -334,11 +274,11 @@ def _failed(evidence: Evidence) -> dict[int, int]:
 
 def _reported_code(evidence: Evidence) -> int:
     """Return the exit code of the failing rank, negative if a signal killed it; 0 if unknown."""
-    rank = _failing_rank(evidence)
+    rank = failing_rank(evidence)
     return 0 if rank is None else _failed(evidence).get(rank, 0)
 
 
-def _failing_rank(evidence: Evidence) -> int | None:
+def failing_rank(evidence: Evidence) -> int | None:
     """Return the global rank that failed first on this node, or None if unknown.
 
     The ranks of a node end within milliseconds of each other, so the first that torchrun observed may have lost its

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 
 from launcher.container_scripts.words import raised
 from launcher.errors import LauncherError
-from launcher.model.container import ContainerState
 from launcher.model.host import cluster_name
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled
-from launcher.records.store import NodeOfRun
-from launcher.run.end.diagnose import COMMAND
+from launcher.run.end.evidence import Evidence
 from launcher.run.locate import Attached
 from launcher.run.result import Failure
 from launcher.run.saved import checkpoint_of
 
+COMMAND = "launcher up JOB --resume RUN"  # in a fix, in place of the run's own
 _MARGIN = 2.0  # seconds: both times are rounded
 # Prints when the machine's first process started: `<boot time, epoch seconds> <1/100 seconds after it>`.
 _STARTED = r"""
@@ -29,20 +27,17 @@ echo "@@started $boot ${20}"
 """
 
 
-def restarted(attached: Attached, states: Mapping[str, ContainerState]) -> Failure | None:
+def restarted(attached: Attached, evidence: Sequence[Evidence]) -> Failure | None:
     """Return the failure of a node whose machine has restarted since its container started; None if there is none."""
-    ended = [node for node in attached.nodes if node.name in states and states[node.name].exit_code]
-    asked = [node for node in ended if cluster_name(node.host) is None and not attached.record.traits.one_machine]
-    found = run_all_settled([partial(_machine_started, attached.engines[node.name]) for node in asked])
-    for node, when in zip(asked, found, strict=True):
-        began = states[node.name].started
+    if attached.record.traits.one_machine:
+        return None
+    asked = [each for each in evidence if each.state.exit_code and cluster_name(each.node.host) is None]
+    found = run_all_settled([partial(_machine_started, attached.engines[each.node.name]) for each in asked])
+    for each, when in zip(asked, found, strict=True):
+        began = each.state.started
         if isinstance(when, float) and began and when > began + _MARGIN:
-            return _restarted(node, states[node.name])
+            return Failure(each.node.name, None, each.state.exit_code, "restarted while the run used it", "", "")
     return None
-
-
-def _restarted(node: NodeOfRun, state: ContainerState) -> Failure:
-    return Failure(node.name, None, state.exit_code, "restarted while the run used it", "", "")
 
 
 def _machine_started(engine: Engine) -> float:
@@ -51,15 +46,15 @@ def _machine_started(engine: Engine) -> float:
     return int(match[1]) + int(match[2]) / 100 if match else 0.0
 
 
-def continued(failure: Failure, attached: Attached) -> tuple[Failure, str | None]:
-    """Return the failure with the command in its fix, and what to continue from with which command, if not there."""
+def left_to_resume(failure: Failure, attached: Attached) -> str | None:
+    """Return the checkpoint that is left and the command that continues from it; None if the fix has the command."""
     command = attached.record.resume_command
-    if COMMAND in failure.cure:
-        return replace(failure, cure=failure.cure.replace(COMMAND, command)), None
+    if command in failure.cure:
+        return None
     names = {each.kind for each in raised(failure.words)}
     try:
         # A program that could not import everything has saved nothing: it downloaded such a file
         checkpoint = checkpoint_of(attached, workdirs=not names & {"ImportError", "ModuleNotFoundError", "SyntaxError"})
     except LauncherError:
-        return failure, None
-    return failure, f"{checkpoint}: {command}" if checkpoint else None
+        return None
+    return f"{checkpoint}: {command}" if checkpoint else None

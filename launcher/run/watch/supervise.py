@@ -14,6 +14,7 @@ from launcher.node.parallel import in_background, run_all_settled
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.end.evidence import gather
+from launcher.run.end.explain import of_cluster
 from launcher.run.end.outcome import conclude, lost_node, uncollected
 from launcher.run.end.stop import GRACE as SAVING
 from launcher.run.locate import Attached, Owner
@@ -42,6 +43,8 @@ class Supervision:
         self._attached = attached
         self._may_stop = not reads_only and attached.owner is not Owner.OTHER
         self._records = not reads_only
+        for node in attached.nodes[:1]:
+            of_cluster(node.host)  # loaded now, as the launcher may be upgraded meanwhile
         self._following = Follow(attached, shown, resumed=resumed, brief=reads_only)
         self._messages = iter(self._following)
         nodes = tuple(node.name for node in attached.nodes)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,14 +32,15 @@ from launcher.node.machine import LocalMachine
 from launcher.planning.checks import Level
 from launcher.planning.cluster import build
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.end.diagnose import first_failure
 from launcher.run.end.evidence import gather
 from launcher.run.end.outcome import conclude
 from launcher.run.execute import execute
 from launcher.run.locate import Attached
 from launcher.run.result import Failure, Outcome
 from launcher.run.state import RunState, state_of
+from launcher.run.watch.supervise import Supervision
 from tests.exported import CPU, DIGEST, GPU
+from tests.failures import first_failure
 from tests.features.slurm.test_script import HPC, import_step, sbatch
 
 RUN = "job-20260101-000000-abcd"
@@ -286,6 +288,13 @@ def test_the_fix_for_slurms_reason_has_the_runs_own_command(tmp_path: Path, over
     assert outcome.failure.cure.endswith(f"; resume from its last checkpoint: {over.record.resume_command}")
     assert over.record.resume_command.endswith(f" --on hpc --resume {RUN}")
     assert (outcome.exit_code, outcome.resume) == (1, None)  # it is not said twice
+
+
+def test_what_explains_its_end_is_loaded_before_it_is_followed(over: Attached, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher may be upgraded meanwhile."""
+    monkeypatch.delitem(sys.modules, "launcher.features.slurm.causes", raising=False)
+    Supervision(over, (), resumed=True).close()
+    assert "launcher.features.slurm.causes" in sys.modules
 
 
 def test_an_outcome_without_evidence_names_the_node(tmp_path: Path, over: Attached) -> None:
