@@ -29,7 +29,7 @@ from launcher.node.trees import Entry, NodeClock
 from launcher.records.paths import ASIDE, LAYER, RECORD_FILES
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import CHECKPOINTS, is_programs, is_safe, is_saved
-from launcher.records.workdir import SentCode, in_workdir, is_sent
+from launcher.records.workdir import in_workdir, is_sent
 from launcher.run.locate import Attached
 
 _LATE = 2.0  # seconds; times are rounded, and a clock may be adjusted slowly
@@ -163,7 +163,8 @@ def working_directories(listed: Sequence[Listing], old: Record) -> list[Holder]:
         by_node: dict[str, list[Entry]] = {}
         for entry in each.entries:
             name, inside = in_workdir(entry.path, _nodes(each, old))
-            if name and not _is_code(entry, inside, code):
+            kind = "l" if entry.link else "f"
+            if name and not is_sent(code, inside, entry.size, entry.mtime, kind):
                 by_node.setdefault(name, []).append(replace(entry, path=inside))
         for name, written in by_node.items():
             if entries := whole(written):
@@ -191,15 +192,6 @@ def _is_output(path: str, nodes: Collection[str]) -> bool:
     return is_programs(path) and not not_meant and not in_workdir(path, nodes)[0]
 
 
-def _is_code(entry: Entry, path: str, code: SentCode | None) -> bool:
-    """Whether a file is of the earlier run's code, unchanged, or a cache of Python. path: in the working directory.
-
-    Python uses a cache of another version of a file if the time and the size are the same, and all files of the code
-    have the same time.
-    """
-    return "__pycache__/" in path or is_sent(code, path, entry.size, entry.mtime, "l" if entry.link else "f")
-
-
 def _fetched(record: Record, folder: Path, ranks: Iterable[int]) -> Holder:
     """folder: of files that `fetch` brought. In the record's own folder only the program's count."""
     root = record.paths.root
@@ -221,7 +213,8 @@ def _ranks(nodes: Iterable[NodeOfRun]) -> frozenset[int]:
 def whole(entries: Iterable[Entry]) -> dict[str, Entry]:
     """Return the complete files of a program in a folder by their paths, which come from a node.
 
-    Left out are partial files, caches of Python, unsafe names, and links that lead out of the folder.
+    Left out are partial files, unsafe names, links that lead out of the folder, and caches of Python, which uses one of
+    another version of a file if time and size are the same: all files of the code have the same time.
     """
     return {entry.path: entry for entry in entries if _is_whole(entry.path) and _stays_inside(entry)}
 

@@ -286,6 +286,8 @@ def test_a_runs_state_follows_from_its_containers() -> None:
     unknown = dataclasses.replace(state(0), exit_code=None)  # ended, without a record of its exit code
     assert state_of([state(0), unknown], 2) is RunState.LOST
     assert state_of([state(3), unknown], 2) is RunState.FAILED
+    paused = dataclasses.replace(state(None), phase=Phase.PAUSED)
+    assert state_of([state(3), paused], 2) is RunState.RUNNING
 
 
 def test_at_its_budget_a_run_is_done_whatever_its_exit_codes_are() -> None:
@@ -294,6 +296,8 @@ def test_at_its_budget_a_run_is_done_whatever_its_exit_codes_are() -> None:
     assert state_of(at_budget(ended, False), 2) is RunState.FAILED
     assert state_of(at_budget(ended[:1], True), 2, gone=1) is RunState.FAILED
     assert state_of(at_budget([state(0), state(None)], True), 2) is RunState.RUNNING
+    unknown = dataclasses.replace(state(0), exit_code=None)
+    assert state_of(at_budget([state(0), unknown], True), 2) is RunState.LOST
 
 
 def test_ranks_that_were_still_importing_did_not_hang() -> None:

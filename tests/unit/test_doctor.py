@@ -41,7 +41,8 @@ def test_what_is_wrong_with_the_disk_of_the_output_folders() -> None:
     assert (full.level, full.what) == (Level.FAIL, "the disk of /home/ada/.launcher has no inodes left (`df -i`)")
     noexec = replace(fine, output_mount=MountedAs("ext4", noexec=True))
     script = job(1, run={"command": ["./train.sh"]})
-    assert [output(noexec, each)[0].level for each in (None, job(1), script)] == [Level.WARN, Level.WARN, Level.FAIL]
+    jobs = (None, job(1), job(1, run={"command": ["bash", "./train.sh"]}), script)
+    assert [output(noexec, each)[0].level for each in jobs] == [*[Level.WARN] * 3, Level.FAIL]
     with pytest.raises(NodesFailed, match="is on a disk that is mounted noexec"):
         refuse_unfit(script, [noexec])
     network = replace(fine, output_mount=MountedAs("nfs4"))
@@ -79,6 +80,7 @@ def test_two_names_of_one_machine_are_told() -> None:
     )
     for other in others:
         refuse_unfit(job(2), [first, other])
+    refuse_unfit(job(2), [replace(each, interfaces=()) for each in (first, second)])  # their addresses are not known
     processes = [replace(each, host="local") for each in (first, second)]
     refuse_unfit(job(2, runtime="process", nodes=["local", "local"], image=None), processes)
     assert alike(processes) == []

@@ -154,3 +154,27 @@ def test_a_job_that_sets_nccls_log_itself_keeps_it(name: str) -> None:
         "NCCL_DEBUG": "WARN",
         name: "mine",
     }
+
+
+def test_nodes_of_one_machine_send_nothing_between_machines(tmp_path: Path) -> None:
+    record = recorded(tmp_path, "docker_2_nodes_gpus")
+    for rank in range(2):
+        logged(record, f"gpu-{rank}.nccl.41", ROCE)
+    assert gradients.line(record) == CONNECTED
+    record.paths.plan.write_text(record.paths.plan.read_text().replace('"host": "gpu-1"', '"host": "gpu-0"'))
+    assert gradients.line(Record(record.paths)) == ""
+
+
+@pytest.mark.parametrize(("case", "told"), [("docker_2_nodes_cpu", True), ("docker_3_nodes_and_a_spare", False)])
+def test_ranks_that_work_alone_are_told_once_two_write_curves(tmp_path: Path, case: str, told: bool) -> None:
+    """Not with min_nodes, where a generation may begin anew."""
+    record = recorded(tmp_path, case)
+    for node in record.nodes():
+        file = Path(NodePaths(str(record.paths.root), node.name).groups)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(f"watched {rank} 50\n" for rank in node.ranks))
+    record.paths.tensorboard.mkdir()
+    (record.paths.tensorboard / "events.out.tfevents.100.gpu-0.41.0").touch()
+    assert membership.so_far(record) == ""
+    (record.paths.tensorboard / "events.out.tfevents.100.gpu-1.42.0").touch()
+    assert membership.so_far(record).startswith("2 ranks write curves, but no process group has all") is told

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.errors import RunUnknown
 from launcher.model.plan import Membership
-from launcher.records.groups import labels, latest_of, select
+from launcher.records.groups import begun_by, labels, latest_of, select
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 
@@ -95,3 +95,14 @@ def test_groups(tmp_path: Path) -> None:
     assert [*latest_of(second, tmp_path)] == ["b=2", "b=1"]
     with pytest.raises(RunUnknown, match="no such run"):
         names("unknown")
+
+
+def test_a_beginning_that_means_a_sweep_and_anothers_run_is_refused() -> None:
+    """A sweep and a variant of an earlier one that started within the same minute."""
+    later, earlier = "night-20261128-200000-bbbb", "night-20261127-200000-aaaa"
+    runs = [("night-20261128-200001-0001", Membership(later, "lr=1"))]
+    assert begun_by("night-20261128-2000", runs) == later
+    with pytest.raises(RunUnknown, match="matches 1 sweep and 1 run"):
+        begun_by("night-20261128-2000", runs, exactly=True)
+    with pytest.raises(RunUnknown, match="matches 1 sweep and 1 run"):
+        begun_by("night-20261128-2000", [*runs, ("night-20261128-200005-0002", Membership(earlier, "lr=2"))])

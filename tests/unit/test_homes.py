@@ -198,6 +198,8 @@ def test_a_proxy_with_a_password_is_not_recorded_and_that_is_said() -> None:
     assert any("HTTP_PROXY of its ~/.docker/config.json has a password" in warning for warning in plan.warnings)
     secret = planned(job(1, secrets=["HTTP_PROXY"]), [node(0, proxies=(("HTTP_PROXY", "http://ada:hush@proxy:3128"),))])
     assert not [warning for warning in secret.warnings if "PROXY" in warning]
+    other = planned(job(1), [node(0, proxies=(("HTTP_PROXY", "http://proxy:3128/@"),))])  # without a user
+    assert other.master.container.env["HTTP_PROXY"] == "http://proxy:3128/@"
 
 
 def test_broken_homes_are_a_failure_of_doctor() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
-from launcher.node.trees import Entry
+from launcher.node.process.engine import ProcessEngine
+from launcher.node.trees import Entry, NodeClock
+from launcher.records.store import NodeOfRun, Record
 from launcher.run.begin.inherit import Heir, Share, shares, without_inherited
-from launcher.run.saved import Holder
+from launcher.run.saved import Holder, Listing, outputs
 
 HERE = Files(LocalMachine("this machine", ""))
 
@@ -122,3 +125,21 @@ def test_without_files_nobody_gets_any() -> None:
     assert decide([holder("a", 0)], "a", "b") == [{}, {}]
     only_logs = share([holder("a", 0, train_log=100)], "b", 1)
     assert only_logs.newest is None
+
+
+def test_a_file_was_not_written_after_now_whatever_its_time_is() -> None:
+    """Logs say nothing of a checkpoint, and so nothing of a clock that was wrong."""
+    late = replace(holder("a", 0, last_pt=5000, train_log=5000, old_pt=900), clock=NodeClock(read=1000.0))
+    assert late.written(late.entries["last.pt"]) == 1000
+    assert late.written(late.entries["old.pt"]) == 900
+    assert late.of_the_future == ["last.pt"]
+
+
+def test_hidden_checkpoints_and_generations_are_not_what_a_run_left(tmp_path: Path) -> None:
+    run = "job-20260101-000000-aaaa"
+    node = NodeOfRun("a", "local", 0, f"launcher-{run}-0", f"/h/.launcher/{run}", range(1))
+    record = Record.rebuild(run, "process", [node], tmp_path)
+    paths = ("checkpoints/last.pt", "checkpoints/.part", "generations/0001-0/best.pt", "made.csv")
+    files = [Entry(path, 10, 100) for path in paths]
+    [found, _] = outputs([Listing(ProcessEngine("a"), node.output, files, NodeClock())], record)
+    assert [*found.entries] == ["checkpoints/last.pt", "made.csv"]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 from launcher.cli.clean import _of_this_folder
 from launcher.image.names import PARTIAL, RECIPE
-from launcher.model.container import ContainerState
+from launcher.model import labels
+from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import ImageInfo
 from launcher.node.process.engine import ProcessEngine
 from launcher.records.store import Record, records
-from launcher.run.end.leftovers import Leftovers, find_leftovers
+from launcher.run.end.leftovers import Leftovers, find_leftovers, unused_images
 
 HERE, REBUILT = "job-20260101-000000-aaaa", "job-20260101-000000-bbbb"
 
@@ -72,3 +75,44 @@ def test_only_images_that_a_run_of_this_folder_has_used_are_its_own(tmp_path: Pa
     assert len(found.images) == len(IMAGES)
     assert [each.id for each in _of_this_folder(found).images] == [each.id for each in IMAGES[:4]]
     assert {name.partition(":")[2] for name in found.recorded} == {"by-id", "by-name", "on-the-second-node", "a-part"}
+
+
+def test_containers_of_runs_that_ended_are_left_over_and_what_is_just_starting_is_not(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    record(HERE, rebuilt=False, image="", image_id="", ids=["", ""])
+    Path("runs", HERE, "events.jsonl").write_text('{"time": 1.0, "event": "down", "failed": []}\n')
+
+    def state(name: str, run: str, purpose: str, phase: Phase) -> ContainerState:
+        known = {labels.RUN: run, labels.PURPOSE: purpose, labels.UID: str(os.getuid())}
+        return ContainerState(name, name, "", known, phase, 0 if phase.ended else None)
+
+    states = [
+        state("taken-down", HERE, "run", Phase.EXITED),
+        state("never-started", HERE, "run", Phase.CREATED),
+        state("running-again", HERE, "run", Phase.RUNNING),
+        state("bench-starts", REBUILT, "bench", Phase.CREATED),
+    ]
+
+    class Listed(ProcessEngine):
+        def list(self, wanted: Mapping[str, str | None]) -> Sequence[ContainerState]:
+            return [each for each in states if wanted.keys() <= each.labels.keys()]
+
+    (found,) = find_leftovers([Listed("local")], records())
+    assert isinstance(found, Leftovers)
+    assert [each.state.name for each in found.containers] == ["taken-down", "never-started"]
+
+
+def test_an_image_that_was_pulled_by_its_digest_is_not_a_copy_that_a_killed_launcher_left() -> None:
+    source = replace(image("here", "mine:1"), labels={}, content="same")
+    copy = replace(image("copy"), labels={}, content="same")
+    pulled = replace(image("pulled"), labels={}, content="same", repo_digests=("mine@sha256:1",))
+
+    class There(Engine):
+        @property
+        def images(self):  # type: ignore[no-untyped-def,override]
+            return SimpleNamespace(list=lambda wanted: [] if wanted else [source, copy, pulled])
+
+    assert [each.id for each in unused_images(There("local"), [source])] == [copy.id]

@@ -284,6 +284,12 @@ def test_an_address_on_the_loopback_interface_never_makes_it_the_interface() -> 
         choose([bare, facts[1]], [Probe("gpu-1", "gpu-0", "10.9.0.1", 1, Reach.OPEN)], 1)
 
 
+def test_a_network_in_which_two_nodes_have_the_same_address_is_not_shared() -> None:
+    """As the bridge of a virtual machine monitor is on each machine."""
+    facts = [_with(rank, ("xbr0", "10.0.0.1/24"), ("ens0", f"192.168.0.{rank + 1}/24")) for rank in range(2)]
+    assert candidates(facts) == ("192.168.0.1", "10.0.0.1")
+
+
 @pytest.mark.parametrize("tunnel", ["wg0", "tailscale0", "tun0", "ztabcdef12", "ppp0"])
 def test_a_tunnel_is_tried_after_other_networks_and_named(tunnel: str) -> None:
     routes = (Route("0.0.0.0/0", "ens0"), Route("10.8.0.0/24", tunnel))

@@ -178,6 +178,14 @@ def test_all_and_a_list_take_a_gpu_in_use_with_a_warning() -> None:
 def test_a_desktop_does_not_make_a_gpu_busy() -> None:
     desktop = Card("07:00.0", used=400, running=[Process(1, 300, kind="G", name="/usr/lib/xorg/Xorg")])
     assert len(gpus.select(on(Machine([desktop])), 1)) == 1
+    with pytest.raises(InUse, match="GiB by processes that are not visible"):
+        gpus.select(on(Machine([Card("07:00.0", used=gpus.LITTLE)])), 1)
+
+
+def test_an_instance_is_idle_whatever_the_other_instances_of_its_gpu_use() -> None:
+    seen = on(Machine(MIG[:1]))
+    full = dataclasses.replace(seen, gpus=tuple(dataclasses.replace(gpu, used_mib=9000) for gpu in seen.gpus))
+    assert gpus.in_use(full, gpus.devices(full)) == []
 
 
 def test_all_in_mig_mode_selects_the_instances_with_one_worker_each() -> None:
@@ -267,6 +275,8 @@ def test_a_gpu_that_shares_the_machines_memory_leaves_8_gib_to_the_host() -> Non
     assert not [warning for warning in chosen.warnings if "shares" in warning]
     for other in (planned(job(1, gpus="none"), [spark()]), planned(job(1), [on(Machine(cards(1)))])):
         assert other.master.container.memory is None
+    small = dataclasses.replace(spark(), memory=12 << 30)  # 8 of these would be most of it
+    assert planned(job(1, gpus=1), [small]).master.container.memory is None
 
 
 def test_a_gpu_that_shares_the_machines_memory_is_idle_however_much_of_it_is_used() -> None:

@@ -14,7 +14,7 @@ from launcher.job.models import PORTS, Job
 from launcher.job.overrides import of_one_run
 from launcher.model.facts import NodeFacts, PortClaim
 from launcher.planning import ports
-from launcher.planning.checks import Level
+from launcher.planning.checks import Level, another_port
 from launcher.planning.offline import offline
 from tests.unit.test_plan import job, node
 
@@ -95,3 +95,8 @@ def test_doctor_names_the_port_that_a_run_would_use() -> None:
     assert found.level is Level.OK
     assert found.what == f"29501 is free for the rendezvous; rendezvous port 29500 is in use by run {RUN} of ada@pc"
     assert ports.check(job(2, port=29500), [locked(node(0), 29500), node(1)]).level is Level.FAIL
+
+
+def test_the_port_that_is_advised_exists() -> None:
+    assert another_port(29500).endswith("port=29501")
+    assert another_port(65535).endswith("port=65534")

@@ -18,7 +18,7 @@ from launcher.errors import JobInvalid, LauncherError, NodeUnfit, NodeUnreachabl
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.machine import LocalMachine
 from launcher.records import snapshot as snapshots
-from launcher.records.collect import Collected, OutputFolder, collect
+from launcher.records.collect import Collected, OutputFolder, collect, same_time
 from launcher.records.paths import RunPaths, not_a_folder
 from launcher.records.snapshot import repack, snapshot
 from launcher.records.store import NodeOfRun, Record, find, records, resolve
@@ -188,6 +188,12 @@ def output(folder: Path, **files: bytes) -> OutputFolder:
 def moved(results: Sequence[Collected | LauncherError]) -> list[int]:
     assert all(isinstance(result, Collected) and not result.problems for result in results), results
     return [result.moved for result in results if isinstance(result, Collected)]
+
+
+def test_a_copy_may_have_whole_seconds_only() -> None:
+    assert same_time(100.0, 100.7)
+    assert not same_time(100.5, 100.7)
+    assert not same_time(101.0, 100.7)
 
 
 def test_only_new_bytes_are_sent(tmp_path: Path) -> None:

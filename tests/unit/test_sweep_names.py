@@ -171,6 +171,12 @@ def test_a_record_that_is_rebuilt_from_labels_has_its_sweep(tmp_path: Path) -> N
     assert Record(RunPaths(tmp_path / record.run)).group == Membership(NEW, "lr=1")
 
 
+def test_variants_that_were_added_follow_those_of_the_sweep(tmp_path: Path) -> None:
+    known = KnownSweep(("lr=1", "lr=2"), "job.yaml", ())
+    sweeps.keep(Membership(NEW, "lr=1", known), Record(RunPaths(tmp_path / LATEST[0])).mask, tmp_path)
+    assert sweeps.in_order(NEW, ["lr=9", "lr=2", "lr=1"], tmp_path) == ["lr=1", "lr=2", "lr=9"]
+
+
 def test_what_a_killed_launcher_has_not_started_is_said(project: Path) -> None:
     """And which command starts it; not while a launcher does."""
     options = ("--set", "env.X=a b", "--nodes", "local,local")

@@ -9,7 +9,7 @@ from launcher.node.files import FileEntry, Files
 from launcher.node.machine import LocalMachine
 from launcher.records.collect import Collected, OutputFolder, collect
 from launcher.records.store import FETCHED, NodeOfRun, Record
-from launcher.records.wanted import is_ours, is_programs, want
+from launcher.records.wanted import Want, is_ours, is_programs, want
 from launcher.records.written import Written, summary, unfetched
 
 RUN = "job-20260101-000000-aaaa"
@@ -198,3 +198,25 @@ def test_the_summary_names_the_largest_files_and_where_they_are() -> None:
     assert str(summary(files[:1], ["n"])).startswith("the program wrote 1 file to its output folder (0 B): a; ")
     one = str(Written(1, 5, ("x",), where=("working directory",)))
     assert one.endswith("(5 B): x; launcher fetch --checkpoints brings it")
+
+
+def test_with_min_nodes_an_older_copy_here_does_not_stand_for_a_newer_checkpoint(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, min_nodes=2)
+    for name in nodes.names:
+        nodes.write(name, "checkpoints/last.pt", "1")
+    nodes.fetch()
+    nodes.write("b", "checkpoints/last.pt", "0", 0.9e9)
+    nodes.write("c", "checkpoints/last.pt", "2", 1.1e9)
+    assert [nodes.left(name) for name in nodes.names] == [[], [], ["checkpoints/last.pt"]]
+
+
+def test_a_file_that_several_nodes_have_counts_once() -> None:
+    """Copies keep the time, to the second."""
+    found = summary([FileEntry("last.pt", 5, 100.25), FileEntry("last.pt", 5, 100.0)], ())
+    assert (found.files, found.size) == (1, 5)
+
+
+def test_what_grows_is_told_by_its_place() -> None:
+    assert want("metrics.jsonl") == Want("metrics.jsonl", grows=True, text=True)
+    assert want("tensorboard/metrics.jsonl") == Want("tensorboard/metrics.jsonl", grows=False)
+    assert not is_programs("tensorboard/events.out.tfevents.1.checkpoint-7.41.0")  # the name of a host

@@ -18,6 +18,11 @@ def test_a_small_cost_is_said_without_advice() -> None:
     assert said(0.3) == "the sum of gradients over 2 nodes took 30% of a step (0.15 of 0.5 s)"
 
 
+def test_it_is_never_said_to_be_more_than_a_step() -> None:
+    """DDP's mean is that of the first steps, which may be slower than the others."""
+    assert said(1.4).startswith("the sum of gradients over 2 nodes took 100% of a step (0.5 of 0.5 s): try ")
+
+
 @pytest.mark.parametrize(
     ("share", "options", "amp", "tried"),
     [

@@ -46,6 +46,9 @@ def test_the_cycled_momentum_equals_torchs(total: int, warmup: float) -> None:
 def test_the_rate_stays_constant_past_the_end() -> None:
     schedule = OneCycle(1.0, 10)
     assert schedule(10) == schedule(9) == pytest.approx(1 / 25 / 1e4)
+    for name in ("cosine", "linear"):
+        falling = make_schedule(Config(data="", schedule=name), 256, 10)
+        assert falling(99) == falling(10) == pytest.approx(0, abs=1e-12)
 
 
 def test_a_run_can_be_extended_unlike_with_torchs_scheduler_state() -> None:
