@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher.run.watch.peers import DONE_TIMEOUT
+from launcher.run.watch.observed import DONE_TIMEOUT
 from tests.e2e.cli import Cli
 from tests.e2e.drill import Drill
 from tests.e2e.test_process_runtime import process_job

@@ -19,7 +19,8 @@ import launcher
 from launcher import Run, errors
 from launcher.run.selection import Selection
 from launcher.run.state import RunState
-from launcher.run.watch.messages import Output
+from launcher.run.watch import observed, supervise
+from launcher.run.watch.messages import Message, Output
 from tests.e2e.cli import ROOT
 from tests.ports import free_port
 
@@ -159,6 +160,25 @@ def test_a_wait_that_times_out_does_not_stop_the_run(slow_run: Run) -> None:
     assert time.monotonic() - began < 15  # the run takes 20
     assert slow_run.status().state == "running"
     assert slow_run.outcome is None
+
+
+def test_while_the_caller_pauses_no_peer_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `show`, as between two calls of `wait`. Rank 1 fails; rank 0 ends long after it would have been stopped."""
+    monkeypatch.setattr(observed, "PEER_TIMEOUT", 0.0)
+    monkeypatch.setattr(supervise, "STACKS", 0.0)
+    fail = tmp_path / "fail"
+    script = f"echo ready; while [ ! -e '{fail}' ]; do sleep 0.1; done; [ $RANK = 0 ] || exit 3; sleep 2"
+
+    def show(message: Message) -> None:
+        if isinstance(message, Output) and not fail.exists():
+            fail.touch()
+            while not all(state.phase.ended for state in run.containers().values()):
+                time.sleep(0.05)
+
+    with launcher.up(job(script), log=quiet) as run:
+        outcome = run.wait(show=show)
+    assert outcome.state is RunState.FAILED
+    assert [node.exit_code for node in outcome.nodes] == [0, 3]
 
 
 def test_each_wait_shows_the_output_that_it_asks_for(slow_run: Run) -> None:

@@ -1,4 +1,4 @@
-"""What is known of followed nodes and said about them: against what was recorded of real runs, and any events."""
+"""What is known of followed nodes, said about them and done: against what was recorded of real runs, and any events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHere
 from launcher.model.container import ContainerState, Phase
 from launcher.records.collect import Collected
-from launcher.run.watch import messages, observed, peers
+from launcher.run.watch import messages, observed
 from launcher.run.watch.attempts import World
 from launcher.run.watch.messages import Message
 from launcher.run.watch.observed import (
@@ -30,11 +30,12 @@ from launcher.run.watch.observed import (
     RestRead,
     Shown,
     StartsKnown,
+    StopPeers,
     next_wait,
     reduce,
     to_collect,
+    to_stop,
 )
-from launcher.run.watch.peers import Supervised
 from launcher.run.watch.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed
 from tests.unit import traces
 from tests.unit.traces import OUT, of_run
@@ -58,27 +59,20 @@ def by_node(found: list[Message]) -> dict[str, list[Message]]:
 def test_a_recorded_run_is_reported_and_its_peers_are_stopped_as_they_were(name: str) -> None:
     """Each message of a node in order; between the nodes, threads took turns. Each action in order."""
     start, *found = traces.lines(name)
-    known, said, recorded = traces.started(start), list[Message](), list[Message]()
-    least, names = start["start"]["min_nodes"], tuple(known.nodes)
-    run, due = Supervised(names, may_lose=len(names) - least if least else 0), math.inf
+    known, said, recorded, due = traces.started(start), list[Message](), list[Message](), math.inf
     actions, taken, stopped = list[dict[str, Any]](), list[dict[str, Any]](), set[str]()
     for line in found:
         now = Moment(line["at"], line["clock"])
         if now.at >= due:
-            due, stopped = math.inf, {*peers.to_stop(run, left_out(known))}
+            due, stopped = math.inf, {*to_stop(known)}
         if event := traces.event_of(line, known):
-            known, new = reduce(known, event, now)
+            before = known
+            known, new, then = reduce(known, event, now)
             said += new
-            for message in new:
-                run, stop = peers.reduce(run, message)
-                if run.decided and known.decided == math.inf:
-                    known = observed.decided(known, now)
-                    actions.append({"action": "over"})
-                if isinstance(message, messages.NodeBudget):
-                    actions.append({"action": "tell budget"})
-                if stop:
-                    due = now.at + stop.after
-                    actions.append({"action": "stop peers", "timeout": stop.after})
+            actions += [{"action": "over"}] if known.decided < before.decided else []
+            for action in then:
+                actions.append(traces.line_of(action))
+                due = now.at + action.after if isinstance(action, StopPeers) else due
         elif "message" in line:
             recorded.append(traces.message_of(line))
         elif "action" in line:
@@ -87,11 +81,6 @@ def test_a_recorded_run_is_reported_and_its_peers_are_stopped_as_they_were(name:
     assert actions == [each for each in taken if each["action"] != "stop"]
     assert stopped == {each["node"] for each in taken if each["action"] == "stop"}
     assert known.finished == (name != "broken_off")
-
-
-def left_out(known: Observed) -> set[str]:
-    newest = max(node.generation for node in known.nodes.values())
-    return {name for name, node in known.nodes.items() if not node.away and node.generation < newest}
 
 
 NODES = ("a", "b")
@@ -150,7 +139,7 @@ def test_whatever_happens_each_thing_is_said_once(found: Any, elastic: bool, mov
         at += step
         if event := possible(known, event, result):
             before = known
-            known, new = reduce(known, event, Moment(at, at))
+            known, new, _ = reduce(known, event, Moment(at, at))
             said += new
             assert not before.collected or known.collected
             assert known.generation >= before.generation
@@ -179,25 +168,26 @@ def begun() -> Observed:
 def test_a_node_that_does_not_answer_is_asked_ever_less_often_and_forever() -> None:
     known, pauses, at = begun(), list[float](), 0.0
     for _ in range(2000):
-        known, _ = reduce(known, WaitFailed("a", AWAY), Moment(at, at))
+        known, _, _ = reduce(known, WaitFailed("a", AWAY), Moment(at, at))
         pause, limit = next_wait(known.nodes["a"], 30.0) or (math.nan, math.nan)
         assert limit == 0
         at += pause
         pauses.append(pause)
     assert pauses[:5] == [RETRY, 2 * RETRY, 4 * RETRY, 8 * RETRY, RETRY_SELDOM]
-    known, found = reduce(known, StateSeen("a", ContainerState("", "", "", {}, Phase.RUNNING)), Moment(at, at))
+    known, found, _ = reduce(known, StateSeen("a", ContainerState("", "", "", {}, Phase.RUNNING)), Moment(at, at))
     assert found == [messages.NodeBack("a")]
     assert next_wait(known.nodes["a"], 30.0) == (0, 30.0)
 
 
 def test_a_node_that_is_away_is_given_up_only_after_the_run_is_decided() -> None:
-    known, _ = reduce(begun(), WaitFailed("a", AWAY), Moment(0, 7))
-    known, found = reduce(known, WaitFailed("a", AWAY), Moment(10_000, 10_007))
+    known, _, _ = reduce(begun(), WaitFailed("a", AWAY), Moment(0, 7))
+    known, found, _ = reduce(known, WaitFailed("a", AWAY), Moment(10_000, 10_007))
     assert found == []
-    known = observed.decided(known, Moment(10_000, 0))
-    known, found = reduce(known, WaitFailed("a", AWAY), Moment(10_000 + GIVE_UP, 0))
+    failed = ContainerState("", "", "", {}, Phase.EXITED, exit_code=1)
+    known, _, _ = reduce(known, StateSeen("b", failed), Moment(10_000, 0))
+    known, found, _ = reduce(known, WaitFailed("a", AWAY), Moment(10_000 + GIVE_UP, 0))
     assert found == []
-    known, found = reduce(known, WaitFailed("a", AWAY), Moment(10_001 + GIVE_UP, 0))
+    known, found, _ = reduce(known, WaitFailed("a", AWAY), Moment(10_001 + GIVE_UP, 0))
     assert found == [messages.NodeGone("a", str(AWAY), 0)]
     assert next_wait(known.nodes["a"], 30.0) is None
     assert known.nodes["a"].collected
@@ -205,7 +195,7 @@ def test_a_node_that_is_away_is_given_up_only_after_the_run_is_decided() -> None
 
 def test_a_killed_container_is_asked_again_as_it_may_be_about_to_be_removed() -> None:
     killed = StateSeen("a", ContainerState("", "", "", {}, Phase.EXITED, exit_code=137))
-    known, found = reduce(begun(), killed, Moment(0, 0))
+    known, found, _ = reduce(begun(), killed, Moment(0, 0))
     assert found == []
     assert next_wait(known.nodes["a"], 30.0) == (REMOVAL, 0)
     assert reduce(known, ContainerRemoved("a"), Moment(1, 1))[1] == [messages.NodeRemoved("a")]
@@ -213,26 +203,26 @@ def test_a_killed_container_is_asked_again_as_it_may_be_about_to_be_removed() ->
 
 
 def test_files_of_an_ended_node_are_collected_first_and_again_until_its_disk_answers() -> None:
-    known, _ = reduce(begun(), WaitFailed("b", AWAY), Moment(0, 0))
+    known, _, _ = reduce(begun(), WaitFailed("b", AWAY), Moment(0, 0))
     assert to_collect(known) == (["a"], False)
-    known, _ = reduce(known, StateSeen("a", ContainerState("", "", "", {}, Phase.EXITED, exit_code=0)), Moment(1, 1))
+    known, _, _ = reduce(known, StateSeen("a", ContainerState("", "", "", {}, Phase.EXITED, exit_code=0)), Moment(1, 1))
     assert to_collect(known) == (["a"], True)
     unfit = NodeUnfit("a", "its disk does not answer")
     for at in (2, GIVE_UP):
-        known, found = reduce(known, FilesCollected({"a": unfit}, final=True), Moment(at, at))
+        known, found, _ = reduce(known, FilesCollected({"a": unfit}, final=True), Moment(at, at))
         assert (to_collect(known), known.pause, found) == ((["a"], True), RETRY, [])
-    known, _ = reduce(known, FilesCollected({"a": unfit}, final=True), Moment(2 + GIVE_UP, 0))
+    known, _, _ = reduce(known, FilesCollected({"a": unfit}, final=True), Moment(2 + GIVE_UP, 0))
     assert to_collect(known) == ([], False)
     assert [*known.missed.values()] == [str(unfit)]
 
 
 def test_how_the_gradients_travel_is_said_once() -> None:
-    known, found = reduce(
+    known, found, _ = reduce(
         begun(), FilesCollected({"a": Collected(1)}, final=False, gradients="over 25 GbE"), Moment(0, 0)
     )
     assert found == [messages.Gradients("over 25 GbE")]
     assert reduce(known, FilesCollected({}, final=False, gradients="over 25 GbE"), Moment(1, 1))[1] == []
-    known, found = reduce(known, FilesCollected({}, final=False, apart="each alone"), Moment(2, 2))
+    known, found, _ = reduce(known, FilesCollected({}, final=False, apart="each alone"), Moment(2, 2))
     assert found == [messages.Warned("each alone")]
     assert reduce(known, FilesCollected({}, final=False, apart="each alone"), Moment(3, 3))[1] == []
 
@@ -247,7 +237,7 @@ def test_a_breakpoint_on_a_node_whose_output_is_not_shown_is_said_once() -> None
     known, said = begun(), list[list[str]]()
     for node in ("b", "a"):  # the output of a is shown
         for at, line in enumerate(lines):
-            known, found = reduce(known, Appended(node, f"{OUT}/state/{node}.attempts", 0, line), Moment(at, at))
+            known, found, _ = reduce(known, Appended(node, f"{OUT}/state/{node}.attempts", 0, line), Moment(at, at))
             said.append([each.what for each in found if isinstance(each, messages.RankAtBreakpoint)])
     skips = [f"rank 1 on b skips breakpoint() in a.py:{line}: nobody watches" for line in (1, 2)]
     waits = "rank 1 on b waits in b.py:1, breakpoint(): launcher debug --rank 1"
@@ -260,7 +250,7 @@ def test_the_log_of_another_node_is_read_from_where_rank_0_came_to_it() -> None:
     known = observed.begin(nodes, shown, Moment(0, 0), elastic=True, isolates=True)
     assert known.nodes["a"].wanted().log == f"{OUT}/logs/a.log"
     line = b"generation 2 99 b,a rank 0 is now on b\n"
-    known, found = reduce(known, Appended("b", f"{OUT}/state/b.attempts", 0, line), Moment(0, 0))
+    known, found, _ = reduce(known, Appended("b", f"{OUT}/state/b.attempts", 0, line), Moment(0, 0))
     assert [type(message) for message in found] == [messages.RankZeroMoved]
     assert known.nodes["a"].wanted().log == ""
     wanted = known.nodes["b"].wanted()

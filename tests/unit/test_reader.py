@@ -46,7 +46,7 @@ class Node:
         return self.known.nodes["a"].wanted()
 
     def take(self, event: Event) -> None:
-        self.known, found = observed.reduce(self.known, event, Moment(0, 0))
+        self.known, found, _ = observed.reduce(self.known, event, Moment(0, 0))
         for message in found:
             if isinstance(message, messages.Output):
                 self.log += message.data

@@ -2,7 +2,7 @@
 
 Two threads per node: one waits for its container, one reads its files (`reader`). One more thread collects all other
 files. All threads only read, so that a caller can detach from a run at any time and follow it again, from this machine
-or another one. What they read next, and what is said about it, is decided in `observed`.
+or another one. What they read next, what is said about it, and what is to be done then is decided in `observed`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from launcher.run.end import gradients
 from launcher.run.locate import Attached
 from launcher.run.watch import attempts, messages, observed
 from launcher.run.watch.messages import Message
-from launcher.run.watch.observed import FilesCollected, Moment, RestFailed, RestRead, Shown, StartsKnown
+from launcher.run.watch.observed import Action, FilesCollected, Moment, RestFailed, RestRead, Shown, StartsKnown
 from launcher.run.watch.reader import Appended, Event, NodeReader, Wanted
 
 TICK = 0.2  # seconds without a message after which a Tick is sent
@@ -38,6 +38,8 @@ WAITING = 64  # events whose messages, mostly output, were not taken yet; readin
 WAIT = 30.0  # limit of one wait call, so that a silently dropped connection is detected
 QUEUE = 2.0  # the same on a cluster, where one query of the queue serves all nodes
 GLANCE = 2.0  # the same of a reader of output, which may be closed at any time: each wait occupies a session
+
+Said = tuple[Sequence[Message], Sequence[Action]]  # after one event
 
 
 class _Closed(Exception):  # noqa: N818 - no error: it ends a thread
@@ -48,6 +50,8 @@ class Follow:
     """The messages of a run's nodes, until every container has ended and all files were collected. Iterate only once.
 
     Waits indefinitely for an unreachable node, unless the run has failed or was stopped on another node.
+
+    known: replaced as a whole, with the lock. all_ended: set when every container has ended.
     """
 
     def __init__(self, attached: Attached, shown: Sequence[Shown], *, resumed: bool, brief: bool = False) -> None:
@@ -60,11 +64,18 @@ class Follow:
         self._resumed = resumed
         self._brief = brief
         self._most = read_settings(os.environ).limits.file
-        self._known = observed.begin(  # replaced as a whole, with the lock
-            attached.nodes, shown, _now(), elastic=record.min_nodes > 0, isolates=record.traits.isolates
+        self.known = observed.begin(
+            attached.nodes,
+            shown,
+            _now(),
+            elastic=record.min_nodes > 0,
+            isolates=record.traits.isolates,
+            unreachable=len(attached.unreachable),
+            may_lose=attached.may_lose,
         )
+        self.all_ended = threading.Event()
         self._lock = threading.Lock()
-        self._queue = queue.SimpleQueue[Sequence[Message] | BaseException | None]()  # None: the end
+        self._queue = queue.SimpleQueue[Said | BaseException | None]()  # None: the end
         self._room = threading.Semaphore(WAITING)
         self._closed = threading.Event()
         self._stop = threading.Event()  # of the threads
@@ -74,24 +85,8 @@ class Follow:
             for node in attached.nodes
         }
 
-    @property
-    def not_collected(self) -> Mapping[str, LauncherError]:
-        """Nodes whose files could not be collected at the end, with the reason."""
-        return {name: node.problem for name, node in self._known.nodes.items() if node.problem is not None}
-
-    @property
-    def up_to_date(self) -> bool:
-        """Whether the files of all ended nodes were collected."""
-        return all(node.collected for node in self._known.nodes.values() if node.has_ended)
-
-    def left_out(self) -> set[str]:
-        """Return reachable nodes that are not part of the newest generation, in a job with min_nodes."""
-        generations = {name: node.generation for name, node in self._known.nodes.items() if not node.away}
-        newest = max((node.generation for node in self._known.nodes.values()), default=0)
-        return {name for name, generation in generations.items() if generation < newest}
-
-    def __iter__(self) -> Iterator[Message]:
-        """Yield every message as it arrives."""
+    def __iter__(self) -> Iterator[Said]:
+        """Yield messages as they arrive, each time with what to do then."""
         steps = [partial(step, reader) for reader in self._readers.values() for step in (self._wait_for, self._read)]
         for job in (*steps, self._collect, self._keep_alive):
             threading.Thread(target=self._run, args=(job,), daemon=True).start()
@@ -101,14 +96,14 @@ class Follow:
             except queue.Empty:
                 if self._closed.is_set():
                     return
-                yield messages.Tick()
+                yield [messages.Tick()], ()
                 continue
             if found is None:
                 return
             if isinstance(found, BaseException):
                 raise found
             self._room.release()
-            yield from found
+            yield found
 
     def close(self) -> None:
         """Stop following; the run continues. Its threads, which only read, end without being waited for."""
@@ -117,13 +112,8 @@ class Follow:
         for reader in self._readers.values():
             reader.end()
 
-    def over(self) -> None:
-        """Stop waiting indefinitely for unreachable nodes, as the outcome of the run is decided."""
-        with self._lock:
-            self._known = observed.decided(self._known, _now())
-
     def _wanted(self, name: str) -> Wanted:
-        return self._known.nodes[name].wanted()
+        return self.known.nodes[name].wanted()
 
     def _take(self, event: Event | FilesCollected) -> None:
         """Note an event, queue the messages about it, and pause its thread while too many wait.
@@ -136,14 +126,16 @@ class Follow:
         self._require_login(event)
         name = event.node if isinstance(event, Event) else ""
         with self._lock:
-            before, (self._known, found) = self._known, observed.reduce(self._known, event, _now())
+            before, (self.known, found, actions) = self.known, observed.reduce(self.known, event, _now())
+            if self.known.all_ended:
+                self.all_ended.set()
             if found:
-                self._queue.put(found)
-            if self._known.finished:
+                self._queue.put((found, actions))
+            if self.known.finished:
                 self._queue.put(None)
         if isinstance(event, Appended):
             self._store(event)
-        elif name and self._known.nodes[name].has_ended and not before.nodes[name].has_ended:
+        elif name and self.known.nodes[name].has_ended and not before.nodes[name].has_ended:
             self._readers[name].end()  # its files no longer grow
             self._due.set()
         while found and not self._room.acquire(timeout=TICK):
@@ -181,7 +173,7 @@ class Follow:
     def _wait_for(self, reader: NodeReader) -> None:
         """Wait until the container has ended and is not restarted; reconnect as often as needed."""
         at_most = QUEUE if cluster_name(reader.node.host) is not None else GLANCE if self._brief else WAIT
-        while how := observed.next_wait(self._known.nodes[reader.name], at_most):
+        while how := observed.next_wait(self.known.nodes[reader.name], at_most):
             pause, limit = how
             if self._stop.wait(pause):
                 return
@@ -191,7 +183,7 @@ class Follow:
         """Follow its files as they grow, reconnecting as often as needed, then read the rest."""
 
         def running() -> bool:
-            return not (self._known.nodes[reader.name].has_ended or self._stop.is_set())
+            return not (self.known.nodes[reader.name].has_ended or self._stop.is_set())
 
         if self._resumed:
             with suppress(FileNotFoundError, LauncherError):
@@ -202,12 +194,12 @@ class Follow:
             except LauncherError:  # reported by the thread that waits for the container; the offsets are kept
                 if running():
                     self._stop.wait(observed.RETRY)
-        while not (self._known.nodes[reader.name].rest_read or self._stop.is_set()):
+        while not (self.known.nodes[reader.name].rest_read or self._stop.is_set()):
             self._read_rest(reader)
 
     def _read_rest(self, reader: NodeReader) -> None:
         """Read the rest from the node or, if it is unreachable after it ended, from the collected files."""
-        node = self._known.nodes[reader.name]
+        node = self.known.nodes[reader.name]
         if not (node.collected and node.away):
             try:
                 reader.read_rest(reader.engine.files, reader.node.output)
@@ -226,9 +218,9 @@ class Follow:
     def _keep_alive(self) -> None:
         """While a rank is debugged, the run does not hang: its own node knows that, but that of rank 0 does not."""
         while not self._stop.wait(BEAT):
-            nodes = self._known.nodes
-            if all(node.has_ended for node in nodes.values()):
+            if self.known.all_ended:
                 return
+            nodes = self.known.nodes
             if any(node.debugged for node in nodes.values()):
                 for name in (name for name, node in nodes.items() if not (node.has_ended or node.away)):
                     with suppress(LauncherError):  # a node that does not answer is reported by the thread that waits
@@ -237,12 +229,12 @@ class Follow:
     def _collect(self) -> None:
         """Collect TensorBoard logs and other files periodically, and all files of an ended node immediately."""
         record, engines = self._attached.record, self._attached.engines
-        while not self._known.collected:
-            self._due.wait(self._known.pause)
+        while not self.known.collected:
+            self._due.wait(self.known.pause)
             self._due.clear()
             if self._stop.is_set():
                 return
-            names, final = observed.to_collect(self._known)
+            names, final = observed.to_collect(self.known)
             folders = output_folders(engines, [self._readers[name].node for name in names])
             try:
                 results = collect(folders, record.paths.root, mask=record.mask, code=record.sent_code)
@@ -251,9 +243,9 @@ class Follow:
                 results = [Collected(0, (NodeUnfit(folder.node, what, "launcher fetch"),)) for folder in folders]
             each = {name: result for folder, result in zip(folders, results, strict=True) for name in folder.nodes}
             found = FilesCollected(each, final)
-            if found.new and not self._known.gradients:
+            if found.new and not self.known.gradients:
                 with suppress(Exception):  # read again at the end, and said then
-                    apart = "" if final or self._known.apart else membership.so_far(record)
+                    apart = "" if final or self.known.apart else membership.so_far(record)
                     found = replace(found, gradients=gradients.line(record), apart=apart)
             self._take(found)
 

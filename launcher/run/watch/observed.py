@@ -1,6 +1,7 @@
-"""What is known of the nodes of a run that is followed, and what there is to say about them: a pure function of events.
+"""What is known of a run that is followed; what there is to say about it, and when its peers are stopped: a pure
+function of events.
 
-`follow` executes it: its threads read what is wanted next, and the messages go to whoever follows the run.
+`follow` calls it: its threads read what is wanted next. `supervise` hands the messages on, and executes the actions.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ RETRY_SELDOM = 15.0  # while a node is unreachable
 GIVE_UP = 30.0  # seconds to wait for an unreachable node of a run that has ended elsewhere
 COLLECT_EVERY = 5.0
 COLLECT_SELDOM = 30.0  # while no file has changed
+# After a rank has failed, torchrun and the communication library usually stop its peers within two seconds. Peers that
+# still run after PEER_TIMEOUT are stopped.
+PEER_TIMEOUT = 3.0
+DONE_TIMEOUT = 10.0  # for the nodes of a finished run, while they notify each other
 
 
 @dataclass(frozen=True)
@@ -91,14 +96,32 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class StopPeers:
+    """Stop the nodes that still run `after` seconds from now (see `to_stop`)."""
+
+    after: float
+
+
+@dataclass(frozen=True)
+class TellBudget:
+    """Tell the nodes that the run has reached its budget."""
+
+
+Action = StopPeers | TellBudget
+End = messages.NodeEnded | messages.NodeGone | messages.NodeRemoved
+
+
+@dataclass(frozen=True)
 class ObservedNode:
     """What is known of one node. Times are those of Moment.at; inf: never.
 
+    Not in parts (connection, log, attempts, collecting): most events change fields of two, and `replace` would nest.
+
     answered: Moment.clock of its last answer. lost: when it stopped answering. failures: requests for its state that
     failed in a row. killed: its container was killed, and may be about to be removed. waits: for what, in a queue.
-    attempts: content of that file; `starts`, `worlds`, `over`, `stopped` and `budget` of it were reported. rest_read:
-    nothing of its files remains to be read. collected: the same of collecting, or it is impossible, because of
-    `problem`.
+    attempts: content of that file; `starts`, `worlds`, `over`, `stopped` and `budget` of it were reported. end: what
+    was said of the end of its container. rest_read: nothing of its files remains to be read. collected: the same of
+    collecting, or it is impossible, because of `problem`.
     """
 
     node: NodeOfRun
@@ -118,6 +141,7 @@ class ObservedNode:
     failures: int = 0
     lost: float = math.inf
     ended: float = math.inf
+    end: End | None = None
     rest_read: bool = False
     collected: bool = False
     problem: LauncherError | None = None
@@ -128,7 +152,7 @@ class ObservedNode:
 
     @property
     def has_ended(self) -> bool:
-        return self.ended < math.inf
+        return self.end is not None
 
     @property
     def generation(self) -> int:
@@ -152,27 +176,77 @@ class ObservedNode:
 
 @dataclass(frozen=True)
 class Observed:
-    """What is known of all followed nodes. elastic: the job has min_nodes. isolates: its runtime isolates paths.
+    """What is known of a run and all of its followed nodes.
 
-    moves, generation: the output of rank 0 is shown, wherever it is; the newest generation. decided: since when the
-    outcome of the run no longer depends on nodes that do not answer (Moment.at). pause: seconds until files are
-    collected again. missed: what could not be collected, each once. gradients, apart: what was said about them.
+    elastic: the job has min_nodes. isolates: its runtime isolates paths. unreachable: number of nodes that were so when
+    following began. may_lose: number of nodes that the run can lose. moves, generation: the output of rank 0 is shown,
+    wherever it is; the newest generation. stopped_by: the first user who stopped the run. decided: since when its
+    outcome no longer depends on nodes that do not answer (Moment.at): it has failed, is done or is being stopped.
+    stopping: a StopPeers was returned, and no node came back since. pause: seconds until files are collected again.
+    missed: what could not be collected, each once. gradients, apart: what was said about them.
     """
 
     nodes: Mapping[str, ObservedNode]
     elastic: bool
     isolates: bool
+    unreachable: int = 0
+    may_lose: int = 0
     moves: bool = False
     generation: int = 0
+    stopped_by: str | None = None
     decided: float = math.inf
+    stopping: bool = False
     pause: float = COLLECT_EVERY
     missed: Mapping[str, str] = field(default_factory=dict)
     gradients: str = ""
     apart: str = ""
 
     @property
+    def states(self) -> Mapping[str, ContainerState]:
+        """How the containers ended, by node."""
+        return {name: node.end.state for name, node in self.nodes.items() if isinstance(node.end, messages.NodeEnded)}
+
+    @property
+    def missing(self) -> Mapping[str, messages.NodeGone | messages.NodeRemoved]:
+        """The nodes that were given up or lost their container, the first one first."""
+        ends = [node.end for node in sorted(self.nodes.values(), key=lambda node: node.ended)]
+        return {end.node: end for end in ends if isinstance(end, (messages.NodeGone, messages.NodeRemoved))}
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every container has ended; their files may still be collected."""
+        return all(node.has_ended for node in self.nodes.values())
+
+    @property
+    def budget(self) -> bool:
+        """Whether the run has reached its budget, and its nodes end, with whatever exit code."""
+        return any(node.budget for node in self.nodes.values())
+
+    @property
+    def failed(self) -> bool:
+        """Whether a node has failed, and the others cannot go on."""
+        exited = 0 if self.budget else sum(state.exit_code != 0 for state in self.states.values())
+        given_up = any(node.over for node in self.nodes.values())  # the nodes do not restart the program
+        return given_up or self.unreachable + len(self.missing) + exited > self.may_lose
+
+    @property
+    def done(self) -> bool:
+        """Whether a job with min_nodes has finished on a node, which then notifies the other reachable nodes."""
+        return self.may_lose > 0 and any(state.exit_code == 0 for state in self.states.values())
+
+    @property
     def collected(self) -> bool:
         return all(node.collected for node in self.nodes.values())
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the files of all ended nodes were collected."""
+        return all(node.collected for node in self.nodes.values() if node.has_ended)
+
+    @property
+    def not_collected(self) -> Mapping[str, LauncherError]:
+        """Nodes whose files could not be collected at the end, with the reason."""
+        return {name: node.problem for name, node in self.nodes.items() if node.problem is not None}
 
     @property
     def finished(self) -> bool:
@@ -181,7 +255,14 @@ class Observed:
 
 
 def begin(
-    nodes: Iterable[NodeOfRun], shown: Iterable[Shown], now: Moment, *, elastic: bool, isolates: bool
+    nodes: Iterable[NodeOfRun],
+    shown: Iterable[Shown],
+    now: Moment,
+    *,
+    elastic: bool,
+    isolates: bool,
+    unreachable: int = 0,
+    may_lose: int = 0,
 ) -> Observed:
     """Return what is known before anything was read. shown: at most one file per node."""
     logs = {each.node.name: each for each in shown}
@@ -200,12 +281,7 @@ def begin(
         world = log.world if log else None
         found[node.name] = _with_rank_zero(first, world) if world and world.members[0] == node.name else first
     moves, newest = any(each.moves for each in logs.values()), max((world.number for world in worlds), default=0)
-    return Observed(found, elastic, isolates, moves, newest)
-
-
-def decided(known: Observed, now: Moment) -> Observed:
-    """Return what is known once the outcome no longer depends on unreachable nodes: they are soon given up."""
-    return replace(known, decided=min(known.decided, now.at))
+    return Observed(found, elastic, isolates, unreachable, may_lose, moves=moves, generation=newest)
 
 
 def next_wait(node: ObservedNode, at_most: float) -> tuple[float, float] | None:
@@ -224,8 +300,26 @@ def to_collect(known: Observed) -> tuple[Sequence[str], bool]:
     return (ended, True) if ended else ([name for name, node in left.items() if not node.away], False)
 
 
-def reduce(known: Observed, event: Event | FilesCollected, now: Moment) -> tuple[Observed, Sequence[Message]]:
-    """Return what is known after an event, and the messages about it."""
+def to_stop(known: Observed) -> Sequence[str]:
+    """Return the nodes to stop after StopPeers.
+
+    In a finished run, these are only nodes that were away when the others finished: reachable ones that are not part of
+    the newest generation. If a user stops the run, or at its budget, they are none: all nodes get the time to save a
+    checkpoint.
+    """
+    if known.all_ended or known.stopped_by is not None or known.budget:
+        return ()
+    left = [node for node in known.nodes.values() if not isinstance(node.end, messages.NodeEnded)]
+    if known.done:
+        newest = max(node.generation for node in known.nodes.values())
+        left = [node for node in left if not node.away and node.generation < newest]
+    return [node.node.name for node in left]
+
+
+def reduce(
+    known: Observed, event: Event | FilesCollected, now: Moment
+) -> tuple[Observed, Sequence[Message], Sequence[Action]]:
+    """Return what is known after an event, the messages about it, and what to do after these."""
     before = known
     found: Sequence[Message]
     if isinstance(event, FilesCollected):
@@ -237,7 +331,24 @@ def reduce(known: Observed, event: Event | FilesCollected, now: Moment) -> tuple
         known = _with(known, node)
     if isinstance(event, (FilesCollected, WaitFailed)) and known.collected and not before.collected:
         found = [*found, *map(messages.NotCollected, known.missed.values())]
-    return known, found
+    actions: Sequence[Action] = ()
+    if found and known is not before:  # output decides nothing
+        known, actions = _decided(known, found, now)
+    return known, found, actions
+
+
+def _decided(known: Observed, found: Sequence[Message], now: Moment) -> tuple[Observed, Sequence[Action]]:
+    """Add since when the run is decided; return what is to be done. found: what has just been said."""
+    if any(isinstance(message, messages.NodeBack) for message in found):
+        known = replace(known, stopping=False)  # if it was unreachable when the run failed, it must still be stopped
+    over = known.failed or known.done
+    if known.decided == math.inf and (over or known.stopped_by is not None):
+        known = replace(known, decided=now.at)
+    actions: list[Action] = [TellBudget() for message in found if isinstance(message, messages.NodeBudget)]
+    if over and not known.stopping:
+        known = replace(known, stopping=True)
+        actions.append(StopPeers(PEER_TIMEOUT if known.failed else DONE_TIMEOUT))
+    return known, actions
 
 
 def _with(known: Observed, *changed: ObservedNode) -> Observed:
@@ -253,8 +364,7 @@ def _of_node(known: Observed, node: ObservedNode, event: Event, now: Moment) -> 
         case StateSeen(state=state):
             return _seen(node, state, now)
         case ContainerRemoved():
-            folder = "" if known.isolates else node.node.output
-            return replace(node, ended=now.at), [messages.NodeRemoved(name, folder)]
+            return _ended(node, messages.NodeRemoved(name, "" if known.isolates else node.node.output), now)
         case WaitFailed(error=error):
             return _failed(known, node, error, now)
         case RestFailed(error=NodeUnreachable() as error):
@@ -279,17 +389,21 @@ def _seen(node: ObservedNode, state: ContainerState, now: Moment) -> Step:
         found.append(messages.NodeWaits(node.node.name, state.error, queued))
         node = replace(node, waits=state.error)
     if state.phase.ended:
-        found.append(messages.NodeEnded(node.node.name, state))
-        node = replace(node, ended=now.at)
+        node, end = _ended(node, messages.NodeEnded(node.node.name, state), now)
+        found += end
     return node, found
 
 
 def _failed(known: Observed, node: ObservedNode, error: LauncherError, now: Moment) -> Step:
     node, found = _lost(node, error, now)
-    if _hopeless(known, node, now):
-        found.append(messages.NodeGone(node.node.name, str(error), node.answered))
-        return replace(node, ended=now.at, collected=True), found  # nothing more can be collected
-    return replace(node, killed=False, failures=node.failures + 1), found
+    if not _hopeless(known, node, now):
+        return replace(node, killed=False, failures=node.failures + 1), found
+    node, end = _ended(node, messages.NodeGone(node.node.name, str(error), node.answered), now)
+    return replace(node, collected=True), [*found, *end]  # nothing more can be collected
+
+
+def _ended(node: ObservedNode, end: End, now: Moment) -> Step:
+    return replace(node, ended=now.at, end=end), [end]
 
 
 def _hopeless(known: Observed, node: ObservedNode, now: Moment) -> bool:
@@ -359,7 +473,9 @@ def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observ
             known = _moved(known, name, world)
             found.append(messages.RankZeroMoved(name, world))
     found += [messages.NodeOver(name, why)] if why else []
-    found += [messages.NodeStopped(name, by)] if by is not None else []
+    if by is not None:
+        known = replace(known, stopped_by=known.stopped_by or by)
+        found.append(messages.NodeStopped(name, by))
     return known, found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -13,17 +12,17 @@ from launcher.extras import extra
 from launcher.node.parallel import in_background, run_all_settled
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.end.evidence import gather
+from launcher.run.end.evidence import Evidence, collective_failed, gather
 from launcher.run.end.explain import of_cluster
 from launcher.run.end.outcome import conclude, lost_node, uncollected
 from launcher.run.end.stop import GRACE as SAVING
 from launcher.run.locate import Attached, Owner
 from launcher.run.result import Outcome
+from launcher.run.state import HANG_CODE
 from launcher.run.watch import messages
 from launcher.run.watch.follow import Follow
 from launcher.run.watch.messages import Message
-from launcher.run.watch.observed import Shown
-from launcher.run.watch.peers import Supervised, first_signal, reduce, to_stop
+from launcher.run.watch.observed import Action, Shown, StopPeers, to_stop
 
 # A peer that is stopped gets SIGKILL after GRACE: 15 s in total after the failure, plus HANG_STACKS after a hang.
 GRACE = 10.0
@@ -46,12 +45,9 @@ class Supervision:
         for node in attached.nodes[:1]:
             of_cluster(node.host)  # loaded now, as the launcher may be upgraded meanwhile
         self._following = Follow(attached, shown, resumed=resumed, brief=reads_only)
-        self._messages = iter(self._following)
-        nodes = tuple(node.name for node in attached.nodes)
-        self._known = Supervised(nodes, len(attached.unreachable), attached.may_lose)  # replaced as a whole
+        self._messages = self._supervise()
         self._problems: list[str] = []  # of what does not change the outcome
         self._left = False  # closed before the run ended
-        self._all_ended = threading.Event()
         self._stopping: Callable[[], None] | None = None
 
     def messages(self) -> Iterator[Message]:
@@ -59,10 +55,7 @@ class Supervision:
 
         Raises the error of a worker thread, or RuntimeError if another thread has closed this object.
         """
-        for message in self._messages:
-            if self._records:
-                _record(self._attached.record, message)
-            self._take(message)
+        for message in self._messages:  # noqa: UP028 - `yield from` would close it where a caller pauses
             yield message
         if self._left:  # the run has not ended
             raise RuntimeError("no longer connected: the Run was closed while a thread waited for it")
@@ -72,7 +65,7 @@ class Supervision:
     @property
     def all_ended(self) -> bool:
         """Whether every container has ended; their files may still be collected."""
-        return self._known.all_ended
+        return self._following.known.all_ended
 
     def close(self) -> None:
         """Stop following; the run continues."""
@@ -85,44 +78,46 @@ class Supervision:
         Return it, the error of recording it, or "", and errors that do not change it.
         """
         self.close()
-        known, record, problems = self._known, self._attached.record, self._problems
-        missing = {name: uncollected(name, error) for name, error in self._following.not_collected.items()}
+        known, record, problems = self._following.known, self._attached.record, self._problems
+        missing = {name: uncollected(name, error) for name, error in known.not_collected.items()}
         missing |= {name: lost_node(message) for name, message in known.missing.items()}
-        outcome = conclude(self._attached, known.ended, missing, known.stopped_by, problems.append)
+        outcome = conclude(self._attached, known.states, missing, known.stopped_by, problems.append)
         problem = extra("result.json was not written", lambda: record.finish(outcome.to_dict()), "", problems.append)
         record.event("ended", state=outcome.state.value, failure=outcome.failure)
         return outcome, problem, problems
 
-    def _take(self, message: Message) -> None:
-        """Update the state of the run; stop the other nodes if it has failed or finished."""
-        self._known, stop = reduce(self._known, message)
-        if self._known.decided:
-            self._following.over()
-        if isinstance(message, messages.NodeBack):
-            self._stopping = None
-        if isinstance(message, messages.NodeBudget) and self._may_stop:
+    def _supervise(self) -> Iterator[Message]:
+        """Record messages, execute the actions, then yield the messages: while a caller pauses, nothing is stopped."""
+        for found, actions in self._following:
+            for message in found:
+                if self._records:
+                    _record(self._attached.record, message)
+            for action in actions:
+                if self._may_stop:
+                    self._execute(action)
+            yield from found
+
+    def _execute(self, action: Action) -> None:
+        if isinstance(action, StopPeers):
+            self._stopping = in_background(partial(self._stop_peers, action.after))
+        else:
             in_background(self._tell_budget)
-        if stop and self._may_stop:
-            self._stopping = in_background(partial(self._stop_peers, stop.after))
-        if self._known.all_ended:
-            self._all_ended.set()
 
     def _stop_peers(self, after: float) -> None:
         """Stop peers that have not exited by then. A stopped container is not restarted by its policy."""
-        if self._all_ended.wait(after):
+        if self._following.all_ended.wait(after):
             return
-        known, attached = self._known, self._attached
-        names = to_stop(known, self._following.left_out())
+        known, attached = self._following.known, self._attached
+        names = to_stop(known)
         left = [node for node in attached.nodes if node.name in names]
         if not left:
             return
-        root, nodes = attached.record.paths.root, attached.nodes
-        ended = [node for node in nodes if node.name in known.ended]
+        root, states = attached.record.paths.root, known.states
+        ended = [node for node in attached.nodes if node.name in states]
 
         def first() -> str:
-            return first_signal(
-                [gather(root, node, known.ended[node.name]) for node in ended], up_to_date=self._following.up_to_date
-            )
+            evidence = [gather(root, node, states[node.name]) for node in ended]
+            return _first_signal(evidence, up_to_date=self._following.known.up_to_date)
 
         signal = extra("the logs of the nodes that ended could not be read", first, "", self._problems.append)
         run_all_settled([partial(self._stop_peer, node, signal) for node in left])
@@ -132,10 +127,12 @@ class Supervision:
 
         Again until they have ended: one may be away, or its script may just start.
         """
-        while not (self._left or self._all_ended.is_set()):
-            others = [node for node in self._attached.nodes if node.name not in self._known.ended]
+        all_ended = self._following.all_ended
+        while not (self._left or all_ended.is_set()):
+            states = self._following.known.states
+            others = [node for node in self._attached.nodes if node.name not in states]
             run_all_settled([partial(self._tell_node, node) for node in others])
-            self._all_ended.wait(TELL)
+            all_ended.wait(TELL)
 
     def _tell_node(self, node: NodeOfRun) -> None:
         """If the file cannot be written, stop the container: a program gets the same time to save."""
@@ -151,11 +148,22 @@ class Supervision:
         try:
             if signal:
                 engine.signal(node.container, signal)
-                self._all_ended.wait(HANG_STACKS if signal == "QUIT" else STACKS)
+                self._following.all_ended.wait(HANG_STACKS if signal == "QUIT" else STACKS)
             engine.stop(node.container, GRACE)
             record.event("peer stopped", node=node.name)
         except LauncherError as error:
             record.event("peer not stopped", node=node.name, reason=str(error))
+
+
+def _first_signal(ended: Sequence[Evidence], *, up_to_date: bool) -> str:
+    """Return the signal that peers get before they are stopped, "" for none, for a node that all others may wait for.
+
+    ended: evidence of the nodes that ended. up_to_date: it is complete. QUIT: stacks of all threads; URG: the dump of
+    the flight recorder.
+    """
+    if any(one.state.exit_code == HANG_CODE for one in ended):
+        return "QUIT"
+    return "URG" if collective_failed(ended) or not up_to_date else ""
 
 
 def _record(record: Record, message: Message) -> None:

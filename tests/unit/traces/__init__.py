@@ -16,7 +16,7 @@ from launcher.records.store import NodeOfRun
 from launcher.run.watch import messages, observed
 from launcher.run.watch.attempts import World
 from launcher.run.watch.messages import Message
-from launcher.run.watch.observed import FilesCollected, Moment, Observed, RestRead, Shown
+from launcher.run.watch.observed import Action, FilesCollected, Moment, Observed, RestRead, Shown, StopPeers
 from launcher.run.watch.reader import Appended, Event, StateSeen, WaitFailed
 
 TRACES = sorted(file.stem for file in Path(__file__).parent.glob("*.jsonl"))
@@ -39,8 +39,15 @@ def started(line: dict[str, Any]) -> Observed:
     shown = [
         Shown(nodes[each["node"]], f"{OUT}/logs/{each['node']}.log", moves=each["moves"]) for each in start["shown"]
     ]
-    elastic, isolates = start["min_nodes"] > 0, start["runtime"] == "docker"
-    return observed.begin(nodes.values(), shown, Moment(0, line["clock"]), elastic=elastic, isolates=isolates)
+    least = start["min_nodes"]
+    return observed.begin(
+        nodes.values(),
+        shown,
+        Moment(0, line["clock"]),
+        elastic=least > 0,
+        isolates=start["runtime"] == "docker",
+        may_lose=len(nodes) - least if least else 0,
+    )
 
 
 def event_of(line: dict[str, Any], known: Observed) -> Event | FilesCollected | None:
@@ -87,3 +94,9 @@ def message_of(line: dict[str, Any]) -> Message:
         fields["data"] = fields["data"].encode("latin-1")
     made: Message = getattr(messages, line["message"])(**fields)
     return made
+
+
+def line_of(action: Action) -> dict[str, Any]:
+    if isinstance(action, StopPeers):
+        return {"action": "stop peers", "timeout": action.after}
+    return {"action": "tell budget"}
