@@ -56,8 +56,8 @@ def compile_blocks(model: nn.Module, blocks: Sequence[nn.Module], config: Config
     names = {part: name for name, part in model.named_modules()}
     for block in blocks:
         what = (
-            f"block {names[block]} was compiled {limit} times with those of its class, as often as the run has kinds "
-            f"of batches and the model blocks"
+            f"block {names[block]} was compiled {limit} times with those of its class, once for each block and kind of "
+            f"batch"
         )
         block.forward = partial(_called, _compile(block.forward, config.compile_mode), (what, "inputs"))
     inside = {parameter for block in blocks for parameter in block.parameters()}

@@ -38,13 +38,19 @@ from train.step import Step, same_parts
 
 def problems(config: Config, processes: int) -> Iterator[str]:
     """Yield reasons to reject these options with this number of processes."""
-    if not hasattr(torch.distributed.fsdp, "fully_shard"):
+    shard = getattr(torch.distributed.fsdp, "fully_shard", None)
+    if not shard:
         yield (
             f"--parallel {config.parallel} needs torch.distributed.fsdp.fully_shard, which torch {torch.__version__} "
             "lacks; use an image with torch 2.6 or newer, or --parallel ddp"
         )
     if processes == 1:
         yield f"--parallel {config.parallel} shards the weights over processes; start two or more (processes: 2)"
+    if shard and config.compile and "ignored_params" not in inspect.signature(shard).parameters:
+        yield (
+            f"--parallel {config.parallel} with --compile needs fully_shard's ignored_params, which torch "
+            f"{torch.__version__} lacks; use an image with torch 2.7 or newer, or remove --compile"
+        )
     if config.compile and config.compile_mode in CUDA_GRAPHS:
         yield (
             f"--parallel {config.parallel} with --compile-mode {config.compile_mode}: a CUDA graph reads weights at "
@@ -80,17 +86,6 @@ def only_products(block: nn.Module) -> bool:
     """Whether autocast rounds all weights of a block, apart from those of `unrounded`: 16 bits suffice."""
     holders = [part for part in block.modules() if any(True for _ in part.parameters(recurse=False))]
     return all(isinstance(part, PRODUCTS) or not any(True for _ in part.children()) for part in holders)
-
-
-def check_compiled(config: Config, precision: Precision) -> None:
-    """Raise TrainError if this torch cannot keep norms in fp32 without hooks inside of the compiled blocks."""
-    known = inspect.signature(torch.distributed.fsdp.fully_shard).parameters
-    if precision.autocast and "ignored_params" not in known:
-        raise TrainError(
-            f"--parallel {config.parallel} with --compile and --amp {precision.name} needs fully_shard's "
-            f"ignored_params, which torch {torch.__version__} lacks; use torch 2.7 or newer, or --amp none, or remove "
-            f"--compile"
-        )
 
 
 def weights(parts: Iterable[nn.Module]) -> set[nn.Parameter]:
@@ -162,7 +157,6 @@ class ShardedStep(Step):
     def __init__(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
         """`model` may be on the CPU: its blocks are moved to the device and sharded one by one."""
         if config.compile:
-            check_compiled(config, precision)
             self.compiled = compile_blocks(model, blocks(model), config)
         self._kept: Any = []  # layers with a group of their own, gathered until they are resharded
         self._sharded: Any = model  # fully_shard adds methods to the model's class

@@ -1,7 +1,8 @@
 """--compile of the blocks of a model, with graphs that run as they are."""
 
 import copy
-from contextlib import nullcontext
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +13,8 @@ from tests.train.runs import OLD
 from tests.train.trainer.test_step import counting
 from train.compiled import compile_blocks, kinds
 from train.config import Config
-from train.distributed.fsdp import blocks, check_compiled
+from train.distributed.fsdp import blocks, problems
 from train.errors import TrainError
-from train.precision import choose_precision
 
 CONFIG = Config(data="", image_size=8, compile=True, parallel="fsdp")
 
@@ -66,10 +66,12 @@ def test_a_block_in_two_places_is_one() -> None:
     assert blocks(nn.Sequential(nn.Sequential(block), nn.Sequential(block))) == [block]
 
 
-def test_a_torch_that_would_need_hooks_inside_of_a_block_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As 2.6 in mixed precision, where norms keep their weights in fp32."""
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
+def test_a_torch_that_would_need_hooks_inside_of_a_block_is_refused_by_name(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 2.6, in mixed precision, where norms keep their weights in fp32."""
+    assert not list(problems(replace(CONFIG, parallel=kind), 2))
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", lambda module, *, mesh, mp_policy: module)
-    for amp in ("none", "bf16"):
-        precision = choose_precision(Config(data="", amp=amp), torch.device("cpu"))
-        with pytest.raises(TrainError, match=r"which torch \S+ lacks; use") if amp == "bf16" else nullcontext():
-            check_compiled(CONFIG, precision)
+    (found,) = problems(replace(CONFIG, parallel=kind), 2)
+    assert re.match(rf"--parallel {kind} with --compile needs .*, which torch \S+ lacks; use", found)
