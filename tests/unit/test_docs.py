@@ -96,3 +96,13 @@ def test_the_tests_that_pages_name_exist() -> None:
     for path in (*DOCS.rglob("*.md"), *root.glob("*.md")):
         named = re.findall(r"\btest_\w+(?:\.py)?", path.read_text(encoding="utf-8"))
         assert [name for name in named if name not in known and f"{name}.py" not in known] == [], path.name
+
+
+def test_the_modules_that_pages_about_the_inside_name_exist() -> None:
+    """Those of features, and tests, may be taken away (tests/features/test_features.py)."""
+    root = DOCS.parent
+    places = [root, *(root / name for name in ("launcher", "launcher/node", "train", "tests", "tests/train"))]
+    for path in (DOCS / "internals").glob("*.md"):
+        named = re.findall(r"`([\w/]+/[a-z_0-9]+\.(?:py|sh))`", path.read_text(encoding="utf-8"))
+        core = [name for name in named if "features/" not in name and "test_" not in name]
+        assert [name for name in core if not any((place / name).is_file() for place in places)] == [], path.name
