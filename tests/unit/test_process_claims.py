@@ -12,6 +12,7 @@ from launcher.model.labels import RUN
 from launcher.node.process import folders as process_claims
 from launcher.node.process.engine import ProcessEngine
 from launcher.run.begin.claims import claim_all
+from tests.ports import free_port
 from tests.unit.test_plan import job, node, planned
 
 
@@ -39,11 +40,12 @@ def test_exactly_one_of_many_gets_the_claim() -> None:
     assert holder.labels[RUN] == got[0]
 
 
-@pytest.mark.parametrize(("run", "locked"), [({"module": "train"}, ["launcher-port-29500"]), ({"command": ["a"]}, [])])
-def test_a_single_node_locks_its_port_if_torchrun_listens(run: dict[str, object], locked: list[str]) -> None:
-    plan = planned(job(1, run=run), [node(0)])
+@pytest.mark.parametrize(("run", "listens"), [({"module": "train"}, True), ({"command": ["a"]}, False)])
+def test_a_single_node_locks_its_port_if_torchrun_listens(run: dict[str, object], listens: bool) -> None:
+    port = free_port()  # `claim_all` looks at the ports of this machine
+    plan = planned(job(1, run=run, port=port), [node(0)])
     claim_all(ProcessEngine(plan.master.node), plan)
-    assert [claim.name for claim in process_claims.claims()] == locked
+    assert [claim.name for claim in process_claims.claims()] == [f"launcher-port-{port}"] * listens
 
 
 def test_a_claim_is_released_only_by_its_own_id(home: Path) -> None:
