@@ -139,7 +139,7 @@ def test_hidden_checkpoints_and_generations_are_not_what_a_run_left(tmp_path: Pa
     run = "job-20260101-000000-aaaa"
     node = NodeOfRun("a", "local", 0, f"launcher-{run}-0", f"/h/.launcher/{run}", range(1))
     record = Record.rebuild(run, "process", [node], tmp_path)
-    paths = ("checkpoints/last.pt", "checkpoints/.part", "generations/0001-0/best.pt", "made.csv")
+    paths = ("checkpoints/last.pt", "checkpoints/.of-the-launcher", "generations/0001-0/best.pt", "made.csv")
     files = [Entry(path, 10, 100) for path in paths]
     [found, _] = outputs([Listing(ProcessEngine("a"), node.output, files, NodeClock())], record)
     assert [*found.entries] == ["checkpoints/last.pt", "made.csv"]
