@@ -37,7 +37,7 @@ from launcher.records.revisions import resolved
 from launcher.records.store import Record, find
 from launcher.records.trainer import TRAINER
 from launcher.run.begin.earlier import Earlier, files_of
-from launcher.run.begin.gpus import Waiting, counts, job_facts, wait_for_gpus
+from launcher.run.begin.gpus import Waiting, job_facts, wait_for_gpus, wants_a_number
 from launcher.run.begin.prepare import make_plan, prepare
 from launcher.run.begin.start import start_containers
 from launcher.run.cluster import Destination, kind_of, on_cluster, own_machines
@@ -132,7 +132,7 @@ class _NewRun:
 
     @contextmanager
     def tidied(self) -> Iterator[None]:
-        """Meanwhile, remove what is left of earlier runs of the job."""
+        """Meanwhile, remove the containers of the job's earlier runs that are done, but of the newest one."""
         said = list[str]()
         tidying = in_background(partial(self._tidy, said.append))
         try:
@@ -155,7 +155,7 @@ class _NewRun:
         self.inputs.packed(options.log)
         lock = self.inputs.here / lock_path(job.file) if job.file else None
         found = prepare(job, fleet, allotment, options.log, options.progress, lock, here=self.inputs.here)
-        if counts(job) and time.monotonic() - checked_at > STALE:
+        if wants_a_number(job) and time.monotonic() - checked_at > STALE:
             found = found.at(wait_for_gpus(job, fleet, waiting))
         return found
 

@@ -27,8 +27,8 @@ def of_output(message: str, log: str, known: Mapping[str, str]) -> Cause | None:
 
     message: its traceback, or the end of its log. log: more of its log, in which CUDA and NCCL print more than the
     exception has; read only if the exception is theirs, or if C++ ended the program. known: the `node`, the exit
-    `code`, the `port` of the rendezvous, the `place` of the libraries (IMAGE or NODE) and the `output` folder as the
-    program sees it, as far as they are known.
+    `code`, the `port` of the rendezvous, the `place` of the libraries (IMAGE or NODE), the `output` folder as the
+    program sees it and `memlock` (UNLIMITED), as far as they are known.
     """
     message, log = bounded(message), bounded(log)
     first = first_raised(message)

@@ -21,7 +21,7 @@ from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
 from launcher.node.parallel import in_background, run_all_settled
 from launcher.run.begin.claims import with_claims
-from launcher.run.begin.gpus import counts
+from launcher.run.begin.gpus import wants_a_number
 from launcher.run.begin.prepare import make_image
 
 BUSY = 5.0  # seconds before a machine with GPUs in use is tried again
@@ -87,7 +87,7 @@ class Machines:
         self._away: dict[str, LauncherError] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()
-        hosts = set(self._hosts.values()) if counts(job) else ()
+        hosts = set(self._hosts.values()) if wants_a_number(job) else ()
         self._turns = {host: threading.Lock() for host in sorted(hosts)}
         for node, error in examined.failed.items():
             self.leave_out(node, error, for_good=not examined.room[node])

@@ -26,12 +26,12 @@ def job_facts(job: Job, fleet: Fleet, *, gpus: bool | None = None) -> list[NodeF
 
     Raises NodesFailed.
     """
-    needs = counts(job) if gpus is None else gpus
+    needs = wants_a_number(job) if gpus is None else gpus
     masters = fleet.engines if job.min_nodes else fleet.engines[:1]
     return fleet.each(lambda engine: with_claims(engine, gpus=needs, port=engine in masters))
 
 
-def counts(job: Job) -> bool:
+def wants_a_number(job: Job) -> bool:
     """Return whether the job requests a number of GPUs, which must be idle."""
     return any(isinstance(job.gpus_of(entry), int) for entry in job.machines)
 
@@ -70,7 +70,7 @@ def assume_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Allotment, tuple[
         return allot(job, facts), ()
     except NodesFailed as error:
         rule = "`up` fails now, `up --wait` waits"
-        if counts(job):
+        if wants_a_number(job):
             rule += "; this plan shows the first GPUs of each node"
         idle = [
             replace(

@@ -24,10 +24,10 @@ from launcher.run.end.evidence import Evidence
 from launcher.run.result import Failure
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
-# In torchrun's report, for each rank that failed: its exit code, negative if a signal killed it
 _LINGERS = re.compile(
     r"^launcher: ranks? .* still runs?, \d+ s after ranks? ([\d, ]+) exited with code 0$", re.MULTILINE
 )
+# In torchrun's report, for each rank that failed: its exit code, negative if a signal killed it
 _REPORTED = re.compile(r"\brank\s*:\s*(\d+)(?:[^\[]{0,300}?\bexitcode\s*:\s*(-?\d+))?")
 # Linux signal numbers, as on the nodes; the caller's system may use others
 _NAMES = "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM"
@@ -152,7 +152,10 @@ def failure_of(evidence: Evidence, what: str, fix: str = "", words: str | None =
 
 
 def exit_code(evidence: Evidence) -> int | None:
-    """Return the exit code of the rank that failed first: that of torchrun, from an earlier version, is always 1."""
+    """Return the exit code of the rank that failed first, or, if a signal killed that one, of its container.
+
+    That of torchrun, from an earlier version, is always 1.
+    """
     reported = _reported_code(evidence)
     return reported if reported > 0 and evidence.state.exit_code not in _OWN_CODES else evidence.state.exit_code
 

@@ -38,7 +38,7 @@ class EndedRun:
     """A run that did not succeed.
 
     evidence: of the nodes that have ended, by rank. lost: failures of the others, by node. known: of the run, for
-    faults.lookup.of_output: port, place, output.
+    faults.lookup.of_output.
     """
 
     evidence: Sequence[Evidence]

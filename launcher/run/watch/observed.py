@@ -319,7 +319,7 @@ def to_stop(known: Observed) -> Sequence[str]:
 def reduce(
     known: Observed, event: Event | FilesCollected, now: Moment
 ) -> tuple[Observed, Sequence[Message], Sequence[Action]]:
-    """Return what is known after an event, the messages about it, and what to do after these."""
+    """Return what is known after an event, the messages about it, and what to do."""
     before = known
     found: Sequence[Message]
     if isinstance(event, FilesCollected):

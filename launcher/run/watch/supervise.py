@@ -15,7 +15,7 @@ from launcher.records.store import NodeOfRun, Record
 from launcher.run.end.evidence import Evidence, collective_failed, gather
 from launcher.run.end.explain import of_cluster
 from launcher.run.end.outcome import conclude, lost_node, uncollected
-from launcher.run.end.stop import GRACE as SAVING
+from launcher.run.end.stop import GRACE as DOWN_GRACE
 from launcher.run.locate import Attached, Owner
 from launcher.run.result import Outcome
 from launcher.run.state import HANG_CODE
@@ -24,8 +24,8 @@ from launcher.run.watch.follow import Follow
 from launcher.run.watch.messages import Message
 from launcher.run.watch.observed import Action, Shown, StopPeers, to_stop
 
-# A peer that is stopped gets SIGKILL after GRACE: 15 s in total after the failure, plus HANG_STACKS after a hang.
-GRACE = 10.0
+# After which a peer that is stopped gets SIGKILL: 13 s after the failure, and STACKS, after a hang HANG_STACKS, more
+PEER_GRACE = 10.0
 TELL = 5.0  # seconds after which nodes are told again that the run has reached its budget
 STACKS = 1.0  # seconds for waiting ranks to dump their flight recorder
 HANG_STACKS = 8.0  # after a hang: entry.sh waits 5 s for the dumps before it requests the stacks
@@ -140,7 +140,7 @@ class Supervision:
         try:
             engine.files.append(NodePaths(node.output, node.name).budget, str(int(time.time())), below=node.output)
         except NodeUnfit:
-            engine.stop(node.container, SAVING)
+            engine.stop(node.container, DOWN_GRACE)
 
     def _stop_peer(self, node: NodeOfRun, signal: str) -> None:
         """signal: sent first, as a rank of this node may be the one that all others wait for; "": none."""
@@ -149,7 +149,7 @@ class Supervision:
             if signal:
                 engine.signal(node.container, signal)
                 self._following.all_ended.wait(HANG_STACKS if signal == "QUIT" else STACKS)
-            engine.stop(node.container, GRACE)
+            engine.stop(node.container, PEER_GRACE)
             record.event("peer stopped", node=node.name)
         except LauncherError as error:
             record.event("peer not stopped", node=node.name, reason=str(error))
