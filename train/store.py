@@ -100,7 +100,8 @@ class Files:
             folder = self._config.checkpoint_folder
             if (sharded := folder / "last.sharded").exists():
                 raise TrainError(
-                    f"{sharded} was saved with --parallel fsdp or hsdp; use one of them again, or another --output"
+                    f"{sharded} was saved with --parallel fsdp or hsdp, and goes on with one of these; to begin "
+                    f"anew from its weights: another --output, --pretrained {folder / 'best.pt'}"
                 )
             check_replaceable(folder)
 

@@ -78,8 +78,8 @@ class Attached:
 
     @property
     def size(self) -> int:
-        """Number of nodes of the run."""
-        return len(self.nodes) + len(self.unreachable) + len(self.elsewhere)
+        """Number of nodes of the run, also of those that have no container any more or were not asked."""
+        return max(len(self.record.nodes()), len(self.nodes) + len(self.unreachable) + len(self.elsewhere))
 
     @property
     def elsewhere(self) -> Sequence[str]:

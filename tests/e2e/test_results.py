@@ -265,6 +265,22 @@ def test_what_down_could_not_download_of_a_run_that_nobody_followed_is_said_once
     assert (home_cli.runs()[-1] / "logs" / "local.log").read_text() == "over\n"
 
 
+def test_the_victim_of_a_node_whose_container_is_gone_is_not_named(home_cli: Cli, tmp_path: Path) -> None:
+    """It was removed while nobody followed the run, whose nodes are then found by the containers that they have."""
+    error = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+    script = f"until [ -e '{tmp_path}/go' ]; do sleep 0.1; done; echo '{error} [127.0.0.1]:12345' >&2; exit 1"
+    home_cli(
+        "up", "-d", home_cli.job("cut", **process_job(nodes=["local", "local"], run={"command": ["sh", "-c", script]}))
+    )
+    run = home_cli.runs()[-1].name
+    shutil.rmtree(Path(home_cli.env["HOME"], ".launcher", run, ".node", "local-1"))
+    (tmp_path / "go").touch()
+    while json.loads(home_cli("status", "--json").stdout)["state"] in ("running", "created"):
+        pass
+    home_cli("down", "--all", "--nodes", "local")
+    assert home_cli.result() == {"run": run, "state": "failed", "exit_code": 1}
+
+
 def test_a_run_is_not_called_done_by_those_of_its_nodes_that_are_left(home_cli: Cli, tmp_path: Path) -> None:
     """From another folder, which knows the nodes by the containers that they have."""
     nodes = process_job(nodes=["local", "local"], run={"command": ["true"]})

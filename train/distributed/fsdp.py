@@ -88,6 +88,17 @@ def only_products(block: nn.Module) -> bool:
     return all(isinstance(part, PRODUCTS) or not any(True for _ in part.children()) for part in holders)
 
 
+def check_mean(world: World) -> None:
+    """Raise TrainError if gradients would be summed where fully_shard asks for a mean, as over gloo in torch 2.7."""
+    mean = torch.empty(1, device=world.device)
+    dist.reduce_scatter_tensor(mean, torch.ones(world.size, device=world.device), op=dist.ReduceOp.AVG)
+    if mean.item() != 1:
+        raise TrainError(
+            f"--parallel fsdp and hsdp: torch {torch.__version__} sums gradients over processes in place of "
+            f"averaging them on {world.device.type}; use a newer torch, or --parallel ddp"
+        )
+
+
 def weights(parts: Iterable[nn.Module]) -> set[nn.Parameter]:
     """Return the parameters of all parts."""
     return {parameter for part in parts for parameter in part.parameters()}
@@ -166,6 +177,7 @@ class ShardedStep(Step):
     def _shard(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # not in torch before 2.6, see `problems`
 
+        check_mean(world)
         if config.parallel == "hsdp":
             mesh = nodes_and_ranks(world, config.timeout)
         else:

@@ -79,7 +79,10 @@ class Shards:
 
     def _select(self) -> Loaded | None:
         if self._config.resume != "none" and (whole := self._folder / "last.pt").exists():
-            raise TrainError(f"{whole} was saved without --parallel fsdp or hsdp; use another --output")
+            raise TrainError(
+                f"{whole} was saved without --parallel fsdp or hsdp, and goes on with ddp, the default; to begin anew "
+                f"from its weights: another --output, --pretrained {whole}"
+            )
         names, world = (LAST, PREVIOUS), self._world
         verified = partial(_verified, world=world)
         if not is_url(url := self._config.resume):

@@ -17,6 +17,7 @@ from launcher.run.result import Failure
 from launcher.run.saved import checkpoint_of
 
 COMMAND = "launcher up JOB --resume RUN"  # in a fix, in place of the run's own
+_REFUSED = 2  # with which the trainer, argparse and Python itself refuse what they were started with
 _MARGIN = 2.0  # seconds: both times are rounded
 # Prints when the machine's first process started: `<boot time, epoch seconds> <1/100 seconds after it>`.
 _STARTED = r"""
@@ -47,9 +48,12 @@ def _machine_started(engine: Engine) -> float:
 
 
 def left_to_resume(failure: Failure, attached: Attached) -> str | None:
-    """Return the checkpoint that is left and the command that continues from it; None if the fix has the command."""
+    """Return the checkpoint that is left and the command that continues from it.
+
+    None if the fix has the command, or if the program was refused: it would be again.
+    """
     command = attached.record.resume_command
-    if command in failure.cure:
+    if command in failure.cure or failure.exit_code == _REFUSED:
         return None
     names = {each.kind for each in raised(failure.words)}
     try:

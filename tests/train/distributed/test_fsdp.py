@@ -14,7 +14,9 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.train.experiments.test_parallel_methods import distance
 from tests.train.runs import OLD, ROOT, Rank, digit_tree, finish, run, start
-from train.distributed.fsdp import blocks, only_products, unrounded
+from train.distributed.fsdp import blocks, check_mean, only_products, unrounded
+from train.distributed.world import World
+from train.errors import TrainError
 from train.models import make_model
 
 pytestmark = pytest.mark.skipif(OLD, reason="torch before 2.6")
@@ -57,6 +59,17 @@ def test_a_run_equals_ddps(data: Path, tmp_path: Path, whole: list[Rank]) -> Non
     assert distance(best(whole), weights(other.checkpoint())) < 1e-12
     assert whole[0].metrics("epoch")[0]["val"] == pytest.approx(other.metrics("epoch")[0]["val"], rel=1e-12)
     assert whole[0].digest == whole[1].digest
+
+
+def test_a_torch_that_sums_where_a_mean_is_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 2.7.1 does over gloo."""
+
+    def summed(mean: torch.Tensor, given: torch.Tensor, op: object) -> None:
+        mean.fill_(given.sum())
+
+    monkeypatch.setattr("torch.distributed.reduce_scatter_tensor", summed)
+    with pytest.raises(TrainError, match="sums gradients over processes in place of averaging them on cpu"):
+        check_mean(World(0, 2, 0, 2, torch.device("cpu"), "gloo"))
 
 
 def test_all_ranks_start_from_rank_0s_weights(tmp_path: Path) -> None:
