@@ -99,10 +99,11 @@ class Files:
         def check_folder() -> None:
             folder = self._config.checkpoint_folder
             if (sharded := folder / "last.sharded").exists():
-                raise TrainError(
-                    f"{sharded} was saved with --parallel fsdp or hsdp, and goes on with one of these; to begin "
-                    f"anew from its weights: another --output, --pretrained {folder / 'best.pt'}"
+                best = folder / "best.pt"
+                anew = (
+                    f"; or begin anew from its weights: another --output, --pretrained {best}" if best.exists() else ""
                 )
+                raise TrainError(f"{sharded} was saved with --parallel fsdp or hsdp: use the same{anew}")
             check_replaceable(folder)
 
         reads = self._world.first or (self._config.replicated and self._world.local_rank == 0)

@@ -178,7 +178,7 @@ class Run:
         reading = Supervision(attached, parts.now, resumed=True, reads_only=True)
         self._readings.add(reading)
         try:
-            yield from (message for message in reading.messages() if isinstance(message, messages.Output))
+            yield from (message for message in reading.messages() if isinstance(message, Output))
         finally:
             reading.close()
             self._readings.discard(reading)

@@ -16,7 +16,7 @@ from launcher.api.inputs import Inputs, inputs_of
 from launcher.api.jobs import JobLike, load
 from launcher.api.run import Run
 from launcher.api.until_started import until_started
-from launcher.errors import LauncherError, NodesFailed, PortInUse, RunUnknown, StoppedByUser, UsageError
+from launcher.errors import LauncherError, NodesFailed, PortInUse, StoppedByUser, UsageError
 from launcher.extras import extra
 from launcher.image.lock import lock_path
 from launcher.job.arguments import merged
@@ -34,7 +34,7 @@ from launcher.planning.containers import in_group
 from launcher.records import sweeps
 from launcher.records.paths import RunPaths
 from launcher.records.revisions import resolved
-from launcher.records.store import Record, find
+from launcher.records.store import Record, find, without_nodes
 from launcher.records.trainer import TRAINER
 from launcher.run.begin.earlier import Earlier, files_of
 from launcher.run.begin.gpus import Waiting, job_facts, wait_for_gpus, wants_a_number
@@ -275,10 +275,5 @@ def run_to_resume(text: str | None) -> Earlier | None:
         return None
     if is_run_id(text):
         return Earlier(text)
-    try:
+    with without_nodes("call `up` in the folder where it was started, or give its whole ID: launcher runs --nodes a,b"):
         return Earlier(find(text).run)
-    except RunUnknown as unknown:
-        if "--nodes" not in unknown.next_step:
-            raise
-        fix = "call `up` in the folder where it was started, or give its whole ID: launcher runs --nodes a,b"
-        raise RunUnknown(unknown.where, unknown.what, fix) from None

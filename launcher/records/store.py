@@ -10,7 +10,7 @@ import tarfile
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -482,6 +482,17 @@ def job_of(run: RunId) -> str:
 def created(run: RunId) -> str:
     """Return the part of a run ID that sorts by time."""
     return run[-20:-5]
+
+
+@contextmanager
+def without_nodes(fix: str) -> Iterator[None]:
+    """For what has no --nodes: where a search advises these, advise `fix`."""
+    try:
+        yield
+    except RunUnknown as unknown:
+        if "--nodes" not in unknown.next_step:
+            raise
+        raise RunUnknown(unknown.where, unknown.what, fix) from None
 
 
 def find(text: str | None, runs: Path = RUNS) -> Record:

@@ -116,19 +116,23 @@ class _Fetched(Files):
                     yield span, piece
 
 
-def checkpoint_of(attached: Attached, *, workdirs: bool = True) -> str:
+def checkpoint_of(attached: Attached, *, workdirs: bool = True, own: bool = False) -> str:
     """Return the newest checkpoint that a run left on its reachable nodes, as text; "" if none was found.
 
     Outside of checkpoints/ in the output folder, and in the working directories (if workdirs), that is a file whose
-    name says so.
+    name says so. own: not one that the run has inherited.
     """
     record = attached.record
     on = {(attached.engines[node.name].host, node.output): attached.engines[node.name] for node in attached.nodes}
     listed = run_all_settled([partial(listing, engine, output) for (_, output), engine in on.items()])
     known = [each for each in listed if isinstance(each, Listing)]
     holders = [*(working_directories(known, record) if workdirs else []), *outputs(known, record)]
-    files = [(path, (each, e)) for each in holders for path, e in each.entries.items() if is_saved(path)]
-    found = [(path, file) for path, file in files if not is_log(file[1])]
+    found = [
+        (path, (each, entry))
+        for each in holders
+        for path, entry in each.entries.items()
+        if is_saved(path) and not is_log(entry) and (entry.mtime >= each.began or not own)
+    ]
     path, last = max(found, key=when, default=("", None))
     if last is None:
         return ""

@@ -100,11 +100,16 @@ def test_a_failure_that_left_a_checkpoint_says_how_to_continue(home_cli: Cli) ->
     assert re.search(rf"continue from \S+ \(.*, 6 B\): {command}\n", changed), changed
     home_cli(*command.split()[1:], code=1)
     downloads = 'python3 -c \'open("model_final.pth", "w"); import nothing_such\''
-    refused = "mkdir models; echo saved >models/last.pt; exit 2"
-    for program in ("echo 1 >results.csv; exit 3", downloads, refused):
+    for program in ("echo 1 >results.csv; exit 3", downloads):
         (home_cli.cwd / "go.sh").write_text(program)
         nothing = home_cli("up", file, "--set", "run.command=[sh, go.sh]", code=1).stderr
         assert "--resume" not in nothing
+    refused = home_cli("up", file, "--resume", first, "--set", "run.command=[sh, -c, exit 2]", code=1).stderr
+    assert "continue from" not in refused  # what it has inherited would be refused again
+    saved = home_cli(
+        "up", file, "--set", "run.command.2=mkdir models; echo saved >models/last.pt; exit 2", code=1
+    ).stderr
+    assert "continue from models/last.pt" in saved
 
 
 @pytest.mark.slow

@@ -80,8 +80,8 @@ class Shards:
     def _select(self) -> Loaded | None:
         if self._config.resume != "none" and (whole := self._folder / "last.pt").exists():
             raise TrainError(
-                f"{whole} was saved without --parallel fsdp or hsdp, and goes on with ddp, the default; to begin anew "
-                f"from its weights: another --output, --pretrained {whole}"
+                f"{whole} was saved without --parallel fsdp or hsdp: use ddp, the default; or begin anew from its "
+                f"weights: another --output, --pretrained {whole}"
             )
         names, world = (LAST, PREVIOUS), self._world
         verified = partial(_verified, world=world)

@@ -35,7 +35,7 @@ from launcher.features.compare.tags import (
 from launcher.local_files import write_atomic
 from launcher.records.groups import differences, labels, select
 from launcher.records.masking import printed
-from launcher.records.store import Record, find, job_of
+from launcher.records.store import Record, find, job_of, without_nodes
 from launcher.run.state import BUDGET
 
 
@@ -66,7 +66,9 @@ def compare(
     """
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise UsageError(str(plot), "unsupported image format", "use a file name that ends with .png or .svg")
-    chosen = _selected(runs or [])
+    fix = "call it in the folder where `up` was called, or bring a run here: launcher fetch RUN --nodes a,b"
+    with without_nodes(fix):
+        chosen = select(runs or [])
     names = labels(chosen)
     states = states_by_nodes([record for record, _ in chosen])
     measured, others = _read(chosen, names, states)
@@ -112,17 +114,6 @@ def compare(
         text = page(rows, title, others) if of_trainer else page_of_tags(tagged, tags, by, title)
         write_atomic(html, text.encode(errors="replace"))  # a program's metrics may have lone surrogates
         terminal.note(f"wrote {html}")
-
-
-def _selected(wanted: Sequence[str]) -> list[tuple[Record, str | None]]:
-    """Raises RunUnknown; this command has no --nodes."""
-    try:
-        return select(wanted)
-    except RunUnknown as unknown:
-        if "--nodes" not in unknown.next_step:
-            raise
-        fix = "call it in the folder where `up` was called, or bring a run here: launcher fetch RUN --nodes a,b"
-        raise RunUnknown(unknown.where, unknown.what, fix) from None
 
 
 def _read(

@@ -110,12 +110,15 @@ def conclude(
     if failure is not None:
         left = partial(left_to_resume, failure, attached)
         resume = extra("the last checkpoint is not known", left, None, warn)
+    victims = extra("which nodes are victims is not known", partial(_victims, evidence, failure), set[str](), warn)
     return Outcome(
         run=record.run,
         state=state,
         failure=failure,
         nodes=tuple(
-            _node_result(node, states.get(node.name), evidence.get(node.name), lost.get(node.name), failure)
+            _node_result(
+                node, states.get(node.name), evidence.get(node.name), lost.get(node.name), victim=node.name in victims
+            )
             for node in record.nodes()
             if node in attached.nodes or node.name in lost
         ),
@@ -172,8 +175,14 @@ def _gather(attached: Attached, node: NodeOfRun, state: ContainerState, warn: Ca
     return extra(f"the logs of {node.name} could not be read", read, nothing, warn)
 
 
+def _victims(evidence: Mapping[str, Evidence], failure: Failure | None) -> set[str]:
+    """Return the nodes that ended because of that of the failure."""
+    others = {name: own for name, own in evidence.items() if failure is not None and name != failure.node}
+    return {name for name, own in others.items() if own.state.exit_code and is_victim(own)}
+
+
 def _node_result(
-    node: NodeOfRun, state: ContainerState | None, own: Evidence | None, lost: Failure | None, failure: Failure | None
+    node: NodeOfRun, state: ContainerState | None, own: Evidence | None, lost: Failure | None, *, victim: bool
 ) -> NodeResult:
     why = lost.what if lost else None
     if state is None:
@@ -187,7 +196,7 @@ def _node_result(
         restarted=tuple(reasons(own.attempts)) if own else (),
         started=state.started,
         finished=state.finished,
-        victim=bool(own and failure and failure.node != node.name and state.exit_code and is_victim(own)),
+        victim=victim,
         lost=why,
     )
 

@@ -50,15 +50,16 @@ def _machine_started(engine: Engine) -> float:
 def left_to_resume(failure: Failure, attached: Attached) -> str | None:
     """Return the checkpoint that is left and the command that continues from it.
 
-    None if the fix has the command, or if the program was refused: it would be again.
+    None if the fix has the command, or if the program was refused before it saved anything: it would be again.
     """
     command = attached.record.resume_command
-    if command in failure.cure or failure.exit_code == _REFUSED:
+    if command in failure.cure:
         return None
     names = {each.kind for each in raised(failure.words)}
     try:
         # A program that could not import everything has saved nothing: it downloaded such a file
-        checkpoint = checkpoint_of(attached, workdirs=not names & {"ImportError", "ModuleNotFoundError", "SyntaxError"})
+        ran = not names & {"ImportError", "ModuleNotFoundError", "SyntaxError"}
+        checkpoint = checkpoint_of(attached, workdirs=ran, own=failure.exit_code == _REFUSED)
     except LauncherError:
         return None
     return f"{checkpoint}: {command}" if checkpoint else None

@@ -101,7 +101,6 @@ def stop(
     keep containers with files that only they have; None: keep none. Raises NodesFailed with every node on which a step
     failed.
     """
-
     ended = run_all_settled([partial(_end_own, engine, run, grace) for engine in engines])
     outcomes = run_all_settled([partial(_remove, *pair, code, record) for pair in zip(engines, ended, strict=True)])
     if record is not None:
@@ -212,7 +211,6 @@ def _remove(engine: Engine, ended: Ended, code: SentCode | None, record: Record 
     """record: as for `stop`. The locks of a container that is kept are removed."""
     if isinstance(ended, LauncherError):
         raise ended
-
     started = [container.state.started for container in ended if container.state.started]
     states = [container.state for container in ended]
     removing = partial(_remove_containers, engine, states, code, record)
