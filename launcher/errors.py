@@ -173,7 +173,8 @@ class NotConfirmed(LauncherError):
 
 
 class NodesFailed(LauncherError):
-    """Nodes failed, each for its own reason. The message contains all of `errors`.
+    """Nodes failed, each for its own reason. The message contains all of `errors`, none of which is a NodesFailed: what
+    such an error contains takes its place.
 
     The exit code is that of the errors, or 3 if they differ.
     """
@@ -181,9 +182,7 @@ class NodesFailed(LauncherError):
     exit_code = 3
 
     def __init__(self, errors: Sequence[LauncherError], of: int = 0) -> None:
-        """errors: at least one, in the order of the nodes; nested aggregates are flattened. of: total number of nodes,
-        0 to omit it.
-        """
+        """errors: at least one, in the order of the nodes. of: total number of nodes, 0 to omit it."""
         if not errors:
             raise ValueError("NodesFailed without an error")
         self.errors: tuple[LauncherError, ...] = tuple(

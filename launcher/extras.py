@@ -13,8 +13,11 @@ T = TypeVar("T")
 _LONGEST = 300  # characters of an unexpected error's text
 
 
-def extra(failed: str, make: Callable[[], T], default: T, warn: Callable[[str], object]) -> T:
-    """Return what `make` returns. On any error call `warn` with `failed: why` once, and return `default`."""
+def warn_on_error(failed: str, make: Callable[[], T], default: T, warn: Callable[[str], object]) -> T:
+    """Return what `make` returns. On any error call `warn` with `failed: why` once, and return `default`.
+
+    failed: what is missing then, as a sentence.
+    """
     try:
         return make()
     except Exception as error:  # noqa: BLE001 - said

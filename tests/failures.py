@@ -10,5 +10,5 @@ from launcher.run.result import Failure
 
 
 def first_failure(evidence: Sequence[Evidence], known: Mapping[str, str] | None = None) -> Failure | None:
-    """known: of the run, for faults.lookup.of_output."""
+    """known: of the run, for faults.lookup.cause_of_output."""
     return explain.first_failure(explain.EndedRun(evidence, known=known or {}))

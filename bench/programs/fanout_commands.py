@@ -96,7 +96,7 @@ class Commands:
         }
         self._scripts: dict[str, Answer] = {
             facts.script(): self._facts,
-            engine.SWEEP: self._nothing,
+            engine.CLEAR: self._nothing,
             attempts.ANNOUNCE: self._nothing,
             engine.UID: self._uid,
             script_of(lambda files: output_folder.make(files, "/x", "x")): self._make_output,

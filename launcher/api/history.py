@@ -20,7 +20,7 @@ from launcher.model.progress import silent
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import Span
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.node.ssh.config import chosen_config
 from launcher.records import groups, store, sweeps
 from launcher.records.measured import top1
@@ -313,5 +313,5 @@ def _why_ended(runs: Mapping[RunId, Sequence[NodeOfRun]], fleet: Fleet, listing:
                 found[run] = _WhyEnded(by or known.stopped_by, budget or known.budget)
 
     engines = [engine for engine in fleet.engines if engine.node not in listing.failed] if runs else []
-    run_all_settled([partial(ask, engine) for engine in engines])  # a node without that folder knows nothing
+    run_all_catching([partial(ask, engine) for engine in engines])  # a node without that folder knows nothing
     return found

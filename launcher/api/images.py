@@ -34,7 +34,7 @@ class Work(Protocol):
     """Takes the reports of a long step."""
 
     def log(self, text: str) -> None:
-        """Take a line, which may be a Step."""
+        """Take a line, which may be a StatusLine."""
 
     def progress(self, node: str, sent: int, total: int) -> None:
         """Take the number of bytes sent to a node, and the estimated total."""

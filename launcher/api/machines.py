@@ -10,7 +10,7 @@ from os import PathLike
 from launcher.errors import LauncherError
 from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.node.ssh.config import chosen_config
 from launcher.run.begin.claims import with_claims
 
@@ -21,7 +21,7 @@ def machines(
     """Return the facts about these nodes, including the users of their GPUs, and the errors of the other nodes."""
     hosts = [(host, host) for host in dict.fromkeys(nodes)]
     with connect(hosts, None, chosen_config(ssh_config), allow_failures=True) as fleet:
-        answers = run_all_settled([partial(with_claims, engine) for engine in fleet.engines])
+        answers = run_all_catching([partial(with_claims, engine) for engine in fleet.engines])
     found: dict[str, NodeFacts] = {}
     for answer in answers:
         if isinstance(answer, NodeFacts):  # `local` has two engines: processes and containers

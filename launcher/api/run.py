@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RunUnknown, UsageError
-from launcher.extras import extra, in_words
+from launcher.extras import in_words, warn_on_error
 from launcher.job.settings import read_settings
 from launcher.logs.lines import Lines
 from launcher.model.container import ContainerState
@@ -231,7 +231,7 @@ class Run:
 
         attached = self._now()
         fetched = fetch(attached, Path(to) if to else self.folder, checkpoints=checkpoints)
-        extra(_END_UNKNOWN, partial(self._record_end, attached), False, self._warn)
+        warn_on_error(_END_UNKNOWN, partial(self._record_end, attached), False, self._warn)
         return fetched
 
     def written(self) -> Written | None:
@@ -298,7 +298,7 @@ class Run:
         if attached.owner is Owner.ACCOUNT and own_only and not any_owner:
             what = f"was started by another caller with the same account: {attached.started_by}"
             raise UsageError(self.id, what, f"to stop it, name the run: launcher down {self.id}")
-        collected = extra(_END_UNKNOWN, partial(self._record_end, attached), False, self._warn)
+        collected = warn_on_error(_END_UNKNOWN, partial(self._record_end, attached), False, self._warn)
         removed, errors = take_down(
             attached,
             self._warn,

@@ -17,7 +17,7 @@ from launcher.api.jobs import JobLike, load
 from launcher.api.run import Run
 from launcher.api.until_started import until_started
 from launcher.errors import LauncherError, NodesFailed, PortInUse, StoppedByUser, UsageError
-from launcher.extras import extra
+from launcher.extras import warn_on_error
 from launcher.image.lock import lock_path
 from launcher.job.arguments import merged
 from launcher.job.dump import dump_job
@@ -146,7 +146,7 @@ class _NewRun:
         if self.group is None:  # a sweep has parallel variants
             but = None if self.options.resume is None else self.options.resume.run
             removing = partial(remove_done, self.job.name, self.fleet, self.inputs.runs, but, say)
-            extra("warning: containers of earlier runs were not removed", removing, None, say)
+            warn_on_error("warning: containers of earlier runs were not removed", removing, None, say)
 
     def prepared(self, waiting: Waiting) -> Prepared:
         """On the job's machines: gather facts, choose GPUs and a port, prepare image, data and addresses."""

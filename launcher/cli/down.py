@@ -179,8 +179,13 @@ def _as_json(removed: Removed) -> dict[str, object]:
         for each in removed.kept
     ]
     left = [{"name": each.name, "bytes": each.size} for each in removed.left]
-    swept = list(removed.swept)
-    return {"node": removed.node, "containers": containers, "swept": swept, "shared_memory": left, "kept": kept}
+    return {
+        "node": removed.node,
+        "containers": containers,
+        "swept": [*removed.cleared],
+        "shared_memory": left,
+        "kept": kept,
+    }
 
 
 def _print(report: Reporter, one: _Stopped, *, purge: bool) -> None:
@@ -189,8 +194,8 @@ def _print(report: Reporter, one: _Stopped, *, purge: bool) -> None:
         report.log(run.mask(said))
     for node in one.removed:
         shown = [_ended(c) for c in node.containers if c.state.labels.get(labels.PURPOSE) != "claim"]
-        swept = f", also removed {', '.join(node.swept)}" if node.swept else ""
-        console.print(f"{escape(node.node)}: {escape(', '.join(shown) or 'nothing to remove')}{escape(swept)}")
+        cleared = f", also removed {', '.join(node.cleared)}" if node.cleared else ""
+        console.print(f"{escape(node.node)}: {escape(', '.join(shown) or 'nothing to remove')}{escape(cleared)}")
     for node in one.removed:
         if node.left:
             console.print(escape(f"{node.node}: {node.in_memory}"))

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.text import Text
 
 from launcher.cli.terminal import Reporter, interactive
-from launcher.model.progress import Step
+from launcher.model.progress import StatusLine
 from launcher.node.parallel import uninterrupted
 
 EVERY = 30.0  # seconds between two lines of a node, if stderr is not a terminal
@@ -43,14 +43,14 @@ class _Reported:
 class LongWork(Reporter):
     """Messages and progress of long steps. `log` and `progress` may be called by several threads.
 
-    On a terminal, each node has a bar with bytes, rate and time left, and its last Step is shown below the bars.
-    Otherwise each node gets a line every 30 s, a line for each `immediate` Step, and a line at the end of a transfer
+    On a terminal, each node has a bar with bytes, rate and time left, and its last status line is shown below the bars.
+    Otherwise each node gets a line every 30 s, a line for each `immediate` one, and a line at the end of a transfer
     that took longer than 30 s.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._bars: _Bars | None = None  # created with the first byte or Step: most starts have none
+        self._bars: _Bars | None = None  # created with the first byte or StatusLine: most starts have none
         self._tasks: dict[str, TaskID] = {}
         self._reported: dict[str, _Reported] = {}
         self._lock = threading.RLock()
@@ -67,7 +67,7 @@ class LongWork(Reporter):
 
     def log(self, text: str) -> None:
         with self._lock:
-            if not isinstance(text, Step):
+            if not isinstance(text, StatusLine):
                 if self._bars is not None:
                     self._bars.steps.clear()
                 super().log(text)
@@ -114,7 +114,7 @@ class _Bars(Progress):
     """Progress bars, with a line for each node below them."""
 
     def __init__(self, console: Console) -> None:
-        self.steps: dict[str, Step] = {}
+        self.steps: dict[str, StatusLine] = {}
         columns = (BarColumn(BAR), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         super().__init__(TextColumn("{task.description}"), *columns, console=console, transient=True)
 

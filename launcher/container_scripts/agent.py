@@ -1,11 +1,11 @@
 """python agent.py OPTIONS...: torchrun with these options, on nodes that the container engine restarts one by one.
 
-torchrun with a static rendezvous cannot distinguish a restarted master from the previous one, which keeps running until
-it notices that a peer died: a restarted node would join the previous master and be missing from the new one. Therefore
-each master publishes a generation id in its store, and a restarted node waits for an id other than the last one that it
-joined. The id starts with the run's id: a node that reaches the master of another run exits with an error, and that
-master reports it. While torchrun runs, the node also monitors the master: after a failure of the master, the ranks of
-this node would wait for it forever, so they are terminated.
+A node may be back before the master has noticed that it was gone: the master's torchrun still runs, is about to end and
+will be started again. With a static rendezvous, the node would join the old torchrun, and the new one would wait for
+it. Therefore each torchrun of the master publishes a generation id of its own in its store, and a restarted node waits
+for an id other than the last one that it joined. The id starts with the run's id: a node that reaches the master of
+another run exits with an error, and that master reports it. While torchrun runs, the node also monitors the master:
+after a failure of the master, the ranks of this node would wait for it forever, so they are terminated.
 
 Runs in the image's own Python, 3.7 or newer, with its torch, 1.10 or newer (with 1.9, plain torchrun is used). The id
 that was last joined is stored in LAUNCHER_OUTPUT, in state/NODE.master.

@@ -15,14 +15,14 @@ _LAST = 3  # lines in which a program without a traceback, or what it starts, sa
 _OF_CPP = re.compile(r"terminate called|what\(\): |terminated with exception: |Fatal Python error: ")
 
 
-def said(origin: Origin, text: str, known: Mapping[str, str] = _NOTHING) -> Cause | None:
-    """Return the cause of an error that a program reported which the launcher ran: nvidia-smi, the container engine."""
+def cause_of_report(origin: Origin, text: str, known: Mapping[str, str] = _NOTHING) -> Cause | None:
+    """Return the cause of an error that the container engine (ENGINE) or nvidia-smi (SMI) reported to the launcher."""
     text = bounded(text)
     found = (rule.cause(text, "", known) for rule in RULES if origin in rule.origins)
     return next((cause for cause in found if cause), None)
 
 
-def of_output(message: str, log: str, known: Mapping[str, str]) -> Cause | None:
+def cause_of_output(message: str, log: str, known: Mapping[str, str]) -> Cause | None:
     """Return the cause of the end of a user's program.
 
     message: its traceback, or the end of its log. log: more of its log, in which CUDA and NCCL print more than the

@@ -70,7 +70,7 @@ class Option:
 
 @dataclass(frozen=True)
 class FeatureStep:
-    """A step between image and plan, for jobs that have a key: of type launcher.run.begin.prepare.Step."""
+    """A step between image and plan, for jobs that have a key: of type launcher.run.begin.prepare.PreparingStep."""
 
     module: str
     attribute: str

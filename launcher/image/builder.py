@@ -28,7 +28,7 @@ from launcher.image.lock import Lock
 from launcher.image.names import OURS, asset
 from launcher.model.container import CODE
 from launcher.model.facts import ImageInfo
-from launcher.model.progress import Log, Step
+from launcher.model.progress import Log, StatusLine
 from launcher.node.engine import Engine
 
 Members = Iterable[tuple[tarfile.TarInfo, bytes | None]]
@@ -170,7 +170,7 @@ def add_code(
 
 
 class BuildSteps:
-    """Logs a builder's output as Steps: the build step and the last line of its output."""
+    """Logs a builder's output as StatusLines: the build step and the last line of its output."""
 
     def __init__(self, node: str, log: Log) -> None:
         self._node, self._log, self._step = node, log, ""
@@ -180,7 +180,7 @@ class BuildSteps:
         if _BUILD_STEP.match(text):
             self._step = text
         last = "" if text == self._step else f" | {text}"
-        self._log(Step(self._node, f"building: {self._step}{last}"))
+        self._log(StatusLine(self._node, f"building: {self._step}{last}"))
 
 
 def _build_on(base: ImageInfo, engine: Engine, tag: str, run: Callable[[str], None]) -> ImageInfo:

@@ -104,8 +104,8 @@ def of_name(image: str) -> str:
 
 
 @contextmanager
-def explained(engine: Engine, image: str) -> Iterator[None]:
-    """Report an unmet NVIDIA_REQUIRE_CUDA of the image, raised by the engine, in the same way as `check`."""
+def explaining_refused_cuda(engine: Engine, image: str) -> Iterator[None]:
+    """If the engine refuses the image in this block, as NVIDIA_REQUIRE_CUDA is not met, say so as `check` does."""
     try:
         yield
     except NodeUnfit as error:

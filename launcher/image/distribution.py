@@ -15,10 +15,10 @@ from launcher.image import names
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, find_same, having, image_store, same_image
 from launcher.image.peers import push_or_relay
 from launcher.model.facts import ImageInfo
-from launcher.model.progress import Step
+from launcher.model.progress import StatusLine
 from launcher.node import cache
 from launcher.node.engine import Engine
-from launcher.node.parallel import on_each, run_all, run_all_settled
+from launcher.node.parallel import on_each, run_all, run_all_catching
 
 if TYPE_CHECKING:
     from launcher.node.docker.pulling import PullProgress
@@ -100,7 +100,7 @@ def node_that_can_pull(name: str, locations: ImageLocations) -> Engine:
     first, *others = locations.nodes
 
     def ask(engines: Sequence[Engine]) -> list[str | LauncherError]:
-        return run_all_settled([partial(image_store(engine).digest, name, login) for engine in engines])
+        return run_all_catching([partial(image_store(engine).digest, name, login) for engine in engines])
 
     [answer] = ask([first])
     if not isinstance(answer, LauncherError):
@@ -157,7 +157,7 @@ def _pull_shown(engine: Engine, pinned: str, login: Mapping[str, str] | None, lo
         now = time.monotonic()
         if progress.unpacking and (progress.unpacking != said or now - at >= UNPACKING_EVERY):
             said, at = progress.unpacking, now
-            locations.log(Step(engine.node, said))
+            locations.log(StatusLine(engine.node, said))
 
     image_store(engine).pull(pinned, login, show)
 

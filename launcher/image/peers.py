@@ -27,7 +27,7 @@ from launcher.model.facts import ImageInfo, Reach
 from launcher.model.progress import OnProgress
 from launcher.node.connect import LOCAL
 from launcher.node.engine import Engine
-from launcher.node.parallel import on_each, run_all_settled
+from launcher.node.parallel import on_each, run_all_catching
 from launcher.planning.rendezvous import candidates
 
 VARIABLE = "LAUNCHER_IMAGE_RELAY"  # minimum number of nodes without the image for nodes to serve each other; 0: never
@@ -135,7 +135,7 @@ def pull_from_peers(
 
     try:
         while waiting:
-            for engine, outcome in zip(joining, run_all_settled([partial(start, e) for e in joining]), strict=True):
+            for engine, outcome in zip(joining, run_all_catching([partial(start, e) for e in joining]), strict=True):
                 if isinstance(outcome, Peer):
                     peers.append(outcome)
                 else:
@@ -145,14 +145,16 @@ def pull_from_peers(
             count = len(peers) * CLIENTS
             clients, waiting = waiting[:count], waiting[count:]
             pairs = [(client, peers[index % len(peers)]) for index, client in enumerate(clients)]
-            outcomes = run_all_settled([partial(_pull_all, *pair, info, name, locations.on_progress) for pair in pairs])
+            outcomes = run_all_catching(
+                [partial(_pull_all, *pair, info, name, locations.on_progress) for pair in pairs]
+            )
             joining = []
             for (client, peer), error in zip(pairs, outcomes, strict=True):
                 (left if error else joining).append(client)
                 log(f"image {name}: {client.node} {error.what if error else f'pulled it from {peer.engine.node}'}")
         return left
     finally:
-        run_all_settled([peer.close for peer in peers])
+        run_all_catching([peer.close for peer in peers])
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import EngineFailed, ImageUnfit, NodeUnfit
-from launcher.faults.lookup import said
+from launcher.faults.lookup import cause_of_report
 from launcher.faults.table import ENGINE
-from launcher.image.cuda import explained
+from launcher.image.cuda import explaining_refused_cuda
 from launcher.image.faults import Report
 from launcher.image.names import asset
 from launcher.model import labels
@@ -130,7 +130,7 @@ def run(
         env={"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **like.env},
         labels={labels.PURPOSE: "probe"},
     )
-    with explained(engine, reference):
+    with explaining_refused_cuda(engine, reference):
         code, output = engine.run_probe(spec, timeout)
     lines = output.decode("utf-8", "replace").strip().splitlines()
     for line in reversed(lines):
@@ -138,7 +138,7 @@ def run(
             found: Mapping[str, Any] = json.loads(line[len(MARK) :])
             return found
     where = f"image {reference} on {engine.node}"
-    if cause := said(ENGINE, "\n".join(lines)):
+    if cause := cause_of_report(ENGINE, "\n".join(lines)):
         raise ImageUnfit(where, f"{cause.what}: {lines[-1]}", cause.fix)
     raise ImageUnfit(
         where,

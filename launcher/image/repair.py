@@ -14,7 +14,7 @@ from launcher.image.lock import Lock
 from launcher.image.probe import ANY_CONTAINER, full_report, image_facts
 from launcher.job.parts import Image
 from launcher.model.facts import ImageInfo
-from launcher.model.progress import Log, Step
+from launcher.model.progress import Log, StatusLine
 from launcher.node.connect import LOCAL
 from launcher.node.engine import Engine
 from launcher.node.parallel import periodically
@@ -113,7 +113,7 @@ def probe_image(engine: Engine, info: ImageInfo, name: str, log: Log, *, gpus: b
     """Return full_report(), logging progress: the first import from a cold disk takes minutes."""
 
     def show(seconds: float) -> None:
-        log(Step(engine.node, f"still importing torch from image {name} ({seconds:.0f} s)"))
+        log(StatusLine(engine.node, f"still importing torch from image {name} ({seconds:.0f} s)"))
 
     with periodically(show, IMPORTING_EVERY):
         return full_report(engine, info, name, gpus=gpus)

@@ -21,7 +21,7 @@ class Mount:
     target: str
     read_only: bool = False
 
-    def on(self, home: str) -> Mount:
+    def with_home(self, home: str) -> Mount:
         """Return the mount on a node with that home folder."""
         below = self.source.removeprefix("~")
         return self if below == self.source else replace(self, source=f"{home.rstrip('/')}{below}" or "/")

@@ -147,7 +147,7 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A snapshot of what is known about a node. All values are in bytes and seconds."""
+    """A snapshot of what is known about a node. Sizes are in bytes and times in seconds, if no name says otherwise."""
 
     name: str  # in the job file
     host: str  # ssh alias, user@host:port or "local"

@@ -122,7 +122,7 @@ class Plan:
     def master(self) -> NodePlan:
         return self.nodes[0]
 
-    def on(self, node: str) -> NodePlan:
+    def node_plan(self, node: str) -> NodePlan:
         """Return the plan of a node; of the first node for a cluster, whose engine manages all nodes."""
         return next((planned for planned in self.nodes if planned.node == node), self.master)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Log = Callable[[str], None]  # a line to display; a later Step may replace an earlier one
+Log = Callable[[str], None]  # a line to display; a later StatusLine may replace an earlier one
 OnProgress = Callable[[str, int, int], None]  # node, bytes sent, estimated total; equal when the node has the image
 
 
-class Step(str):
-    """A status line for a long operation; the next Step of the same node replaces it.
+class StatusLine(str):
+    """A status line for a long operation; the next StatusLine of the same node replaces it.
 
-    immediate: always printed, even if lines cannot be replaced and other Steps are printed only now and then.
+    immediate: always printed, even if lines cannot be replaced and other StatusLines are printed only now and then.
     """
 
     node: str
     immediate: bool
 
-    def __new__(cls, node: str, what: str, *, immediate: bool = False) -> Step:
+    def __new__(cls, node: str, what: str, *, immediate: bool = False) -> StatusLine:
         step = super().__new__(cls, f"{node}: {what}")
         step.node, step.immediate = node, immediate
         return step

@@ -22,7 +22,7 @@ from launcher.model.facts import NodeFacts
 from launcher.model.host import cluster_name
 from launcher.model.limits import AnswerLimits
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all, run_all_settled
+from launcher.node.parallel import run_all, run_all_catching
 from launcher.node.process.engine import ProcessEngine
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
 
@@ -133,7 +133,7 @@ def connect(
         for node, host in hosts
     ]
     try:
-        outcomes = run_all_settled(opened)
+        outcomes = run_all_catching(opened)
     except BaseException:
         if pool:
             pool.close()

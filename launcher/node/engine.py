@@ -18,7 +18,7 @@ from launcher.node import facts as node_facts
 from launcher.node.ends import Ends, EndsWanted
 from launcher.node.files import FileEntry, Files
 from launcher.node.machine import CommandStream, Machine
-from launcher.node.shared_memory import SWEEP, Shared
+from launcher.node.shared_memory import CLEAR, Shared
 
 if TYPE_CHECKING:  # plain processes do not need docker-py
     from launcher.node.docker.images import DockerImages
@@ -166,9 +166,9 @@ class Engine(ABC):
         """
         return {node: ends.read(self.machine, output, files) for node, files in wanted.items()}
 
-    def sweep_shared_memory(self, since: float) -> Sequence[str]:
+    def clear_shared_memory(self, since: float) -> Sequence[str]:
         """Remove what dead processes of this user left in /dev/shm since then (node's clock); return the file names."""
-        done = self.machine.script(SWEEP, str(math.floor(since)))
+        done = self.machine.script(CLEAR, str(math.floor(since)))
         if done.code:
             raise EngineFailed(self.node, f"could not search /dev/shm: {done.message}")
         lines = done.out.decode("utf-8", "replace").splitlines()

@@ -25,7 +25,7 @@ def run_all(jobs: Sequence[Callable[[], T]]) -> list[T]:
 
     Raises NodesFailed with every LauncherError, in order; any other error unchanged.
     """
-    outcomes = run_all_settled(jobs)
+    outcomes = run_all_catching(jobs)
     failures = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
     if failures:
         raise NodesFailed(failures, of=len(jobs))
@@ -38,7 +38,7 @@ def on_each(nodes: Iterable[A], ask: Callable[[A], T]) -> dict[A, T]:
     return dict(zip(asked, run_all([partial(ask, node) for node in asked]), strict=True))
 
 
-def run_all_settled(jobs: Sequence[Callable[[], T]]) -> list[T | LauncherError]:
+def run_all_catching(jobs: Sequence[Callable[[], T]]) -> list[T | LauncherError]:
     """Run all jobs in parallel; return the result or the LauncherError of each. Any other error is raised unchanged."""
     futures = [in_background(job) for job in jobs]
     outcomes: list[T | LauncherError] = []
@@ -92,7 +92,10 @@ class Future(Generic[T]):
 
 
 def in_background(job: Callable[[], T]) -> Future[T]:
-    """Start a job in a thread."""
+    """Start a job in a thread. Call what is returned to wait for its result, or its error.
+
+    The error of a job for which nobody waits is lost.
+    """
     return Future(job)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 SHARED = ("torch_*", "psm_*", "sem.mp-*", "sem.loky-*", "nccl-*", "__KMP_REGISTERED_LIB_*", "cuda.shm.*", "ucx_shm_*")
 # Removes such files of this user that no process has open, and prints their names. $1: seconds since the epoch, by the
 # node's clock; older files are kept.
-SWEEP = f"""
+CLEAR = f"""
 since=$1
 for pattern in {" ".join(f"'{name}'" for name in SHARED)}; do
   find /dev/shm -maxdepth 1 -type f -user "$(id -u)" -name "$pattern" 2>/dev/null

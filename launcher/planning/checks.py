@@ -120,7 +120,7 @@ def _snap(node: NodeFacts, job: Job | None) -> Check | None:
         what += "folders than the node's in place of those outside of homes"
         fix = f"{own}; or, where DISK is a folder of the home that is not hidden, {_moved(node)}"
         return Check(node.name, "engine", Level.FAIL, what, fix)
-    sources = [mount.on(node.home).source for mount in (job.mounts if job else ())]
+    sources = [mount.with_home(node.home).source for mount in (job.mounts if job else ())]
     outside = [source for source in sources if not _in_home(source, node)]
     if outside:
         what = f"{unseen} shows containers another folder than the node's in place of {', '.join(outside)}"

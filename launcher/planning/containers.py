@@ -76,7 +76,7 @@ def container(
         user=user,
         groups=groups,
         caches=_caches(context, node) if traits.isolates else (),
-        mounts=(*(mount.on(node.home) for mount in job.mounts), *node.data) if traits.isolates else (),
+        mounts=(*(mount.with_home(node.home) for mount in job.mounts), *node.data) if traits.isolates else (),
         gpus=uuids,
         gpu_driver=gpu_driver,
         userns="host" if traits.isolates and node.engine is not None and node.engine.remapped else "",
@@ -137,9 +137,8 @@ def _has_password(proxy: str) -> bool:
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:
     """Return what a node of a job with min_nodes must know of the others, for elastic/container_scripts/elastic.py."""
     job, found = context.job, context.rendezvous
-    several = job.traits.one_machine  # each node has its own port
-    addresses = {
-        entry.name: f"{address}:{found.port + rank * several}"
+    addresses = {  # nodes on one machine have a port each
+        entry.name: f"{address}:{found.port + (rank if job.traits.one_machine else 0)}"
         for rank, (entry, address) in enumerate(zip(job.machines, found.addresses, strict=True))
     }
     known = {

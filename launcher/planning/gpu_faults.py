@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from launcher.faults.cause import Cause
-from launcher.faults.lookup import said
+from launcher.faults.lookup import cause_of_report
 from launcher.faults.table import DMESG, DRIVER_NOT_LOADED, GPU_LOST, NO_DRIVER, OLD_DRIVER_LOADED, RESET, SMI
 from launcher.model.facts import Gpu, NodeFacts, PciGpu
 
@@ -73,7 +73,7 @@ def _explained(node: NodeFacts) -> GpuFault:
     reported = f'nvidia-smi reports "{seen.smi_error}"' if seen.smi_error else "nvidia-smi lists no GPU"
     reported += f" (exit code {seen.smi_exit})" if seen.smi_exit else ""
     unknown = Cause("", f"fix the error that nvidia-smi prints on the node; {DMESG}")
-    cause = said(SMI, seen.smi_error) or unknown
+    cause = cause_of_report(SMI, seen.smi_error) or unknown
     meaning, fix = cause.what, cause.fix
     if meaning == OLD_DRIVER_LOADED.what and seen.module:
         meaning += f" ({seen.module})"

@@ -27,7 +27,7 @@ from launcher.job.settings import read_settings
 from launcher.model.container import WORKDIR
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.records.masking import Masker
 from launcher.records.paths import ASIDE, LAYER, RECORD_FILES, as_shown
 from launcher.records.store import NodeOfRun
@@ -118,7 +118,7 @@ def collect(
     try:
         most = shutil.disk_usage(local).free if checkpoints else limits.file
         few = ("", "") if checkpoints or trackers else (WORKDIR, EVENTS)
-        listed = run_all_settled([partial(_list, folder, few) for folder in folders])
+        listed = run_all_catching([partial(_list, folder, few) for folder in folders])
         answers = zip(folders, listed, strict=True)
         answered = {n for folder, found in answers if isinstance(found, _Found) for n in folder.nodes}
         plan = _Plan(local, most, nodes, answered, code, checkpoints, trackers, replicas)
@@ -126,7 +126,7 @@ def collect(
         for folder, found in zip(folders, listed, strict=True):
             chosen = ([], []) if isinstance(found, LauncherError) else plan.choose(folder, found)
             copies.append(partial(_copy, folder, *chosen, mask, until))
-        copied = run_all_settled(copies)
+        copied = run_all_catching(copies)
     except OSError as error:
         return [_no_room(local, error) for _ in folders]
     pairs = zip(listed, copied, strict=True)

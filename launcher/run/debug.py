@@ -13,7 +13,7 @@ from launcher.errors import ContainerGone, LauncherError, NodeUnfit, UsageError
 from launcher.model.container import KIT, Phase
 from launcher.model.progress import Log
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.node.terminal import is_terminal
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
@@ -41,12 +41,12 @@ def debug(attached: Attached, rank: int | None, log: Log) -> int:
                 return 0
             if not there and found:
                 for node, one in found:
-                    log(one.on(node.name) if not one.waits else f"rank {one.rank} no longer waits")
+                    log(one.sentence(node.name) if not one.waits else f"rank {one.rank} no longer waits")
                 return _NOT_THERE
             if not there:
                 raise _nobody(attached, rank)
             node, one = there[0]
-            log(one.on(node.name))
+            log(one.sentence(node.name))
             kit = KIT if attached.record.traits.isolates else posixpath.join(node.output, ".node", node.name, "kit")
             argv = ("sh", f"{kit}/debug.sh", str(one.rank))
             code = attached.engines[node.name].interact(node.container, argv, terminal=is_terminal())
@@ -86,7 +86,7 @@ def _no_hang(attached: Attached) -> Iterator[None]:
 
 def _waiting(attached: Attached) -> list[tuple[NodeOfRun, AtBreakpoint]]:
     """Return the ranks that wait, those that have waited longest first. Raises NodeUnfit, NodeUnreachable."""
-    found = run_all_settled([partial(_of_node, attached.engines[node.name], node) for node in attached.nodes])
+    found = run_all_catching([partial(_of_node, attached.engines[node.name], node) for node in attached.nodes])
     waiting = []
     for node, ranks in zip(attached.nodes, found, strict=True):
         if isinstance(ranks, LauncherError):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from launcher import errors, features
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
 from launcher.image import cuda
-from launcher.image.cuda import explained
+from launcher.image.cuda import explaining_refused_cuda
 from launcher.image.ensure import whereabouts
 from launcher.image.image_locations import ImageLocations, image_store
 from launcher.image.lock import lock_path
@@ -27,7 +27,7 @@ from launcher.model.plan import Rendezvous
 from launcher.node import output_folder
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.planning import checks, gpu_checks, gpus, ports, rdma
 from launcher.planning.checks import Check, Level
 from launcher.planning.command import require_torch
@@ -99,8 +99,8 @@ def _facts_and_network(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFa
     for name, error in fleet.failed.items():
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")
         yield Check(name, kind, Level.FAIL, error.what, error.next_step)
-    seen = run_all_settled([partial(with_claims, engine, port=job is not None) for engine in fleet.engines])
-    most = run_all_settled([engine.machine.most_sessions for engine in fleet.engines])
+    seen = run_all_catching([partial(with_claims, engine, port=job is not None) for engine in fleet.engines])
+    most = run_all_catching([engine.machine.most_sessions for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
     need_gpus: list[NodeFacts] = []
     for engine, node, sessions in zip(fleet.engines, seen, most, strict=True):
@@ -191,7 +191,7 @@ def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Che
     name, version, torch = "", "", ""
     if job.traits.has_images and job.image is not None:
         name = job.image.base or job.image.ref or ""
-        seen = run_all_settled([partial(image_store(engine).inspect, name) for engine, _ in users])
+        seen = run_all_catching([partial(image_store(engine).inspect, name) for engine, _ in users])
         own = (info.cuda for info in seen if isinstance(info, ImageInfo) and info.cuda)
         version = next(own, "") or cuda.of_name(name)
     elif job.run.command is None:
@@ -301,7 +301,7 @@ def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iter
         reach = reach_node(engine.machine, target.machine, address, port, port)
         return Probe(engine.node, target.node, address, port, reach)
 
-    for probe in run_all_settled([partial(try_next, rank) for rank in range(len(facts))]):
+    for probe in run_all_catching([partial(try_next, rank) for rank in range(len(facts))]):
         if isinstance(probe, LauncherError):
             yield Check(probe.where, "network", Level.FAIL, probe.what, probe.next_step)
         elif probe.target != facts[0].name:  # the first node was tested above
@@ -323,7 +323,7 @@ def _high_ports(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -
         reach = fleet.engines[source].machine.reach(address, port, TIMEOUT)
         return Probe(facts[source].name, facts[target].name, address, port, reach)
 
-    seen = run_all_settled([partial(connect, source, target) for source, target in pairs])
+    seen = run_all_catching([partial(connect, source, target) for source, target in pairs])
     for probe in seen:
         if isinstance(probe, LauncherError):
             yield Check(probe.where, "network", Level.FAIL, probe.what, probe.next_step)
@@ -361,13 +361,13 @@ def _containers(job: Job, fleet: Fleet) -> Iterator[Check]:
         spec = replace(spec, caches=())  # nothing is made for it but the output folder
         output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)
         try:
-            with explained(engine, name):
+            with explaining_refused_cuda(engine, name):
                 engine.run_probe(spec)
         finally:
             output_folder.remove(engine.files, spec.output_dir, plan.run)
         return Check(engine.node, "container", Level.OK, "the engine starts the planned container")
 
-    seen = run_all_settled([partial(attempt, entry) for entry in job.machines])
+    seen = run_all_catching([partial(attempt, entry) for entry in job.machines])
     for entry, check in zip(job.machines, seen, strict=True):
         if isinstance(check, LauncherError):
             error = check.errors[0] if isinstance(check, NodesFailed) else check
@@ -399,5 +399,7 @@ def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
 
 def _everywhere(engines: Sequence[Engine], script: str, *arguments: str, timeout: float = 60) -> list[str]:
     """Run a script on all nodes concurrently; return its output per node, "" if it failed."""
-    found = run_all_settled([partial(engine.machine.script, script, *arguments, timeout=timeout) for engine in engines])
+    found = run_all_catching(
+        [partial(engine.machine.script, script, *arguments, timeout=timeout) for engine in engines]
+    )
     return ["" if isinstance(each, LauncherError) else each.out.decode(errors="replace") for each in found]

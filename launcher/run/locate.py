@@ -22,7 +22,7 @@ from launcher.model.plan import RunId, is_run_id
 from launcher.node import output_folder
 from launcher.node.connect import LOCAL, Fleet, connect
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all_settled, run_both
+from launcher.node.parallel import run_all_catching, run_both
 from launcher.records import store
 from launcher.records.groups import begun_by
 from launcher.records.paths import RunPaths
@@ -295,7 +295,7 @@ def _list(
     def ask(engine: Engine) -> tuple[Sequence[ContainerState], int]:
         return run_both(lambda: engine.list(wanted), engine.uid)
 
-    answers = run_all_settled([partial(ask, engine) for engine in fleet.engines])
+    answers = run_all_catching([partial(ask, engine) for engine in fleet.engines])
     found, failed, own = [], {}, caller()
     for engine, answer in zip(fleet.engines, answers, strict=True):
         if isinstance(answer, LauncherError):

@@ -24,7 +24,7 @@ from launcher.node.engine import Engine
 from launcher.node.files import Files, Span
 from launcher.node.machine import PIECE, LocalMachine
 from launcher.node.output_folder import MARKER
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.node.trees import Entry, NodeClock
 from launcher.records.paths import ASIDE, LAYER, RECORD_FILES
 from launcher.records.store import NodeOfRun, Record
@@ -124,7 +124,7 @@ def checkpoint_of(attached: Attached, *, workdirs: bool = True, own: bool = Fals
     """
     record = attached.record
     on = {(attached.engines[node.name].host, node.output): attached.engines[node.name] for node in attached.nodes}
-    listed = run_all_settled([partial(listing, engine, output) for (_, output), engine in on.items()])
+    listed = run_all_catching([partial(listing, engine, output) for (_, output), engine in on.items()])
     known = [each for each in listed if isinstance(each, Listing)]
     holders = [*(working_directories(known, record) if workdirs else []), *outputs(known, record)]
     found = [

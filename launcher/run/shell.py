@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from launcher.extras import extra
+from launcher.extras import warn_on_error
 from launcher.image.lock import lock_path
 from launcher.job.models import Job
 from launcher.job.parts import NodeEntry
@@ -63,7 +63,7 @@ def shell(
         with fleet.engines[0].guard(container.name):
             code_ = fleet.engines[0].interact(container.name, _SHELL, terminal=is_terminal(), ports=ports)
             grown = partial(fleet.engines[0].grown, container.name)
-            if lost := outside(extra("files outside of the output folder are not listed", grown, (), log)):
+            if lost := outside(warn_on_error("files outside of the output folder are not listed", grown, (), log)):
                 log(f"{lost}: removed with the container; save below $LAUNCHER_OUTPUT or the working directory")
             return code_
 
@@ -108,7 +108,9 @@ def temporary_run(
         try:
             stop(fleet.engines, plan.run, code=sent_files(code.archive), grace=1)
         finally:  # even if a node is lost
-            fleet.each(lambda engine: _remove_output(engine, plan.on(engine.node).container.output_dir, plan.run, log))
+            fleet.each(
+                lambda engine: _remove_output(engine, plan.node_plan(engine.node).container.output_dir, plan.run, log)
+            )
 
 
 def _remove_output(engine: Engine, output: str, run: RunId, log: Log) -> None:

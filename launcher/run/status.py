@@ -17,7 +17,7 @@ from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.plan import plain
 from launcher.node.ends import Ends, EndsWanted
-from launcher.node.parallel import run_all_settled, run_both
+from launcher.node.parallel import run_all_catching, run_both
 from launcher.records.measured import TrainingProgress, training_progress
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
@@ -134,7 +134,7 @@ def run_status(attached: Attached) -> RunStatus:
     rows = (result or {}).get("nodes")
     ends = {str(row.get("node")): row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)}
     groups = _by_engine(attached)
-    found = run_all_settled([partial(_query, attached, nodes, ends) for nodes in groups])
+    found = run_all_catching([partial(_query, attached, nodes, ends) for nodes in groups])
     answers = [answer for one in found if not isinstance(one, LauncherError) for answer in one]
     lost = {
         node.name: e for nodes, e in zip(groups, found, strict=True) if isinstance(e, LauncherError) for node in nodes
@@ -250,7 +250,7 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Ends, end: M
 
 def stopped_ranks(node: str, text: bytes) -> tuple[StoppedRank, ...]:
     """Return the ranks that have stopped. text: of the node's attempts file."""
-    return tuple(StoppedRank(one.rank, one.waits, one.on(node)) for one in attempts.waiting(text))
+    return tuple(StoppedRank(one.rank, one.waits, one.sentence(node)) for one in attempts.waiting(text))
 
 
 def utilization(text: bytes, uuids: Sequence[str]) -> Utilization:

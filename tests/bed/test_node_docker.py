@@ -322,7 +322,7 @@ def test_many_concurrent_probes_are_not_confused(bed: Bed, fleet: Fleet) -> None
 
 def test_shared_memory_of_dead_processes_is_removed(bed: Bed, engine: DockerEngine) -> None:
     bed.sh(bed.nodes[0], "touch /dev/shm/torch_1_2_3 /dev/shm/mine", user="trainer")
-    assert list(engine.sweep_shared_memory(time.time() - 60)) == ["torch_1_2_3"]
+    assert list(engine.clear_shared_memory(time.time() - 60)) == ["torch_1_2_3"]
     assert bed.sh(bed.nodes[0], "ls /dev/shm").split() == ["mine"]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.node import trees
-from launcher.node.engine import SWEEP
+from launcher.node.engine import CLEAR
 from launcher.node.files import FileEntry, Files
 from launcher.node.machine import LocalMachine
 from launcher.node.process.engine import ProcessEngine
@@ -106,7 +106,7 @@ def test_unchanged_code_is_removed_with_its_folders(tmp_path: Path) -> None:
 def test_shared_memory_that_a_process_has_open_stays() -> None:
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="torch_") as held:
         name = Path(held.name).name
-        assert name not in MACHINE.script(SWEEP, "0").out.decode().split()
+        assert name not in MACHINE.script(CLEAR, "0").out.decode().split()
         assert Path(held.name).exists()
 
 

@@ -11,7 +11,7 @@ import pytest
 from launcher.container_scripts.words import error_line, lost_peer
 from launcher.faults import disk
 from launcher.faults.cause import Cause
-from launcher.faults.lookup import of_output, said
+from launcher.faults.lookup import cause_of_output, cause_of_report
 from launcher.faults.table import ENGINE, IMAGE, RULES, SIGNAL, SMI, UNLIMITED
 from launcher.records.store import NodeOfRun
 from launcher.run.end.diagnose import is_victim
@@ -571,7 +571,7 @@ USERS = [
 
 @pytest.mark.parametrize(("end", "cause", "fix", "code"), APPLIES)
 def test_a_known_cause_has_its_fix_if_there_is_one(end: str, cause: str, fix: str, code: int) -> None:
-    found = of_output(end, "", {**KNOWN, "code": str(code)})
+    found = cause_of_output(end, "", {**KNOWN, "code": str(code)})
     assert found is not None
     assert cause in found.what
     assert fix in found.fix
@@ -581,7 +581,7 @@ def test_a_known_cause_has_its_fix_if_there_is_one(end: str, cause: str, fix: st
 @pytest.mark.parametrize("words", USERS)
 def test_no_rule_applies_to_the_same_words_of_a_users_program(words: str) -> None:
     for end in (f"{RAISED}{words}", words.partition(": ")[2], f"ERROR train.py: {words.partition(': ')[2]}"):
-        assert of_output(end, "", {**KNOWN, "code": "1"}) is None
+        assert cause_of_output(end, "", {**KNOWN, "code": "1"}) is None
 
 
 # Docker's words, with the path that is ours
@@ -620,11 +620,11 @@ OF_ENGINE = [
 
 @pytest.mark.parametrize(("words", "what", "fix"), OF_ENGINE)
 def test_what_an_engine_says_of_the_users_folders_and_of_images(words: str, what: str, fix: str) -> None:
-    found = said(ENGINE, words)
+    found = cause_of_report(ENGINE, words)
     assert found is not None
     assert what in found.what
     assert fix in found.fix
-    assert said(ENGINE, "bind source path does not exist: /data/.launcher-sets") is None
+    assert cause_of_report(ENGINE, "bind source path does not exist: /data/.launcher-sets") is None
 
 
 def test_each_rule_has_a_recorded_text_and_words_of_a_user() -> None:
@@ -650,26 +650,29 @@ def test_each_rule_has_a_recorded_text_and_words_of_a_user() -> None:
     ],
 )
 def test_a_line_after_which_the_program_went_on_is_no_cause(words: str) -> None:
-    assert of_output(f"{words}\nloss is nan\n", "", KNOWN)
-    assert of_output(f"{words}\nepoch 1\nepoch 2\nloss is nan\n", "", KNOWN) is None
+    assert cause_of_output(f"{words}\nloss is nan\n", "", KNOWN)
+    assert cause_of_output(f"{words}\nepoch 1\nepoch 2\nloss is nan\n", "", KNOWN) is None
 
 
 def test_a_warning_of_nccl_long_before_the_end_counts_only_if_cpp_ended_the_program() -> None:
     log = "n:1:2 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed\n" + "epoch\n" * 40
-    assert of_output("loss is nan\n", f"{log}loss is nan\n", KNOWN) is None
+    assert cause_of_output("loss is nan\n", f"{log}loss is nan\n", KNOWN) is None
     ended = "terminate called after throwing an instance of 'c10::DistBackendError'\n"
-    assert of_output(ended, f"{log}{ended}", KNOWN)
+    assert cause_of_output(ended, f"{log}{ended}", KNOWN)
 
 
 def test_without_the_runs_port_no_port_is_its_own() -> None:
     end = f"{WHERE}{IN_USE}port: 29500, code: -98, name: EADDRINUSE, message: address already in use"
-    assert of_output(end, "", {"node": "n0"}) is None
+    assert cause_of_output(end, "", {"node": "n0"}) is None
 
 
 def test_one_fault_has_one_text_wherever_it_is_seen() -> None:
-    texts = (said(SMI, "Failed to initialize NVML: Driver/library version mismatch"), said(ENGINE, TOOLKIT[4][1]))
+    texts = (
+        cause_of_report(SMI, "Failed to initialize NVML: Driver/library version mismatch"),
+        cause_of_report(ENGINE, TOOLKIT[4][1]),
+    )
     error = "RM has detected an NVML/RM version mismatch."
-    found = of_output(f"{RAISED}pynvml.NVMLError_LibRmVersionMismatch: {error}", "", KNOWN)
+    found = cause_of_output(f"{RAISED}pynvml.NVMLError_LibRmVersionMismatch: {error}", "", KNOWN)
     assert {*texts, found} == {found}
     assert isinstance(found, Cause)
     assert "reboot the node" in found.fix
@@ -695,7 +698,7 @@ def test_an_illegal_instruction_is_explained(log: str, code: int) -> None:
 def test_memory_that_infiniband_cannot_lock_is_no_limit_if_there_is_none() -> None:
     """https://github.com/NVIDIA/nccl/issues/1191: too many queues; on a DGX Spark: pages that cannot be moved."""
     log = "n:1:2 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory\n"
-    limited, free = (of_output(log, log, {**KNOWN, **more}) for more in ({}, {"memlock": UNLIMITED}))
+    limited, free = (cause_of_output(log, log, {**KNOWN, **more}) for more in ({}, {"memlock": UNLIMITED}))
     assert limited is not None
     assert free is not None
     assert "memlock limit is too low" in limited.what
@@ -705,7 +708,7 @@ def test_memory_that_infiniband_cannot_lock_is_no_limit_if_there_is_none() -> No
 
 def test_a_repository_of_another_user_is_not_a_missing_one() -> None:
     end = f"{RAISED}subprocess.CalledProcessError: Command '['git', 'log']' returned non-zero exit status 128."
-    assert of_output(end, f"fatal: detected dubious ownership in repository at '/opt/x'\n{end}", KNOWN) is None
+    assert cause_of_output(end, f"fatal: detected dubious ownership in repository at '/opt/x'\n{end}", KNOWN) is None
 
 
 # As printed by click 8.5, typer 0.29, jsonargparse 4.53, fire 0.7, absl 2.5, argparse of Python 3.14

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ImageUnfit, NodesFailed, NodeUnfit
-from launcher.faults.lookup import said
+from launcher.faults.lookup import cause_of_report
 from launcher.faults.table import ENGINE
 from launcher.image import cuda
 from launcher.image.probe import MARK, full_report, image_facts
@@ -92,7 +92,7 @@ def test_nvidias_images_are_known_by_their_tag_before_they_are_pulled() -> None:
 
 
 class Engine:
-    """That gives the facts of a node, as explained() asks for them."""
+    """That gives the facts of a node, as explaining_refused_cuda() asks for them."""
 
     def __init__(self, facts: NodeFacts) -> None:
         self.facts = lambda: facts
@@ -106,12 +106,12 @@ class Engine:
     ],
 )
 def test_the_images_own_requirement_gets_the_same_message(facts: NodeFacts, needs: str, other: str) -> None:
-    with pytest.raises(NodeUnfit) as told, cuda.explained(Engine(facts), "x:1"):  # type: ignore[arg-type]
+    with pytest.raises(NodeUnfit) as told, cuda.explaining_refused_cuda(Engine(facts), "x:1"):  # type: ignore[arg-type]
         raise NodeUnfit("gpu-0", UNSATISFIED)
     assert f"NVIDIA driver {facts.nvidia.driver} (CUDA {facts.nvidia.cuda}) is too old for image x:1" in str(told.value)
     assert needs in str(told.value)
     assert other in str(told.value)
-    with pytest.raises(NodeUnfit, match="its disk is full"), cuda.explained(Engine(facts), "x:1"):  # type: ignore[arg-type]
+    with pytest.raises(NodeUnfit, match="its disk is full"), cuda.explaining_refused_cuda(Engine(facts), "x:1"):  # type: ignore[arg-type]
         raise NodeUnfit("gpu-0", "its disk is full")
 
 
@@ -196,15 +196,15 @@ def test_an_image_for_another_architecture_is_told_from_one_without_sh(
 
 @pytest.mark.parametrize(("source", "words", "what", "fix"), TOOLKIT, ids=[row[0] for row in TOOLKIT])
 def test_each_error_of_the_toolkit_has_its_own_fix(source: str, words: str, what: str, fix: str) -> None:
-    found = said(ENGINE, words)
+    found = cause_of_report(ENGINE, words)
     assert found is not None, source
     assert what in found.what
     assert fix in found.fix
 
 
 def test_other_errors_are_not_the_toolkits() -> None:
-    assert said(ENGINE, "write /x: no space left on device") is None
-    assert said(ENGINE, 'exec: "python": executable file not found in $PATH') is None
+    assert cause_of_report(ENGINE, "write /x: no space left on device") is None
+    assert cause_of_report(ENGINE, 'exec: "python": executable file not found in $PATH') is None
 
 
 FILES = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.faults.lookup import of_output
+from launcher.faults.lookup import cause_of_output
 from tests.failures import first_failure
 from tests.gpu_rows import HEAD, RECORDED, output
 from tests.unit.test_diagnose import evidence
@@ -28,11 +28,11 @@ def test_the_process_that_is_torch_itself_is_not_called_another_one() -> None:
         "of which 0.5 GiB is free. Process 11 has 60.00 GiB memory in use. Process 12 has 18.50 GiB memory in use. Of "
         "the allocated memory 17.50 GiB is allocated by PyTorch, and 100.00 MiB is reserved by PyTorch but unallocated."
     )
-    found = of_output(f"{HEAD}{words}", "", {"node": "gpu-a"})
+    found = cause_of_output(f"{HEAD}{words}", "", {"node": "gpu-a"})
     assert found is not None
     assert found.what.endswith("process 11 has 60.00 GiB")
 
 
 def test_a_warning_of_nccl_is_not_blamed_for_an_error_of_the_program() -> None:
     log = "n:1:2 [0] misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr failed\n"
-    assert of_output(f"{HEAD}KeyError: 'dog'", log, {"node": "n0"}) is None
+    assert cause_of_output(f"{HEAD}KeyError: 'dog'", log, {"node": "n0"}) is None

@@ -16,7 +16,7 @@ from launcher.errors import InUse, NodesFailed, NodeUnfit
 from launcher.image.builder import BuildSteps
 from launcher.image.distribution import _pull_shown
 from launcher.image.image_locations import ImageLocations
-from launcher.model.progress import Step
+from launcher.model.progress import StatusLine
 from launcher.node.docker.pulling import PullProgress
 from launcher.node.parallel import periodically
 from launcher.run.begin import gpus
@@ -98,7 +98,7 @@ def test_in_a_pipe_there_is_a_line_every_30_s_and_one_at_the_end(capfd: pytest.C
         for second in range(101):
             clock.now = second
             work.progress("gpu-a", second * 200 * MB, 20_000 * MB)
-            work.log(Step("gpu-b", f"building: Step 2/7 : RUN x | line {second}"))
+            work.log(StatusLine("gpu-b", f"building: Step 2/7 : RUN x | line {second}"))
     assert capfd.readouterr().err.splitlines() == [
         "launcher: gpu-a: 6.0 GB of 20.0 GB, 200.0 MB/s, 70 s left",
         "launcher: gpu-b: building: Step 2/7 : RUN x | line 30",
@@ -113,7 +113,7 @@ def test_in_a_pipe_there_is_a_line_every_30_s_and_one_at_the_end(capfd: pytest.C
 def test_in_a_pipe_the_end_of_a_pull_is_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
     """While it unpacks a layer of many GB, the engine reports for minutes, and the bytes do not change."""
     clock, progress = Clock(), PullProgress()
-    log: list[Step] = []
+    log: list[StatusLine] = []
 
     def pull(reference: str, login: object, report: Callable[[PullProgress], object]) -> None:
         for second in range(200):
@@ -151,11 +151,11 @@ def test_in_a_pipe_short_work_is_not_reported(capfd: pytest.CaptureFixture[str])
         for second in range(6):
             clock.now = second
             work.progress("gpu-a", second * MB, 5 * MB)
-            work.log(Step("gpu-a", "unpacking"))
+            work.log(StatusLine("gpu-a", "unpacking"))
         work.log("a message")
     clock.now = 1000
     work.progress("gpu-a", 6 * MB, 7 * MB)
-    work.log(Step("gpu-a", "unpacking"))
+    work.log(StatusLine("gpu-a", "unpacking"))
     work.log("a later message")
     assert capfd.readouterr().err == "launcher: a message\nlauncher: a later message\n"
 
@@ -188,7 +188,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
 
 def test_on_a_terminal_there_is_a_bar_with_bytes_rate_and_time_left(screen: Callable[[], str]) -> None:
     with LongWork() as work:
-        work.log(Step("gpu-b", "building: Step 2/7 : RUN pip install " + "x" * 100))
+        work.log(StatusLine("gpu-b", "building: Step 2/7 : RUN pip install " + "x" * 100))
         deadline, sent = time.monotonic() + 30, 0
         while not re.search(r"gpu-a .*/20\.0 MB.*B/s.*0:00", screen()):  # drawn by a thread
             assert time.monotonic() < deadline, screen()
@@ -212,7 +212,7 @@ def test_a_build_shows_its_step_and_the_last_line_of_it() -> None:
     for line in ("#7 [3/5] RUN pip install x", "#7 12.31 Collecting x"):
         buildkit(line)
     assert log[-1] == "local: building: [3/5] RUN pip install x | Collecting x"
-    assert all(isinstance(line, Step) for line in log)
+    assert all(isinstance(line, StatusLine) for line in log)
 
 
 def test_long_work_reports_progress_periodically() -> None:

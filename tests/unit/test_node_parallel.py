@@ -14,7 +14,7 @@ from launcher.errors import NodesFailed, NodeUnreachable
 from launcher.node.connect import Fleet
 from launcher.node.docker.engine import Ulimits
 from launcher.node.docker.engine import granted as granted_ulimits
-from launcher.node.parallel import run_all, run_all_settled, run_both, uninterrupted
+from launcher.node.parallel import run_all, run_all_catching, run_both, uninterrupted
 from launcher.node.process.engine import ProcessEngine
 
 WANTED = (("memlock", -1), ("stack", 67108864))
@@ -48,7 +48,7 @@ def test_a_defect_is_not_reported_as_a_nodes_failure() -> None:
 
 
 def test_settled_failures_keep_their_positions() -> None:
-    one, two = run_all_settled([lambda: fail("a"), lambda: 2])
+    one, two = run_all_catching([lambda: fail("a"), lambda: 2])
     assert isinstance(one, NodeUnreachable)
     assert two == 2
 

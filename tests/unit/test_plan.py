@@ -24,7 +24,7 @@ from launcher.planning import build, checks, command, gpus
 from launcher.planning.allotment import allot
 from launcher.planning.offline import offline
 from launcher.planning.rendezvous import candidates, choose, on_one_machine, source_address
-from launcher.run.begin.start import _reader, kit
+from launcher.run.begin.start import _kit_of, kit
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = "job-20260131-120000-00aa"
@@ -430,7 +430,7 @@ def test_the_folder_beside_the_code_belongs_to_the_user() -> None:
         beside = tar.getmember("workspace")
     assert (beside.isdir(), beside.mode, beside.uid, beside.gid) == (True, 0o755, 1001, 1002)
     containers = [planned(job(1), [node(0)]).master.container, offline(job(1, runtime="process"), "c").master.container]
-    assert [_reader(container)[3] for container in containers] == ["/workspace", ""]
+    assert [_kit_of(container)[3] for container in containers] == ["/workspace", ""]
 
 
 def test_a_script_outside_the_code_is_refused() -> None:

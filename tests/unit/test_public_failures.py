@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from launcher.faults.lookup import of_output, said
+from launcher.faults.lookup import cause_of_output, cause_of_report
 from launcher.faults.table import ENGINE, IMAGE, UNLIMITED
 from tests import public_failures
 from tests.public_failures import FIRST, JUDGED, LATER, MISLED, Row
@@ -28,7 +28,7 @@ def told(row: Row) -> str:
     log = as_log(row.text)
     known = {"node": "gpu-a", "port": "29500", "place": IMAGE, "output": "/output", "code": str(row.code)}
     known |= {} if row.limited else {"memlock": UNLIMITED}
-    cause = said(ENGINE, row.text) if row.who == public_failures.ENGINE else of_output(log, log, known)
+    cause = cause_of_report(ENGINE, row.text) if row.who == public_failures.ENGINE else cause_of_output(log, log, known)
     return f"{cause.what} -> {cause.fix}" if cause else ""
 
 

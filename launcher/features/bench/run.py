@@ -33,7 +33,7 @@ from launcher.model.plan import NodePlan, Plan
 from launcher.model.progress import Log
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import Future, in_background, run_all_settled
+from launcher.node.parallel import Future, in_background, run_all_catching
 from launcher.planning import gpus
 from launcher.planning.command import workers
 from launcher.records.paths import NodePaths
@@ -170,7 +170,7 @@ def _select(job: Job, fleet: Fleet, unfit: Mapping[str, str]) -> _Selected:
     """Return the idle nodes; if any of them has GPUs, those with GPUs."""
     skipped = dict(unfit)
     engines = [engine for engine in fleet.engines if engine.node not in skipped]
-    answers = run_all_settled([partial(_idle, job, engine) for engine in engines])
+    answers = run_all_catching([partial(_idle, job, engine) for engine in engines])
     usable = dict[str, tuple[NodeFacts, tuple[str, ...]]]()
     for engine, answer in zip(engines, answers, strict=True):
         if isinstance(answer, LauncherError):
@@ -309,7 +309,7 @@ def _follow(fleet: Fleet, plan: Plan, observed: Mapping[str, _Observed], limit: 
 
 
 def _watch(engine: Engine, plan: Plan, observed: _Observed, over: threading.Event) -> None:
-    planned = plan.on(engine.node)
+    planned = plan.node_plan(engine.node)
     output = planned.container.output_dir
     log = NodePaths(output, planned.node).log
     node = NodeOfRun(planned.node, engine.host, planned.rank, planned.container.name, output, range(0))

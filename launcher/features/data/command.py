@@ -27,7 +27,7 @@ from launcher.image.image_locations import image_store
 from launcher.job.settings import read_settings
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all, run_all_settled
+from launcher.node.parallel import run_all, run_all_catching
 
 data = typer.Typer(
     cls=Group,
@@ -146,7 +146,7 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
             if not copy.whole:
                 Reporter().warn(f"{copy.node}: {copy.name[:12]} is partial; to complete it, run: launcher data push")
         steps = [partial(_verify, engines[copy.node], copy, image) for copy in whole]
-        outcomes = run_all_settled(steps)
+        outcomes = run_all_catching(steps)
     for copy, outcome in zip(whole, outcomes, strict=True):
         if not isinstance(outcome, LauncherError):
             terminal.say(f"{copy.node}: {copy.name[:12]} is whole: {copy.files:,} files, {decimal(copy.size)}")

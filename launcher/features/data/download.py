@@ -21,10 +21,10 @@ from launcher.features.data.worker import Worker, failure
 from launcher.job.files import hidden
 from launcher.job.settings import read_settings
 from launcher.model.home import cache_folder
-from launcher.model.progress import Log, OnProgress, Step
+from launcher.model.progress import Log, OnProgress, StatusLine
 from launcher.node.engine import Engine
 from launcher.node.machine import CommandStream
-from launcher.node.parallel import run_all, run_all_settled
+from launcher.node.parallel import run_all, run_all_catching
 from launcher.node.process.engine import ProcessEngine
 from launcher.records.masking import Masker
 
@@ -144,7 +144,7 @@ def _reach(source: DataSource, places: Sequence[_Place], variables: Variables, l
     looks = [first]
     if first.end == "unreachable" and len(places) > 1:
         log(f"{first.place.node} does not reach {source.url} ({first.message['why']}); trying the other nodes")
-        others = run_all_settled([partial(_look, place, source, variables, log) for place in places[1:]])
+        others = run_all_catching([partial(_look, place, source, variables, log) for place in places[1:]])
         looks += [each for each in others if not isinstance(each, LauncherError)]
         for look in looks[1:]:
             opened.callback(look.process.close)
@@ -178,7 +178,7 @@ def _until(process: Worker, key: str, log: Log, on_progress: OnProgress | None =
     while True:
         message = process.report(1.0) or {}
         if "listed" in message:
-            log(Step(process.node, f"{message['listed']:,} files listed"))
+            log(StatusLine(process.node, f"{message['listed']:,} files listed"))
         if "note" in message:
             log(f"{process.node}: {message['note']}")
         if key in message or "end" in message:

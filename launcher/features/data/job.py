@@ -20,7 +20,7 @@ from launcher.model.facts import NodeFacts
 from launcher.model.progress import Log, OnProgress
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.planning.checks import Check, Level
 
 MANY = 100_000  # number of files above which the file system is slower than the network
@@ -54,10 +54,10 @@ def check_data(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
     """Check by the manifests whether all nodes have the same copy of the job's data. Creates nothing on the nodes."""
     settings = read_settings(os.environ)
     steps = [partial(root_of, engine, settings, make=False) for engine in engines]
-    for engine, root in zip(engines, run_all_settled(steps), strict=True):
+    for engine, root in zip(engines, run_all_catching(steps), strict=True):
         if isinstance(root, LauncherError):
             yield Check(engine.node, "data", Level.FAIL, root.what, root.next_step)
-    listed = run_all_settled([partial(_copies, engine) for engine in engines])
+    listed = run_all_catching([partial(_copies, engine) for engine in engines])
     seen = [[] if isinstance(each, LauncherError) else each for each in listed]
     for data in job.data:
         yield from check_data_set(data, engines, seen)

@@ -28,7 +28,7 @@ from launcher.model.progress import Log, OnProgress
 from launcher.node.engine import Engine
 from launcher.node.forwarding import forwarded
 from launcher.node.machine import CommandStream, Machine
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.planning.rendezvous import candidates
 
 ROOT = "/launcher-data"  # this user's folder of copies, in the containers
@@ -232,7 +232,7 @@ def _round(origin: Sender, targets: Sequence[Endpoint], on_progress: OnProgress)
     orders = _orders(origin, targets, names)
     ends: list[End]
     with ExitStack() as held:
-        started = run_all_settled([partial(_start, *each, order) for each, order in zip(opened, orders, strict=True)])
+        started = run_all_catching([partial(_start, *each, order) for each, order in zip(opened, orders, strict=True)])
         running = [each for each in started if not isinstance(each, LauncherError)]
         for each, _ in running:
             held.enter_context(closing(each))
@@ -248,7 +248,7 @@ def _round(origin: Sender, targets: Sequence[Endpoint], on_progress: OnProgress)
         for each, after in zip(workers, [*following, None], strict=True):
             each.send(after)
         over = threading.Event()
-        ends = [*run_all_settled([partial(_attend, each, over, on_progress) for each in workers])]
+        ends = [*run_all_catching([partial(_attend, each, over, on_progress) for each in workers])]
         received = {node: each.counted["received"] for node, each in zip(nodes, workers[1:], strict=True)}
         return RoundEnd(ends[0], dict(zip(nodes, ends[1:], strict=True)), workers[0].counted["sent"], received)
 

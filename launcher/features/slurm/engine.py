@@ -317,7 +317,7 @@ class SlurmEngine(Engine):
             pieces[span] = pieces.get(span, b"") + piece
         return {node: Ends(*(pieces.get(span, b"") for span in own)) for node, own in spans.items()}
 
-    def sweep_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - the login machine runs no jobs
+    def clear_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - the login machine runs no jobs
         return ()
 
     def shared_memory(self, since: float) -> Sequence[Shared]:  # noqa: ARG002 - the same

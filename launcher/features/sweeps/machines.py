@@ -19,7 +19,7 @@ from launcher.job.models import Job
 from launcher.job.overrides import on_nodes
 from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
-from launcher.node.parallel import in_background, run_all_settled
+from launcher.node.parallel import in_background, run_all_catching
 from launcher.run.begin.claims import with_claims
 from launcher.run.begin.gpus import wants_a_number
 from launcher.run.begin.prepare import make_image
@@ -47,7 +47,7 @@ def examine(job: Job, options: StartOptions, here: Path) -> ExaminedPool:
     Raises NodesFailed if no machine is reachable.
     """
     with connect(job.hosts(), job.runtime, options.ssh_config, allow_failures=True) as fleet:
-        outcomes = run_all_settled([partial(with_claims, engine, port=True) for engine in fleet.engines])
+        outcomes = run_all_catching([partial(with_claims, engine, port=True) for engine in fleet.engines])
         answers = dict(zip([engine.node for engine in fleet.engines], outcomes, strict=True))
         facts = {node: answer for node, answer in answers.items() if isinstance(answer, NodeFacts)}
         failed = {**fleet.failed}

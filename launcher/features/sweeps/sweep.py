@@ -30,7 +30,7 @@ from launcher.job.scalars import duration
 from launcher.model.container import Phase
 from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
-from launcher.node.parallel import in_background, run_all, run_all_settled, uninterrupted
+from launcher.node.parallel import in_background, run_all, run_all_catching, uninterrupted
 from launcher.node.ssh.config import chosen_config
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.paths import RUNS
@@ -164,7 +164,7 @@ class Sweep:
             if job.codes or work.own.added:
                 work.had = earlier.get(work.own.variant)
         known = [(work, earlier[work.shown.name]) for work in self._work if work.shown.name in earlier]
-        run_all_settled([partial(self._take_over, work, record) for work, record in known])
+        run_all_catching([partial(self._take_over, work, record) for work, record in known])
 
     @property
     def resume(self) -> str:
@@ -390,7 +390,7 @@ class Sweep:
 
     def _back(self, node: str) -> None:
         self.log(f"{node} responds again")
-        run_all_settled([partial(self._discard, run) for run in list(self._given_up)])
+        run_all_catching([partial(self._discard, run) for run in list(self._given_up)])
         with self._changed:
             self._changed.notify_all()
 

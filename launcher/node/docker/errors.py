@@ -11,7 +11,7 @@ import urllib3.exceptions
 
 from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
 from launcher.faults import disk
-from launcher.faults.lookup import said
+from launcher.faults.lookup import cause_of_report
 from launcher.faults.table import ENGINE
 from launcher.node.docker.channel import DialFailed
 
@@ -118,7 +118,7 @@ def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherEr
     text = str(error.explanation or error).strip()
     if "container name" in text and "already in use" in text:  # status 409; podman 4: 500
         return NameTaken(node, f"could not {doing}: {text}", "find its run with: launcher status")
-    if found := said(ENGINE, text):
+    if found := cause_of_report(ENGINE, text):
         return NodeUnfit(node, f"{found.what}: {text}", found.fix)
     source = re.search(r"bind source path does not exist: (.+)", text)
     if source:

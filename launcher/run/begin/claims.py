@@ -31,7 +31,7 @@ def claim_all(engine: Engine, plan: Plan) -> None:
     with the run's containers. `launcher shell` takes none, so that it works next to a run. Raises InUse if another run
     holds a lock, PortInUse if it is that of the port or if a program listens there.
     """
-    planned, port = plan.on(engine.node), plan.rendezvous.port
+    planned, port = plan.node_plan(engine.node), plan.rendezvous.port
     if planned.container.labels[labels.PURPOSE] == "shell":
         return
     for uuid in sorted(planned.container.gpus):  # in a fixed order, so that two runs cannot block each other

@@ -24,7 +24,7 @@ from launcher.model.sizes import size_text
 from launcher.node import trees
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
-from launcher.node.parallel import on_each, run_all, run_all_settled
+from launcher.node.parallel import on_each, run_all, run_all_catching
 from launcher.node.trees import Entry, NodeClock, Place
 from launcher.records.paths import RUNS, as_shown
 from launcher.records.store import Record
@@ -84,16 +84,16 @@ def files_of(
     with connect(hosts, old.runtime, ssh_config, allow_failures=True, ping=False) as others:
 
         def list_here(engine: Engine) -> Listing:
-            root = posixpath.dirname(plan.on(engine.node).container.output_dir)
+            root = posixpath.dirname(plan.node_plan(engine.node).container.output_dir)
             return listing(engine, posixpath.join(root, run))
 
         listed = list(on_each(here.values(), list_here).values())
-        found = run_all_settled([partial(listing, engine, elsewhere[engine.host].output) for engine in others.engines])
+        found = run_all_catching([partial(listing, engine, elsewhere[engine.host].output) for engine in others.engines])
         listed += [each for each in found if isinstance(each, Listing)]
         failed = [e.node for e, each in zip(others.engines, found, strict=True) if isinstance(each, LauncherError)]
         silent = ", ".join(sorted([*failed, *others.failed]))
         asked = [*here.values(), *others.engines]
-        answers = run_all_settled([partial(_still_running, engine, run) for engine in asked])
+        answers = run_all_catching([partial(_still_running, engine, run) for engine in asked])
         if running := ", ".join(engine.node for engine, yes in zip(asked, answers, strict=True) if yes is True):
             what = f"{run} is still running on {running}: what it writes from now on is not in the new run"
             there = "" if old.nodes() else f" --nodes {','.join(here)}"
@@ -167,7 +167,7 @@ def _copies(
     """Decide what each node gets in an area. clocks: by host."""
     heirs: dict[tuple[str, str, str], list[tuple[Engine, frozenset[int]]]] = {}
     for engine in fleet.engines:
-        planned = plan.on(engine.node)
+        planned = plan.node_plan(engine.node)
         mine = [planned] if planned.node == engine.node else plan.nodes  # a cluster's engine manages all nodes
         ranks = frozenset(rank for node in mine for rank in range(node.first_rank, node.first_rank + node.processes))
         spec = planned.container

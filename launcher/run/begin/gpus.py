@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import InUse, NodesFailed
 from launcher.job.models import Job
 from launcher.model.facts import NodeFacts
-from launcher.model.progress import Log, Step
+from launcher.model.progress import Log, StatusLine
 from launcher.node.connect import Fleet
 from launcher.planning.allotment import Allotment, allot
 from launcher.records.paths import RUNS, RunPaths
@@ -108,7 +108,7 @@ class Waiting:
         """Pause until the next attempt. Raises `error` if waiting is disabled or would not help."""
         if not self._wait and not self._soon_free(error):
             raise error
-        step = Step("waiting", _in_use(error), immediate=True)
+        step = StatusLine("waiting", _in_use(error), immediate=True)
         if step != self._logged:
             self._logged = step
             self.log(step)

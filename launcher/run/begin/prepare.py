@@ -34,7 +34,7 @@ from launcher.run.begin.reachability import probe_master
 from launcher.run.locate import caller
 
 # A step of a feature. Returns the facts that the plan is made from. Raises LauncherError.
-Step: TypeAlias = Callable[[Job, Fleet, Sequence[NodeFacts], Log, OnProgress, Path], list[NodeFacts]]
+PreparingStep: TypeAlias = Callable[[Job, Fleet, Sequence[NodeFacts], Log, OnProgress, Path], list[NodeFacts]]
 
 
 def prepare(
@@ -57,7 +57,7 @@ def prepare(
     for feature in features.FEATURES.values():
         for key in feature.steps:
             if getattr(job, key):
-                step: Step = features.load(feature.steps[key])
+                step: PreparingStep = features.load(feature.steps[key])
                 ready = step(job, fleet, ready, log, on_progress, here)
     return Prepared(replace(allotment, facts=ready), image, rendezvous)
 
@@ -148,7 +148,7 @@ def _container_like(job: Job, master: NodeFacts) -> ContainerSpec:
         env=job.env_of(job.nodes[0]),
         user=user,
         groups=groups,
-        mounts=tuple(mount.on(master.home) for mount in job.mounts),
+        mounts=tuple(mount.with_home(master.home) for mount in job.mounts),
     )
 
 

@@ -11,7 +11,7 @@ from secrets import token_hex
 
 from launcher import container_scripts
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit
-from launcher.image.cuda import explained
+from launcher.image.cuda import explaining_refused_cuda
 from launcher.model import labels
 from launcher.model.container import CODE, ContainerSpec, Mount, Phase
 from launcher.model.plan import Plan
@@ -44,11 +44,13 @@ def start_containers(
         secrets = {**secrets, MEETING_KEY: token_hex(32)}
     ids: dict[str, str] = {}
     # Nodes with the same layout and user share one archive.
-    wanted = {_reader(node.container) for node in plan.nodes}
-    kits = {key: kit(*key[:2], secrets, remapped=key[2], beside=key[3]) for key in wanted}
+    kits = {
+        (folder, user, remapped, beside): kit(folder, user, secrets, remapped=remapped, beside=beside)
+        for folder, user, remapped, beside in {_kit_of(node.container) for node in plan.nodes}
+    }
 
     def create(engine: Engine) -> None:
-        planned = plan.on(engine.node)
+        planned = plan.node_plan(engine.node)
         spec = planned.container
         output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)
         for cache in spec.caches:
@@ -61,11 +63,11 @@ def start_containers(
             output_folder.unpack(engine.files, spec.workdir, code, list(_mounted_in_code(spec)))
 
         run_all([create_one, unpack])  # before `put`, for which an engine mounts everything
-        files = kits[_reader(spec)]
+        files = kits[_kit_of(spec)]
         run_all([partial(claim_all, engine, plan), partial(engine.put, ids[engine.node], files)])
 
     def start_one(engine: Engine) -> None:
-        with explained(engine, plan.image):
+        with explaining_refused_cuda(engine, plan.image):
             engine.start(ids[engine.node])
 
     begun = False
@@ -83,7 +85,8 @@ def start_containers(
         raise
 
 
-def _reader(spec: ContainerSpec) -> tuple[str, str, bool, str]:
+def _kit_of(spec: ContainerSpec) -> tuple[str, str, bool, str]:
+    """Return what the kit of a node depends on: `folder`, `user`, `remapped` and `beside` of `kit`."""
     beside = posixpath.dirname(CODE) if spec.layout.code == CODE else ""  # else it is a folder of the node
     return spec.layout.kit, spec.user, spec.userns == "host", beside
 
@@ -143,7 +146,7 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException, code: bytes | None = No
             engine.remove(state.id)
 
     def remove_folder(engine: Engine) -> None:
-        folder = plan.on(engine.node).container.output_dir
+        folder = plan.node_plan(engine.node).container.output_dir
         if code is not None and (left := written_to(engine.files.scan(folder), [n.node for n in plan.nodes], code)):
             what = f"the program had begun, so {folder} is kept: {not_fetched(left)}"
             raise NodeUnfit(f"node {engine.node}", what, f"to download it: launcher fetch {plan.run} --checkpoints")

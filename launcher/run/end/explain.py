@@ -11,9 +11,9 @@ from functools import cached_property, partial
 from launcher import features
 from launcher.container_scripts.words import LONGEST_ERROR, error_line, reason
 from launcher.errors import LauncherError
-from launcher.extras import extra
+from launcher.extras import warn_on_error
 from launcher.faults import disk
-from launcher.faults.lookup import of_output, said
+from launcher.faults.lookup import cause_of_output, cause_of_report
 from launcher.faults.table import ENGINE, NOT_EXECUTABLE, SIGNAL
 from launcher.hangs import report
 from launcher.model.host import cluster_name
@@ -38,7 +38,7 @@ class EndedRun:
     """A run that did not succeed.
 
     evidence: of the nodes that have ended, by rank. lost: failures of the others, by node. known: of the run, for
-    faults.lookup.of_output.
+    faults.lookup.cause_of_output.
     """
 
     evidence: Sequence[Evidence]
@@ -99,7 +99,7 @@ def not_started(run: EndedRun) -> Failure | None:
     first = run.first
     if first is None or not first.state.error:
         return None
-    cause = said(ENGINE, first.state.error)
+    cause = cause_of_report(ENGINE, first.state.error)
     return diagnose.failure_of(first, f"could not be started: {first.state.error}", cause.fix if cause else "")
 
 
@@ -183,7 +183,7 @@ def _of_program(evidence: Evidence, known: Mapping[str, str]) -> Failure:
     rank = diagnose.failing_rank(evidence)
     log = evidence.rank_logs.get(rank, evidence.log) if rank is not None else evidence.log
     about = {**known, "node": evidence.node.name, "code": str(diagnose.exit_code(evidence))}
-    if (cause := of_output(output, f"{log}\n{evidence.nccl}", about)) or (cause := said(SIGNAL, what)):
+    if (cause := cause_of_output(output, f"{log}\n{evidence.nccl}", about)) or (cause := cause_of_report(SIGNAL, what)):
         what, fix = f"{what}: {cause.what}", cause.fix
     elif named := error_line(output)[:LONGEST_ERROR]:
         what = f"{what}: {named}"
@@ -290,10 +290,10 @@ REFINEMENTS: Sequence[Refinement] = (
 def explain(run: EndedRun, attached: Attached, warn: Callable[[str], object]) -> Failure | None:
     """Return why a run failed; None if no cause is known. warn: called with each error on the way."""
     plainly = _plainly(run.evidence)
-    failure = extra("why the run failed could not be read", partial(first_failure, run), plainly, warn)
+    failure = warn_on_error("why the run failed could not be read", partial(first_failure, run), plainly, warn)
     for each in REFINEMENTS:
         if failure is not None and (failure.node in run.by_node or each.of_lost):
-            failure = extra(each.unknown, partial(each.refine, failure, run, attached), failure, warn)
+            failure = warn_on_error(each.unknown, partial(each.refine, failure, run, attached), failure, warn)
     return failure
 
 

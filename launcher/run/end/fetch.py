@@ -13,7 +13,7 @@ from launcher.errors import EngineFailed, LauncherError, NodeUnfit, NoRoomHere
 from launcher.model.container import WORKDIR
 from launcher.node.engine import GROWN_WITHIN, Engine
 from launcher.node.files import FileEntry
-from launcher.node.parallel import run_all_settled, run_both
+from launcher.node.parallel import run_all_catching, run_both
 from launcher.records.collect import Collected, OutputFolder, collect, output_folders
 from launcher.records.paths import LAYER, as_shown
 from launcher.records.store import BROUGHT, FETCHED, NodeOfRun, Record
@@ -34,7 +34,7 @@ def written(attached: Attached, without: Collection[str] = ()) -> Written | None
     folders = output_folders(attached.engines, asked)
     listing = [partial(files_of_program, folder, record) for folder in folders]
     growing = [partial(not_brought, attached.engines[node.name], node.name, node.container, record) for node in asked]
-    listed, grown = run_both(partial(run_all_settled, listing), partial(run_all_settled, growing))
+    listed, grown = run_both(partial(run_all_catching, listing), partial(run_all_catching, growing))
     found = [file for each in listed if not isinstance(each, LauncherError) for file in each]
     beside = outside([file for each in grown if not isinstance(each, LauncherError) for file in each])
     unlisted = next(
@@ -118,7 +118,7 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
         record.event(FETCHED, folder=str(target.absolute()))
     if checkpoints:
         bring = [partial(_bring, attached.engines[node.name], node, record, target) for node in attached.nodes]
-        results += run_all_settled(bring)
+        results += run_all_catching(bring)
     done = [result for result in results if isinstance(result, Collected)]
     failed = [result for result in results if isinstance(result, LauncherError)]
     problems = [problem for one in done for problem in one.problems]
@@ -143,7 +143,7 @@ def _last_generation_first(folders: Sequence[OutputFolder], last: World | None) 
 def _gone(attached: Attached, folders: Sequence[OutputFolder]) -> tuple[str, ...]:
     """Say which output folders do not exist any more, who deleted them, and where copies of their files are."""
     record, found = attached.record, []
-    scanned = run_all_settled([partial(folder.files.scan, folder.path, lambda _: None) for folder in folders])
+    scanned = run_all_catching([partial(folder.files.scan, folder.path, lambda _: None) for folder in folders])
     for folder, files in zip(folders, scanned, strict=True):
         if not files:  # it always has a marker
             how = record.purged(attached.engines[folder.node].host) or "on the node, or from another folder"

@@ -23,7 +23,7 @@ from launcher.node import image_cache, output_folder
 from launcher.node.connect import caller_engine
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.node.shared_memory import Shared
 from launcher.records.store import PURGED, Record
 from launcher.records.written import not_fetched, unfetched
@@ -117,13 +117,13 @@ def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[L
     known: the records of this folder; the stopped containers of runs that `down` has ended are included.
     """
     with caller_engine() as here:
-        images = run_all_settled([partial(_images, engine) for engine in (*engines, *([here] if here else []))])
+        images = run_all_catching([partial(_images, engine) for engine in (*engines, *([here] if here else []))])
     named = [[] if isinstance(each, LauncherError) else each for each in images]
     sources = [image for index, each in enumerate(named) for image in each if image.tags or index == len(engines)]
     down = {record.run: record for record in known if record.taken_down}
     shared = _recorded_in_memory(known)
     examining = [partial(_examine, engine, sources, down, shared.get(engine.host, ())) for engine in engines]
-    found = run_all_settled(examining)
+    found = run_all_catching(examining)
     alive = {run for each in found if isinstance(each, _Examined) for run in each.alive}
     complete = not any(isinstance(each, LauncherError) for each in found)
     ours = {record.run: record for record in known if not record.rebuilt}

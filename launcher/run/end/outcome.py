@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError
-from launcher.extras import extra
+from launcher.extras import warn_on_error
 from launcher.faults.table import IMAGE, NODE, UNLIMITED
 from launcher.model.container import ContainerState
 from launcher.model.host import cluster_name
 from launcher.model.plan import plain
 from launcher.node import trees
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record, read_json_lines
 from launcher.run import membership
@@ -82,7 +82,7 @@ def conclude(
     silent = {n: Failure(n, None, None, "is unreachable", fix, str(e)) for n, e in attached.unreachable.items()}
     lost = silent | dict(missing) | {host: _elsewhere(host, attached) for host in attached.elsewhere}
     ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
-    gathered = run_all_settled([partial(_gather, attached, node, states[node.name], warn) for node in ended])
+    gathered = run_all_catching([partial(_gather, attached, node, states[node.name], warn) for node in ended])
     evidence: dict[str, Evidence] = {}
     for node, found in zip(ended, gathered, strict=True):
         if isinstance(found, LauncherError):
@@ -101,16 +101,20 @@ def conclude(
     failure: Failure | None = None
     resume: str | None = None
     if state not in (RunState.DONE, RunState.STOPPED):  # possibly without lost nodes
-        clocks = extra(
+        clocks = warn_on_error(
             "whether clocks differ is not known", partial(clocks_ahead, attached, evidence), dict[str, float](), warn
         )
         evidence = {name: replace(own, ahead=clocks.get(name, 0.0)) for name, own in evidence.items()}
-        known = extra("what is known of the run could not be read", partial(_of_run, record), dict[str, str](), warn)
+        known = warn_on_error(
+            "what is known of the run could not be read", partial(_of_run, record), dict[str, str](), warn
+        )
         failure = explain(EndedRun([*evidence.values()], lost, known), attached, warn)
     if failure is not None:
         left = partial(left_to_resume, failure, attached)
-        resume = extra("the last checkpoint is not known", left, None, warn)
-    victims = extra("which nodes are victims is not known", partial(_victims, evidence, failure), set[str](), warn)
+        resume = warn_on_error("the last checkpoint is not known", left, None, warn)
+    victims = warn_on_error(
+        "which nodes are victims is not known", partial(_victims, evidence, failure), set[str](), warn
+    )
     return Outcome(
         run=record.run,
         state=state,
@@ -122,12 +126,14 @@ def conclude(
             for node in record.nodes()
             if node in attached.nodes or node.name in lost
         ),
-        last=extra(
+        last=warn_on_error(
             "the metrics are left out of the result", lambda: plain(last_epoch(metrics, or_step=budget)), {}, warn
         ),
         stopped_by=stopped_by,
-        gradients=extra("how the gradients travelled is not known", partial(gradients.line, record), "", warn),
-        apart=extra("whether the ranks trained together is not known", partial(_apart, record, state), "", warn),
+        gradients=warn_on_error("how the gradients travelled is not known", partial(gradients.line, record), "", warn),
+        apart=warn_on_error(
+            "whether the ranks trained together is not known", partial(_apart, record, state), "", warn
+        ),
         resume=resume,
         ended_by=BUDGET if budget and state is RunState.DONE else None,
     )
@@ -138,7 +144,9 @@ def clocks_ahead(attached: Attached, nodes: Collection[str]) -> dict[str, float]
     engines = {attached.engines[name].host: attached.engines[name] for name in nodes}
     if len(engines) < 2:  # a machine, or a cluster, whose login machine says nothing of the others
         return {}
-    read = dict(zip(engines, run_all_settled([partial(trees.clock, e.machine) for e in engines.values()]), strict=True))
+    read = dict(
+        zip(engines, run_all_catching([partial(trees.clock, e.machine) for e in engines.values()]), strict=True)
+    )
     known = {host: each for host, each in read.items() if isinstance(each, trees.NodeClock)}
     ahead = {host: clock.offset for host, clock in known.items() if abs(clock.offset) > clock.error}
     return {name: ahead[host] for name in nodes if (host := attached.engines[name].host) in ahead}
@@ -152,7 +160,7 @@ def _apart(record: Record, state: RunState) -> str:
 
 
 def _of_run(record: Record) -> dict[str, str]:
-    """Return what is known of the run, for faults.lookup.of_output."""
+    """Return what is known of the run, for faults.lookup.cause_of_output."""
     known = {"port": str(record.port)} if record.port else {}
     if any(cluster_name(node.host) for node in record.nodes()):
         return known  # its image cannot be changed by the job file
@@ -172,7 +180,7 @@ def _gather(attached: Attached, node: NodeOfRun, state: ContainerState, warn: Ca
     if state.exit_code != 0 and not (log.is_file() and log.stat().st_size):
         fallback = attached.engines[node.name].logs(node.container)
     read, nothing = partial(gather, root, node, state, fallback), Evidence(node, state, "", None, {})
-    return extra(f"the logs of {node.name} could not be read", read, nothing, warn)
+    return warn_on_error(f"the logs of {node.name} could not be read", read, nothing, warn)
 
 
 def _victims(evidence: Mapping[str, Evidence], failure: Failure | None) -> set[str]:

@@ -10,7 +10,7 @@ from launcher.container_scripts.words import raised
 from launcher.errors import LauncherError
 from launcher.model.host import cluster_name
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_catching
 from launcher.run.end.evidence import Evidence
 from launcher.run.locate import Attached
 from launcher.run.result import Failure
@@ -33,7 +33,7 @@ def restarted(attached: Attached, evidence: Sequence[Evidence]) -> Failure | Non
     if attached.record.traits.one_machine:
         return None
     asked = [each for each in evidence if each.state.exit_code and cluster_name(each.node.host) is None]
-    found = run_all_settled([partial(_machine_started, attached.engines[each.node.name]) for each in asked])
+    found = run_all_catching([partial(_machine_started, attached.engines[each.node.name]) for each in asked])
     for each, when in zip(asked, found, strict=True):
         began = each.state.started
         if isinstance(when, float) and began and when > began + _MARGIN:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.errors import EngineFailed, LauncherError, NodesFailed, NodeUnfit, NotConfirmed
-from launcher.extras import extra, in_words
+from launcher.extras import in_words, warn_on_error
 from launcher.local_files import open_regular
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
@@ -22,7 +22,7 @@ from launcher.node import output_folder
 from launcher.node.connect import connect
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry
-from launcher.node.parallel import in_background, run_all, run_all_settled, run_both
+from launcher.node.parallel import in_background, run_all, run_all_catching, run_both
 from launcher.node.shared_memory import Shared
 from launcher.records.collect import OutputFolder, collect, output_folders
 from launcher.records.paths import NodePaths, as_shown
@@ -73,7 +73,7 @@ class Removed:
 
     node: str
     containers: tuple[EndedContainer, ...]
-    swept: tuple[str, ...]
+    cleared: tuple[str, ...]
     kept: tuple[Kept, ...] = ()
     left: tuple[Shared, ...] = ()
 
@@ -101,8 +101,8 @@ def stop(
     keep containers with files that only they have; None: keep none. Raises NodesFailed with every node on which a step
     failed.
     """
-    ended = run_all_settled([partial(_end_own, engine, run, grace) for engine in engines])
-    outcomes = run_all_settled([partial(_remove, *pair, code, record) for pair in zip(engines, ended, strict=True)])
+    ended = run_all_catching([partial(_end_own, engine, run, grace) for engine in engines])
+    outcomes = run_all_catching([partial(_remove, *pair, code, record) for pair in zip(engines, ended, strict=True)])
     if record is not None:
         outcomes = _note_left(record, engines, outcomes)
     failures = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
@@ -214,11 +214,11 @@ def _remove(engine: Engine, ended: Ended, code: SentCode | None, record: Record 
     started = [container.state.started for container in ended if container.state.started]
     states = [container.state for container in ended]
     removing = partial(_remove_containers, engine, states, code, record)
-    kept, swept = run_both(removing, lambda: engine.sweep_shared_memory(min(started)) if started else ())
+    kept, cleared = run_both(removing, lambda: engine.clear_shared_memory(min(started)) if started else ())
     left = engine.shared_memory(min(started)) if started else ()
     if left and runs_there(engine):
         left = ()  # they may be another run's
-    return Removed(engine.node, tuple(ended), tuple(swept), tuple(kept), tuple(left))
+    return Removed(engine.node, tuple(ended), tuple(cleared), tuple(kept), tuple(left))
 
 
 def _removed_unstarted(engine: Engine, state: ContainerState) -> bool:
@@ -302,20 +302,20 @@ def take_down(
     code = None if purge and unfetched else record.sent_code
     engines = [*attached.listed]
     record.event(STOPPING)
-    ended = run_all_settled([partial(_end, engine, attached.listed[engine], GRACE, warn) for engine in engines])
+    ended = run_all_catching([partial(_end, engine, attached.listed[engine], GRACE, warn) for engine in engines])
     unread: set[Engine] = set()
     if collected and record.unmasked:
         warn(record.unmasked)
     if attached.owner is not Owner.OTHER and not collected:  # do not read another user's files
         collecting = partial(_collect, engines, ended, record, warn)
-        unread = extra("not downloaded", collecting, {*engines}, warn)
+        unread = warn_on_error("not downloaded", collecting, {*engines}, warn)
         for who in _killed(attached, dict(zip(engines, ended, strict=True))):
             warn(f"{who} did not exit in time after SIGTERM and was killed: what it was saving may be incomplete")
     removing = [
         partial(_remove, engine, outcome, None if engine in unread else code, None if unfetched else record)
         for engine, outcome in zip(engines, ended, strict=True)
     ]
-    outcomes = _note_left(record, engines, run_all_settled(removing))
+    outcomes = _note_left(record, engines, run_all_catching(removing))
     removed = [outcome for outcome in outcomes if isinstance(outcome, Removed)]
     errors += [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
     if purge:
@@ -345,7 +345,7 @@ def _purge(
     record = attached.record
     purging = [partial(_purge_folder, *pair, record, unfetched=unfetched) for pair in zip(folders, used, strict=True)]
     kept, errors = dict[str, Kept](), list[LauncherError]()
-    for folder, outcome in zip(folders, run_all_settled(purging), strict=True):
+    for folder, outcome in zip(folders, run_all_catching(purging), strict=True):
         engine = attached.engines[folder.node]
         if outcome is None:
             record.event(PURGED, host=engine.host, by=caller(), command="down --purge")
@@ -430,7 +430,7 @@ def remaining(known: Sequence[Record], ssh_config: Path | None, note: Note, *, p
     with connect([(host, host) for host in hosts], runtime, ssh_config, allow_failures=True) as fleet:
         listing = list_runs(fleet, note, claims=True)
         answering = [engine for engine in fleet.engines if engine.node not in listing.failed]
-        folders = run_all_settled([partial(output_folder.runs, engine.files) for engine in answering] if purge else [])
+        folders = run_all_catching([partial(output_folder.runs, engine.files) for engine in answering] if purge else [])
     purged = {run for found in folders if not isinstance(found, LauncherError) for run in found}
     runs, foreign, skipped = list[RunId](), list[RunId](), 0
     errors: dict[str, LauncherError] = {}

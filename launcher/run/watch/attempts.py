@@ -80,7 +80,7 @@ class AtBreakpoint:
     def waits(self) -> bool:
         return self.doing == "waits"
 
-    def on(self, node: str) -> str:
+    def sentence(self, node: str) -> str:
         who = f"rank {self.rank} on {node}"
         since = f"since {datetime.fromtimestamp(self.since, timezone.utc):%H:%M:%S} UTC"
         if self.doing == "busy":

@@ -355,10 +355,10 @@ def _with(known: Observed, *changed: ObservedNode) -> Observed:
     return replace(known, nodes={**known.nodes, **{node.node.name: node for node in changed}})
 
 
-Step = tuple[ObservedNode, list[Message]]
+NodeAndMessages = tuple[ObservedNode, list[Message]]
 
 
-def _of_node(known: Observed, node: ObservedNode, event: Event, now: Moment) -> Step:
+def _of_node(known: Observed, node: ObservedNode, event: Event, now: Moment) -> NodeAndMessages:
     name = node.node.name
     match event:
         case StateSeen(state=state):
@@ -380,7 +380,7 @@ def _of_node(known: Observed, node: ObservedNode, event: Event, now: Moment) -> 
             return node, []
 
 
-def _seen(node: ObservedNode, state: ContainerState, now: Moment) -> Step:
+def _seen(node: ObservedNode, state: ContainerState, now: Moment) -> NodeAndMessages:
     if state.exit_code == SIGKILL_CODE and not state.oom_killed and not node.killed:
         return replace(node, killed=True, failures=0), []  # asked again: it may be about to be removed
     node, found = _back(replace(node, killed=False, failures=0), now)
@@ -394,7 +394,7 @@ def _seen(node: ObservedNode, state: ContainerState, now: Moment) -> Step:
     return node, found
 
 
-def _failed(known: Observed, node: ObservedNode, error: LauncherError, now: Moment) -> Step:
+def _failed(known: Observed, node: ObservedNode, error: LauncherError, now: Moment) -> NodeAndMessages:
     node, found = _lost(node, error, now)
     if not _hopeless(known, node, now):
         return replace(node, killed=False, failures=node.failures + 1), found
@@ -402,7 +402,7 @@ def _failed(known: Observed, node: ObservedNode, error: LauncherError, now: Mome
     return replace(node, collected=True), [*found, *end]  # nothing more can be collected
 
 
-def _ended(node: ObservedNode, end: End, now: Moment) -> Step:
+def _ended(node: ObservedNode, end: End, now: Moment) -> NodeAndMessages:
     return replace(node, ended=now.at, end=end), [end]
 
 
@@ -411,13 +411,13 @@ def _hopeless(known: Observed, node: ObservedNode, now: Moment) -> bool:
     return now.at - max(known.decided, node.lost) > GIVE_UP
 
 
-def _lost(node: ObservedNode, error: LauncherError, now: Moment) -> Step:
+def _lost(node: ObservedNode, error: LauncherError, now: Moment) -> NodeAndMessages:
     if node.away:
         return node, []
     return replace(node, lost=now.at), [messages.NodeLost(node.node.name, error.what, node.answered)]
 
 
-def _back(node: ObservedNode, now: Moment) -> Step:
+def _back(node: ObservedNode, now: Moment) -> NodeAndMessages:
     found: list[Message] = [messages.NodeBack(node.node.name)] if node.away else []
     return replace(node, lost=math.inf, answered=now.clock), found
 
@@ -438,7 +438,7 @@ def _at_breakpoints(name: str, before: bytes, text: bytes) -> list[Message]:
     new = [one for one in attempts.waiting(text) if one.waits and (one.rank, one.pid) not in known]
     skipped = [each for each in attempts.skipping(text) if each not in told]
     return [
-        *(messages.RankAtBreakpoint(f"{one.on(name)}: launcher debug --rank {one.rank}") for one in new),
+        *(messages.RankAtBreakpoint(f"{one.sentence(name)}: launcher debug --rank {one.rank}") for one in new),
         *(messages.RankAtBreakpoint(f"rank {rank} on {name} skips breakpoint() in {why}") for rank, why in skipped),
     ]
 

@@ -1,4 +1,6 @@
-"""Read one node of a run: wait for its container, and read its files as they grow. Whatever is read is an event.
+"""Read one node of a run: wait for its container, and read its files as they grow.
+
+All that it reads, it hands on as values of type Event: a state of the container, bytes of a file, an error.
 
 A reader only reads. Its methods block, so `follow` calls them in threads; what the events mean, and what is to be
 read next, `observed` decides. Each byte is reported exactly once, even if the connection is lost: reading resumes at

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from functools import partial
 
 from launcher.errors import LauncherError, NodeUnfit
-from launcher.extras import extra
-from launcher.node.parallel import in_background, run_all_settled
+from launcher.extras import warn_on_error
+from launcher.node.parallel import in_background, run_all_catching
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.end.evidence import Evidence, collective_failed, gather
@@ -82,7 +82,9 @@ class Supervision:
         missing = {name: uncollected(name, error) for name, error in known.not_collected.items()}
         missing |= {name: lost_node(message) for name, message in known.missing.items()}
         outcome = conclude(self._attached, known.states, missing, known.stopped_by, problems.append)
-        problem = extra("result.json was not written", lambda: record.finish(outcome.to_dict()), "", problems.append)
+        problem = warn_on_error(
+            "result.json was not written", lambda: record.finish(outcome.to_dict()), "", problems.append
+        )
         record.event("ended", state=outcome.state.value, failure=outcome.failure)
         return outcome, problem, problems
 
@@ -119,8 +121,8 @@ class Supervision:
             evidence = [gather(root, node, states[node.name]) for node in ended]
             return _first_signal(evidence, up_to_date=self._following.known.up_to_date)
 
-        signal = extra("the logs of the nodes that ended could not be read", first, "", self._problems.append)
-        run_all_settled([partial(self._stop_peer, node, signal) for node in left])
+        signal = warn_on_error("the logs of the nodes that ended could not be read", first, "", self._problems.append)
+        run_all_catching([partial(self._stop_peer, node, signal) for node in left])
 
     def _tell_budget(self) -> None:
         """Tell the nodes that the run has reached its budget; their entry scripts then end it there.
@@ -131,7 +133,7 @@ class Supervision:
         while not (self._left or all_ended.is_set()):
             states = self._following.known.states
             others = [node for node in self._attached.nodes if node.name not in states]
-            run_all_settled([partial(self._tell_node, node) for node in others])
+            run_all_catching([partial(self._tell_node, node) for node in others])
             all_ended.wait(TELL)
 
     def _tell_node(self, node: NodeOfRun) -> None:
