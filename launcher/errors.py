@@ -94,10 +94,6 @@ class InUse(NodeUnfit):
         self.runs = runs
 
 
-class PortInUse(InUse):
-    """The rendezvous port is in use: a run may use another one."""
-
-
 class EngineUnavailable(NodeError):
     """No container engine responds on the node."""
 

@@ -16,7 +16,7 @@ from launcher.api.inputs import Inputs, inputs_of
 from launcher.api.jobs import JobLike, load
 from launcher.api.run import Run
 from launcher.api.until_started import until_started
-from launcher.errors import LauncherError, NodesFailed, PortInUse, StoppedByUser, UsageError
+from launcher.errors import LauncherError, NodesFailed, StoppedByUser, UsageError
 from launcher.extras import warn_on_error
 from launcher.image.lock import lock_path
 from launcher.job.arguments import merged
@@ -28,7 +28,6 @@ from launcher.model.progress import Log, OnProgress, no_progress, silent
 from launcher.node.connect import Fleet
 from launcher.node.parallel import in_background
 from launcher.node.ssh.config import chosen_config
-from launcher.planning.allotment import allot
 from launcher.planning.build import Prepared
 from launcher.planning.containers import in_group
 from launcher.records import sweeps
@@ -37,7 +36,7 @@ from launcher.records.revisions import resolved
 from launcher.records.store import Record, find, without_nodes
 from launcher.records.trainer import TRAINER
 from launcher.run.begin.earlier import Earlier, files_of
-from launcher.run.begin.gpus import Waiting, job_facts, wait_for_gpus, wants_a_number
+from launcher.run.begin.gpus import Waiting, in_use, wait_for_gpus, wants_a_number, warn_without_gpus
 from launcher.run.begin.prepare import make_plan, prepare
 from launcher.run.begin.start import start_containers
 from launcher.run.cluster import Destination, kind_of, on_cluster, own_machines
@@ -152,6 +151,7 @@ class _NewRun:
         """On the job's machines: gather facts, choose GPUs and a port, prepare image, data and addresses."""
         job, fleet, options = self.job, self.fleet, self.options
         allotment, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
+        warn_without_gpus(job, allotment, options.log)
         self.inputs.packed(options.log)
         lock = self.inputs.here / lock_path(job.file) if job.file else None
         found = prepare(job, fleet, allotment, options.log, options.progress, lock, here=self.inputs.here)
@@ -204,27 +204,26 @@ class _NewRun:
         waiting: Waiting,
         fill: Callable[[], None] | None,
     ) -> Plan:
-        """Start all containers: on another port if another run has taken the plan's, and again after a wait if it may
-        wait. Return the plan that was started. prepared: what the plan was made from; None on a cluster.
+        """Start all containers: on other GPUs or another port if another run has taken the plan's, and again after a
+        wait if it may wait. Return the plan that was started. prepared: what the plan was made from; None on a cluster.
         """
         code, secrets = self.inputs.code().archive, self.inputs.secrets
         while True:
             try:
                 start_containers(plan, self.fleet, code, secrets, record.event, fill)
             except NodesFailed as error:
-                taken = all(isinstance(each, PortInUse) for each in error.errors)
-                if prepared is None or len(self.job.ports) == 1 or not taken:
-                    waiting.after(error)
-                    continue
-                waiting.log(f"{error.errors[0].what}: another port is used")
+                if prepared is None:
+                    raise
+                lost, who = error, in_use(error)
             else:
                 return plan
-            try:
-                plan = self.plan(prepared.at(allot(self.job, job_facts(self.job, self.fleet))), plan.run)
-            except NodesFailed as error:
-                waiting.after(error)
-            else:
-                record.write_plan(plan)
+            now = prepared.at(wait_for_gpus(self.job, self.fleet, waiting))
+            if now.allotment.exclusive == prepared.allotment.exclusive:  # the job names them
+                waiting.after(lost)
+                continue
+            waiting.log(f"{who}: the run is planned again")
+            prepared, plan = now, self.plan(now, plan.run)
+            record.write_plan(plan)
 
 
 @contextmanager

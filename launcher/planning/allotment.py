@@ -23,6 +23,11 @@ class Allotment:
     workers: Sequence[int]
     port: int
 
+    @property
+    def exclusive(self) -> tuple[Sequence[tuple[str, ...]], int]:
+        """What no other run may use at the same time."""
+        return self.gpus, self.port
+
 
 def allot(job: Job, facts: Sequence[NodeFacts]) -> Allotment:
     """Choose the GPUs of each node and the port.

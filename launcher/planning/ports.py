@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.errors import NodesFailed, PortInUse
+from launcher.errors import InUse, NodesFailed
 from launcher.job.models import Job
 from launcher.model.facts import NodeFacts
 from launcher.planning.checks import Check, Level, another_port, wait_or_stop
@@ -19,11 +19,11 @@ def choose(job: Job, facts: Sequence[NodeFacts]) -> int:
     if len(found) > 1:
         what = f"rendezvous ports {job.ports[0]} to {job.ports[-1]} are all in use"
         fix = f"wait for one: --wait; choose another: port; or stop a run: launcher runs --nodes {facts[0].host}"
-        raise NodesFailed([PortInUse(f"node {facts[0].name}", what, fix)], of=len(facts))
+        raise NodesFailed([InUse(f"node {facts[0].name}", what, fix)], of=len(facts))
     raise NodesFailed(found[0], of=len(facts))
 
 
-def in_use(job: Job, facts: Sequence[NodeFacts], port: int) -> list[PortInUse]:
+def in_use(job: Job, facts: Sequence[NodeFacts], port: int) -> list[InUse]:
     """Return an error for each node that may be the master and whose rendezvous port is in use."""
     masters = facts if job.min_nodes else facts[:1]
     several = bool(job.min_nodes) and job.traits.one_machine  # each node has its own port
@@ -31,15 +31,15 @@ def in_use(job: Job, facts: Sequence[NodeFacts], port: int) -> list[PortInUse]:
     return [error for error in found if error is not None]
 
 
-def _held(node: NodeFacts, port: int) -> PortInUse | None:
+def _held(node: NodeFacts, port: int) -> InUse | None:
     what, where = f"rendezvous port {port} is in use", f"node {node.name}"
     claim = next((claim for claim in node.port_claims if claim.port == port), None)
     if claim is not None:
         fix = wait_or_stop(claim.run, claim.hosts, another_port(port))
-        return PortInUse(where, f"{what} by run {claim.run} of {claim.owner}", fix, (claim.run,))
+        return InUse(where, f"{what} by run {claim.run} of {claim.owner}", fix, (claim.run,))
     if port in node.listening:
         fix = f"stop the program that uses it, wait for its end: --wait, or {another_port(port)}"
-        return PortInUse(where, f"{what}, and no run that is visible here claims it", fix)
+        return InUse(where, f"{what}, and no run that is visible here claims it", fix)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ import pytest
 import launcher
 from launcher.api.inputs import inputs_of
 from launcher.api.up import StartOptions, start_run
+from launcher.errors import NodesFailed
 from launcher.job.models import PORTS
 from launcher.run.cluster import own_machines
+from launcher.run.locate import caller
 from launcher.run.state import RunState
 from tests.e2e.cli import Cli
+from tests.nvidia import Card, Machine
 
 WAITS = 'echo port $MASTER_PORT; while [ ! -e "$HOME/go" ]; do sleep 0.05; done'
 
@@ -54,38 +58,88 @@ def test_of_runs_that_start_together_each_gets_a_port(home_cli: Cli) -> None:
     (Path(home_cli.env["HOME"]) / "go").touch()
 
 
-def test_a_run_that_loses_its_port_before_it_starts_uses_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another run takes the port after this one has chosen it, as while its image is copied."""
-    for folder in ("home", "project"):
-        (tmp_path / folder).mkdir()
+class Loser:
+    """Starts a run in a folder of its own, and before its containers are created another one: as while its image is
+    copied, when its GPUs and its port have been chosen.
+    """
+
+    def __init__(self, job: dict[str, object], other: dict[str, object]) -> None:
+        self.job, self.other = (
+            launcher.load({"name": name, "runtime": "process", **keys})
+            for name, keys in (("late", job), ("first", {**other, "run": {"command": ["sleep", "600"]}}))
+        )
+        self.lines: list[str] = []
+        self.others: list[launcher.Run] = []
+
+    def start(self, *, wait: bool = False) -> launcher.Run:
+        destination = own_machines(self.job)
+        inputs = inputs_of(self.job, destination, self.lines.append)
+        return start_run(self.job, destination, inputs, None, StartOptions(log=self._log, wait=wait))
+
+    def _log(self, line: str) -> None:
+        """The first line is said when they have been chosen."""
+        self.lines.append(line)
+        if not self.others:
+            self.others.append(launcher.up(self.other, log=self.lines.append))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home and a project of its own; bin/ is on the PATH."""
+    for name in ("home", "project", "bin"):
+        (tmp_path / name).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SMI_CALLS", str(tmp_path / "calls"))
     monkeypatch.chdir(tmp_path / "project")
-    here = {"runtime": "process", "nodes": ["local", "local"]}
-    job = launcher.load({"name": "late", "run": {"command": ["sh", "-c", "echo port $MASTER_PORT"]}, **here})
-    waits = launcher.load({"name": "first", "run": {"command": ["sleep", "600"]}, **here})
-    lines: list[str] = []
-    others: list[launcher.Run] = []
-    destination = own_machines(job)
+    return tmp_path
 
-    def lose(line: str) -> None:
-        """The first line is said when the port has been chosen."""
-        lines.append(line)
-        if not others:
-            others.append(launcher.up(waits, log=lines.append))
 
-    options, inputs = StartOptions(log=lose), inputs_of(job, destination, lines.append)
-    with start_run(job, destination, inputs, None, options) as late:
+@pytest.mark.usefixtures("folder")
+def test_a_run_that_loses_its_port_before_it_starts_uses_another() -> None:
+    here: dict[str, object] = {"nodes": ["local", "local"]}
+    loser = Loser({**here, "run": {"command": ["sh", "-c", "echo port $MASTER_PORT"]}}, here)
+    with loser.start() as late:
         assert late.wait().state is RunState.DONE
         assert late.plan is not None
         port = late.plan.rendezvous.port
         assert list(late.logs()) == [f"port {port}"]
         assert planned_port(Path(late.folder)) == port
-    (first,) = others
+    (first,) = loser.others
     assert first.plan is not None
     assert first.plan.rendezvous.port < port
     taken = f"rendezvous port {first.plan.rendezvous.port} is locked by run {first.id}"
-    assert any(line.startswith(taken) and line.endswith("another port is used") for line in lines), lines
+    assert any(taken in line and line.endswith(": the run is planned again") for line in loser.lines), loser.lines
     with first:
+        first.down(purge=True)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_run_that_loses_its_gpu_before_it_starts_uses_another(folder: Path, wait: bool) -> None:
+    Machine([Card("07:00.0", "GPU-a"), Card("0f:00.0", "GPU-b")]).install(folder / "bin")
+    one: dict[str, object] = {"nodes": ["local"], "gpus": 1}
+    loser = Loser({**one, "run": {"command": ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]}}, one)
+    with loser.start(wait=wait) as late:
+        assert late.wait().state is RunState.DONE
+        assert list(late.logs()) == ["GPU-b"]
+        assert json.loads((Path(late.folder) / "plan.json").read_text())["nodes"][0]["container"]["gpus"] == ["GPU-b"]
+    (first,) = loser.others
+    assert [line for line in loser.lines if "planned again" in line] == [
+        f"node local: GPU GPU-a is in use by run {first.id} of {caller()}: the run is planned again"
+    ]
+    with first:
+        first.down(purge=True)
+
+
+@pytest.mark.parametrize("gpus", [1, [0], "all"])
+def test_a_run_that_loses_the_only_gpu_before_it_starts_is_refused(folder: Path, gpus: object) -> None:
+    """Once, and there is nothing else that it may use."""
+    Machine([Card("07:00.0", "GPU-a")]).install(folder / "bin")
+    loser = Loser({"nodes": ["local"], "gpus": gpus, "run": {"command": ["true"]}}, {"nodes": ["local"], "gpus": 1})
+    with pytest.raises(NodesFailed) as refused:
+        loser.start()
+    (first,) = loser.others
+    with first:
+        assert first.id in str(refused.value)
+        assert not any("planned again" in line for line in loser.lines), loser.lines
         first.down(purge=True)

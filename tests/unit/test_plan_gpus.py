@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from launcher.cli import gpus as shown
-from launcher.errors import InUse, NodesFailed, PortInUse
+from launcher.errors import InUse, NodesFailed
 from launcher.model.facts import GpuClaim, NodeFacts
 from launcher.node.facts import parse
 from launcher.planning import gpu_checks, gpus
@@ -132,7 +132,7 @@ def test_a_number_takes_idle_gpus() -> None:
 def test_gpus_and_port_in_use_are_told_together() -> None:
     with pytest.raises(NodesFailed) as caught:
         allot(job(1, gpus=2, port=29500), [on(Machine([NOTEBOOK, *cards(2)[1:]]), listening=(29500,))])
-    assert [type(error) for error in caught.value.errors] == [PortInUse, InUse]
+    assert [type(error) for error in caught.value.errors] == [InUse, InUse]
 
 
 def test_a_plan_has_the_gpus_that_were_chosen_before_anything_was_copied() -> None:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from launcher.errors import InUse, NodeUnfit, PortInUse
+from launcher.errors import InUse, NodeUnfit
 from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.model.facts import GpuClaim, NodeFacts, PortClaim
@@ -29,22 +29,22 @@ def claim_all(engine: Engine, plan: Plan) -> None:
 
     The port needs a lock because nothing listens on it before the run starts. Locks taken before an error are removed
     with the run's containers. `launcher shell` takes none, so that it works next to a run. Raises InUse if another run
-    holds a lock, PortInUse if it is that of the port or if a program listens there.
+    holds a lock or a program listens on the port.
     """
     planned, port = plan.node_plan(engine.node), plan.rendezvous.port
     if planned.container.labels[labels.PURPOSE] == "shell":
         return
     for uuid in sorted(planned.container.gpus):  # in a fixed order, so that two runs cannot block each other
-        _claim(engine, planned, _name(uuid), InUse, f"GPU {uuid} is in use", "choose other GPUs: gpus")
+        _claim(engine, planned, _name(uuid), f"GPU {uuid} is in use", "choose other GPUs: gpus")
     if plan.min_nodes and plan.traits.one_machine:
         port += planned.rank  # each node uses its own port
     listens = len(plan.nodes) > 1 or "--master_port" in planned.container.argv  # torchrun does so on a single node too
     if plan.min_nodes or (planned.rank == 0 and listens):
         what = f"rendezvous port {port} is"
-        _claim(engine, planned, f"port-{port}", PortInUse, f"{what} locked", another_port(port))
+        _claim(engine, planned, f"port-{port}", f"{what} locked", another_port(port))
         if plan.rendezvous.address and port in listening(engine.machine):  # a cluster's nodes are not known yet
             fix = f"stop the program that uses it, or {another_port(port)}"
-            raise PortInUse(f"node {engine.node}", f"{what} in use, and no run that is visible here claims it", fix)
+            raise InUse(f"node {engine.node}", f"{what} in use, and no run that is visible here claims it", fix)
 
 
 def claimed(engine: Engine) -> tuple[tuple[GpuClaim, ...], tuple[PortClaim, ...]]:
@@ -89,8 +89,8 @@ def _name(uuid: str) -> str:
     return f"gpu-{uuid.replace('/', '-')}"
 
 
-def _claim(engine: Engine, planned: NodePlan, name: str, error: type[InUse], what: str, other: str) -> None:
-    """Take a lock. Raises `error`, with the text `what` and the alternative `other`; NodeUnfit."""
+def _claim(engine: Engine, planned: NodePlan, name: str, what: str, other: str) -> None:
+    """Take a lock. Raises InUse, with the text `what` and the alternative `other`; NodeUnfit."""
     spec = planned.container
     marks = {**spec.labels, labels.PURPOSE: "claim"}
     while (holder := engine.claim(f"launcher-{name}", spec.image, marks)) is not None:
@@ -103,7 +103,7 @@ def _claim(engine: Engine, planned: NodePlan, name: str, error: type[InUse], wha
             return
         if _alive(engine, held):
             fix = wait_or_stop(held.run, held.hosts, other)
-            raise error(f"node {planned.node}", f"{what} by run {held.run} of {held.owner}", fix, (held.run,))
+            raise InUse(f"node {planned.node}", f"{what} by run {held.run} of {held.owner}", fix, (held.run,))
         engine.remove(holder.id)  # by ID, so that a new lock of another run is never removed
 
 

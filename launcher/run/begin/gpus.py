@@ -49,15 +49,15 @@ def wait_for_gpus(job: Job, fleet: Fleet, waiting: Waiting) -> Allotment:
     while True:
         facts = job_facts(job, fleet)
         try:
-            allotment = allot(job, facts)
+            return allot(job, facts)
         except NodesFailed as error:
             waiting.after(error)
-            continue
-        if not any(allotment.gpus) and any(job.gpus_of(entry) == "all" for entry in job.machines):
-            waiting.log(
-                "warning: NO GPU: no node has a GPU, so this job runs on CPUs. To silence this warning, set gpus: none"
-            )
-        return allotment
+
+
+def warn_without_gpus(job: Job, allotment: Allotment, log: Log) -> None:
+    """Warn if a job that asks for all GPUs gets none."""
+    if not any(allotment.gpus) and any(job.gpus_of(entry) == "all" for entry in job.machines):
+        log("warning: NO GPU: no node has a GPU, so this job runs on CPUs. To silence this warning, set gpus: none")
 
 
 def assume_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Allotment, tuple[str, ...]]:
@@ -82,10 +82,10 @@ def assume_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Allotment, tuple[
             )
             for node in facts
         ]
-        return allot(job, idle), (f"{_in_use(error)}. {rule}",)
+        return allot(job, idle), (f"{in_use(error)}. {rule}",)
 
 
-def _in_use(error: NodesFailed) -> str:
+def in_use(error: NodesFailed) -> str:
     """Return who uses which GPUs and ports. Raises `error` if a node failed for another reason."""
     if not all(isinstance(each, InUse) for each in error.errors):
         raise error
@@ -108,7 +108,7 @@ class Waiting:
         """Pause until the next attempt. Raises `error` if waiting is disabled or would not help."""
         if not self._wait and not self._soon_free(error):
             raise error
-        step = StatusLine("waiting", _in_use(error), immediate=True)
+        step = StatusLine("waiting", in_use(error), immediate=True)
         if step != self._logged:
             self._logged = step
             self.log(step)

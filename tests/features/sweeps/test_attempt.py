@@ -9,7 +9,7 @@ import pytest
 import launcher
 from launcher.api.inputs import inputs_of
 from launcher.api.up import StartOptions
-from launcher.errors import NodesFailed, PortInUse
+from launcher.errors import InUse, NodesFailed
 from launcher.features.sweeps.attempt import attempt
 from launcher.model.plan import Membership, new_run_id
 from launcher.model.progress import silent
@@ -44,7 +44,7 @@ def test_an_attempt_that_is_refused_leaves_no_record(tmp_path: Path, monkeypatch
             Membership(new_run_id("late"), "x=1"),
             StartOptions(log=lose),
         )
-    assert [type(error) for error in refused.value.errors] == [PortInUse]
+    assert [type(error) for error in refused.value.errors] == [InUse]
     with others[0] as other:
         assert [record.run for record in records()] == [other.id]
         assert [path.name for path in Path("runs").glob("late-*")] == []
