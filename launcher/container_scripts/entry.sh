@@ -22,6 +22,8 @@
 # that, and on SIGURG, it records its pending collectives (flight_recorder.py).
 # Exit code: that of ARGV, 128+n if signal n killed it, 0 at the budget, 124 at the time limit, 125 after a hang, 73 if
 # the output cannot be written. All variables in this script start with our_, so that none of the job's environment is overwritten.
+# In this order: what is known, the output folder, the log, time and notes, the budget, the signals, the clock, the
+# program, its end.
 
 our_kit=$(cd "${0%/*}" && pwd)
 our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
@@ -37,7 +39,17 @@ our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the 
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
 our_skew=60  # seconds between the starts of the nodes
 our_drain=3  # seconds for which orphaned processes may keep the log open
-our_when=''  # when the program ended, which may be before those
+
+# --- what is known of the program; '': nothing yet, or no
+our_child=''          # its pid
+our_exit_code=0
+our_ended_at=''       # when it ended, in seconds since the epoch: this script may end later, by our_drain
+our_deadline=''       # the time limit, by the clock of seconds()
+our_budget_end=''     # the same of the budget
+our_stepped=''        # it has made its first step, from which the budget is counted
+our_caught=''         # a trap has run
+our_forwarded=''      # the signals that it was sent
+our_at_limit='' our_at_budget='' our_at_hang='' # why it is ended
 
 . "$our_kit/environment.sh"
 
@@ -62,11 +74,10 @@ done
 for our_file in "$our_log" "$our_clock" "$our_attempts"; do
     our_why=$( (: >>"$our_file") 2>&1) || cannot_write "$our_why"
 done
-
 [ -z "$LAUNCHER_HANG_TIMEOUT" ] || (: >>"$our_alive") 2>/dev/null # a full disk must not stop the job
 
-# --- one pipe for stdout and stderr preserves their order; tee ignores all signals intended for the job. The pipe is
-# first opened for reading and writing, so that neither end blocks, and nothing hangs if this shell is killed here.
+# --- the log: one pipe for stdout and stderr preserves their order; tee ignores all signals intended for the job. The
+# pipe is first opened for reading and writing, so that neither end blocks, and nothing hangs if this shell is killed here.
 our_pipe=$our_kit/home/.entry.$$
 if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi
 mkfifo -m 600 "$our_pipe" || refuse "cannot create a named pipe in $our_kit/home as uid $(id -u)"
@@ -79,136 +90,56 @@ rm -f "$our_pipe"
 our_tee=$!
 exec 4<&-
 
-# --- the clock. log_state prints `<time of the last write> <bytes>` of the log; -c: GNU and busybox, -f: BSD.
+# --- time, and notes in NODE.attempts
+# log_state prints `<time of the last write> <bytes>` of the log; -c: GNU and busybox, -f: BSD.
 if stat -c '%Y %s' "$our_log" >/dev/null 2>&1; then
     log_state() { stat -c '%Y %s' "$our_log"; }
 else
     log_state() { stat -f '%m %z' "$our_log"; }
 fi
-
 # Elapsed time: seconds since the machine was booted, not affected by clock adjustments.
 seconds() {
-    if read -r our_up our_file 2>/dev/null </proc/uptime; then echo "${our_up%%.*}"; else date +%s; fi
+    if read -r our_uptime our_rest 2>/dev/null </proc/uptime; then echo "${our_uptime%%.*}"; else date +%s; fi
+}
+note() {
+    [ -p "$our_attempts" ] || # of the program; it would block
+        (echo "$* ${our_ended_at:-$(date +%s)}" >>"$our_attempts") 2>/dev/null # a full disk must not stop the job
 }
 
+# --- the budget
 # Whether the run has reached its budget. The file exists from the start and is opened: what is on NFS is then known.
-spent() {
-    our_word=''
-    [ ! -f "$our_budget" ] || read -r our_word 2>/dev/null <"$our_budget"
-    [ -n "$our_word" ]
+budget_noted() {
+    our_noted=''
+    [ ! -f "$our_budget" ] || read -r our_noted 2>/dev/null <"$our_budget"
+    [ -n "$our_noted" ]
 }
 # Whether metrics.jsonl has a step of this start: a line of the kind "step", or with a step and without a kind.
 has_step() {
-    [ -f "$our_metrics" ] && tail -c "+$((our_size + 1))" "$our_metrics" 2>/dev/null |
+    [ -f "$our_metrics" ] && tail -c "+$((our_old_metrics + 1))" "$our_metrics" 2>/dev/null |
         grep -E '"step" *: *[0-9]' | grep -qvE '"kind" *: *"([^s]|s[^t]|st[^e])'
 }
+# Whether the node with rank 0 ends the run now, or another one was told so, or was not told in time.
 reaches_budget() {
     if [ "${LAUNCHER_NODE_RANK:-0}" != 0 ]; then
-        spent || [ "$(seconds)" -ge "$our_spend" ]
+        budget_noted || [ "$(seconds)" -ge "$our_budget_end" ]
         return
     fi
     if [ -z "$our_stepped" ] && has_step; then
-        our_stepped=yes our_spend=$(($(seconds) + LAUNCHER_BUDGET))
+        our_stepped=yes our_budget_end=$(($(seconds) + LAUNCHER_BUDGET))
         note stepped
     fi
-    [ "$(seconds)" -ge "$our_spend" ]
+    [ "$(seconds)" -ge "$our_budget_end" ]
 }
 
-# In the background, once a second: update the clock file, check the limits, the budget and whether it hangs, and kill tee if
-# orphaned processes keep its pipe open. It is stopped by SIGKILL, which a starting shell cannot miss; its sleep exits
-# on its own. A job is considered alive while the sizes of its logs or metrics change, or a rank is debugged.
-signs() {
-    (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log state/*.alive metrics.jsonl generations/*/* 2>/dev/null)
-}
-tick() {
-    our_last='' our_late=0 our_idle=0 our_stuck=0 our_before=none our_quiet=0 our_saving=0
-    while :; do
-        our_now=$(log_state)
-        [ "$our_now" = "$our_last" ] || echo "$our_now"
-        our_last=$our_now
-        sleep 1 >/dev/null
-        if [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]; then
-            [ $our_late -ne 0 ] || kill -s ALRM $$
-            [ $our_late -ne $our_grace ] || kill -s KILL "$our_child"
-            our_late=$((our_late + 1))
-        fi
-        if [ -n "$LAUNCHER_BUDGET" ] && { [ $our_saving -ne 0 ] || reaches_budget; }; then
-            [ $our_saving -ne 0 ] || kill -s PROF $$
-            [ $our_saving -ne $our_grace ] || kill -s KILL "$our_child"
-            our_saving=$((our_saving + 1))
-        fi
-        if [ -n "$LAUNCHER_HANG_TIMEOUT" ] && [ $our_saving -eq 0 ]; then
-            our_now=$(signs)
-            if [ "$our_now" != "$our_before" ] || [ -e "$our_kit/home/quiet" ]; then our_quiet=$(seconds); fi
-            our_before=$our_now
-            if [ $(($(seconds) - our_quiet)) -ge "$LAUNCHER_HANG_TIMEOUT" ]; then
-                [ $our_stuck -ne 0 ] || kill -s VTALRM $$
-                [ $our_stuck -ne $our_patience ] || kill -s KILL "$our_child"
-                our_stuck=$((our_stuck + 1))
-            fi
-        fi
-        if ! kill -0 "$our_child"; then
-            our_idle=$((our_idle + 1))
-            [ $our_idle -ne $our_drain ] || kill -s KILL $our_tee
-        fi
-    done
-}
-
-note() {
-    [ -p "$our_attempts" ] || # of the program; it would block
-        (echo "$* ${our_when:-$(date +%s)}" >>"$our_attempts") 2>/dev/null # a full disk must not stop the job
-}
-
-# --- signals: TERM and INT are forwarded only once each, because both the engine and a user may send them
-forward() {
-    our_caught=1
-    case $our_sent in *$1*) return ;; esac
-    our_sent="$our_sent $1" our_ranks=''
-    each_rank report_halted
-    [ -n "$our_ranks" ] || ! ls "$LAUNCHER_OUTPUT"/logs/rank-*.log >/dev/null 2>&1 || note left # the ranks had started
-    kill -s "$1" $our_child 2>/dev/null
-}
-pass() {
-    our_caught=1
-    kill -s "$1" $our_child 2>/dev/null
-}
-over() {
-    our_over=1
-    echo "launcher: time limit of $LAUNCHER_TIMEOUT s reached" >&3
-}
-# The launcher reads the note, other nodes the file. What ends the program first, counts.
-end_budget() {
-    our_spent=1
-    if [ "${LAUNCHER_NODE_RANK:-0}" != 0 ]; then
-        echo "launcher: the run has reached its budget of $LAUNCHER_BUDGET s" >&3
-        return
-    fi
-    note budget
-    (date +%s >"$our_budget") 2>/dev/null # a full disk: a launcher tells the other nodes
-    our_name="its start: metrics.jsonl has no step"
-    if grep -qs '^stepped ' "$our_attempts"; then our_name="its first step"; fi
-    echo "launcher: budget of $LAUNCHER_BUDGET s reached, counted from $our_name" >&3
-}
-at_budget() {
-    our_caught=1
-    [ -z "$our_sent$our_over$our_hung" ] || return
-    end_budget
-    forward TERM
-}
-at_limit() {
-    our_caught=1
-    [ -z "$our_spent" ] || return
-    over # if this blocks because the log is not read, tick still sends SIGKILL
-    forward TERM
-}
+# --- the ranks' processes
 # each_rank ACTION: calls ACTION with the pid and the rank of each rank's processes. torchrun itself has no RANK. Plain
 # processes also see the processes of other runs and nodes.
 each_rank() {
-    for our_name in $(grep -ls "LAUNCHER_JOB=$our_mark" /proc/[0-9]*/environ); do
-        tr '\0' '\n' 2>/dev/null <"$our_name" | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
-        our_rank=$(tr '\0' '\n' 2>/dev/null <"$our_name" | sed -n 's/^RANK=//p')
-        our_name=${our_name%/environ}
-        [ -z "$our_rank" ] || $1 "${our_name#/proc/}" "$our_rank"
+    for our_environ in $(grep -ls "LAUNCHER_JOB=$our_mark" /proc/[0-9]*/environ); do
+        tr '\0' '\n' 2>/dev/null <"$our_environ" | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
+        our_rank=$(tr '\0' '\n' 2>/dev/null <"$our_environ" | sed -n 's/^RANK=//p')
+        our_pid=${our_environ%/environ}
+        [ -z "$our_rank" ] || $1 "${our_pid#/proc/}" "$our_rank"
     done
 }
 # The other ranks wait for a suspended rank (SIGSTOP or a debugger) and fail before it does.
@@ -221,10 +152,10 @@ report_halted() {
 # Each rank removes its pipe after writing its recording. NCCL does not; it polls its own pipe once a second.
 record() {
     our_caught=1
-    for our_name in "$our_kit"/home/.flight_recorder/*; do
-        if [ -p "$our_name" ]; then echo 1<>"$our_name"; fi # also opened for reading, so that it does not block
+    for our_recording in "$our_kit"/home/.flight_recorder/*; do
+        if [ -p "$our_recording" ]; then echo 1<>"$our_recording"; fi # also opened for reading, so that it does not block
     done
-    for our_name in 1 2 3 4 5; do
+    for our_second in 1 2 3 4 5; do
         ls "$our_kit"/home/.flight_recorder/* >/dev/null 2>&1 || break
         sleep 1
     done
@@ -239,11 +170,100 @@ abort() {
     kill -s ABRT "$1" 2>/dev/null
     kill -s CONT "$1" 2>/dev/null
 }
+
+# --- signals from outside. TERM and INT are forwarded only once each, because both the engine and a user may send them
+forward() {
+    our_caught=1
+    case $our_forwarded in *$1*) return ;; esac
+    our_forwarded="$our_forwarded $1" our_ranks=''
+    each_rank report_halted
+    [ -n "$our_ranks" ] || ! ls "$LAUNCHER_OUTPUT"/logs/rank-*.log >/dev/null 2>&1 || note left # the ranks had started
+    kill -s "$1" $our_child 2>/dev/null
+}
+pass() {
+    our_caught=1
+    kill -s "$1" $our_child 2>/dev/null
+}
+
+# --- signals from tick, below: ALRM at the time limit, PROF at the budget, VTALRM after a hang
+end_for_limit() {
+    our_at_limit=1
+    echo "launcher: time limit of $LAUNCHER_TIMEOUT s reached" >&3
+}
+# The launcher reads the note, other nodes the file. What ends the program first, counts.
+end_for_budget() {
+    our_at_budget=1
+    if [ "${LAUNCHER_NODE_RANK:-0}" != 0 ]; then
+        echo "launcher: the run has reached its budget of $LAUNCHER_BUDGET s" >&3
+        return
+    fi
+    note budget
+    (date +%s >"$our_budget") 2>/dev/null # a full disk: a launcher tells the other nodes
+    our_since="its start: metrics.jsonl has no step"
+    if grep -qs '^stepped ' "$our_attempts"; then our_since="its first step"; fi
+    echo "launcher: budget of $LAUNCHER_BUDGET s reached, counted from $our_since" >&3
+}
+at_limit() {
+    our_caught=1
+    [ -z "$our_at_budget" ] || return
+    end_for_limit # if this blocks because the log is not read, tick still sends SIGKILL
+    forward TERM
+}
+at_budget() {
+    our_caught=1
+    [ -z "$our_forwarded$our_at_limit$our_at_hang" ] || return
+    end_for_budget
+    forward TERM
+}
 at_hang() {
-    our_hung=1
+    our_at_hang=1
     echo "launcher: no output and no step for $LAUNCHER_HANG_TIMEOUT s; stacks of the ranks:" >&3
     stacks
 }
+
+# --- the clock, in the background, once a second: update the clock file, check the limits, the budget and whether it
+# hangs, and kill tee if orphaned processes keep its pipe open. It is stopped by SIGKILL, which a starting shell cannot
+# miss; its sleep exits on its own. A job is considered alive while the sizes of its logs or metrics change, or a rank
+# is debugged.
+signs() {
+    (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log state/*.alive metrics.jsonl generations/*/* 2>/dev/null)
+}
+tick() {
+    our_late=0 our_saving=0 our_stuck=0 our_drained=0 # seconds since the limit, the budget, the hang, the program's end
+    our_state_before='' our_signs_before=none our_last_sign=0
+    while :; do
+        our_state=$(log_state)
+        [ "$our_state" = "$our_state_before" ] || echo "$our_state"
+        our_state_before=$our_state
+        sleep 1 >/dev/null
+        if [ -n "$our_deadline" ] && [ "$(seconds)" -ge "$our_deadline" ]; then
+            [ $our_late -ne 0 ] || kill -s ALRM $$
+            [ $our_late -ne $our_grace ] || kill -s KILL "$our_child"
+            our_late=$((our_late + 1))
+        fi
+        if [ -n "$LAUNCHER_BUDGET" ] && { [ $our_saving -ne 0 ] || reaches_budget; }; then
+            [ $our_saving -ne 0 ] || kill -s PROF $$
+            [ $our_saving -ne $our_grace ] || kill -s KILL "$our_child"
+            our_saving=$((our_saving + 1))
+        fi
+        if [ -n "$LAUNCHER_HANG_TIMEOUT" ] && [ $our_saving -eq 0 ]; then
+            our_signs=$(signs)
+            if [ "$our_signs" != "$our_signs_before" ] || [ -e "$our_kit/home/quiet" ]; then our_last_sign=$(seconds); fi
+            our_signs_before=$our_signs
+            if [ $(($(seconds) - our_last_sign)) -ge "$LAUNCHER_HANG_TIMEOUT" ]; then
+                [ $our_stuck -ne 0 ] || kill -s VTALRM $$
+                [ $our_stuck -ne $our_patience ] || kill -s KILL "$our_child"
+                our_stuck=$((our_stuck + 1))
+            fi
+        fi
+        if ! kill -0 "$our_child"; then
+            our_drained=$((our_drained + 1))
+            [ $our_drained -ne $our_drain ] || kill -s KILL $our_tee
+        fi
+    done
+}
+
+# --- before the program starts
 # Shells start background commands with SIGINT ignored, so Python would not raise KeyboardInterrupt. If env cannot reset
 # it, SIGINT is forwarded as SIGTERM.
 our_interrupt=TERM
@@ -256,43 +276,45 @@ case $1 in
         fi
         ;;
 esac
+# The program may open many files, as data loaders do: newer engines set a soft limit of 1024.
+our_files=65536 our_hard=$(ulimit -Hn) our_soft=$(ulimit -Sn)
+if [ "$our_hard" != unlimited ] && [ "$our_hard" -lt $our_files ]; then our_files=$our_hard; fi
+if [ "$our_soft" != unlimited ] && [ "$our_soft" -lt "$our_files" ]; then ulimit -Sn "$our_files"; fi
 
-# --- the program may open many files, as data loaders do: newer engines set a soft limit of 1024
-our_files=65536 our_file=$(ulimit -Hn) our_name=$(ulimit -Sn)
-if [ "$our_file" != unlimited ] && [ "$our_file" -lt $our_files ]; then our_files=$our_file; fi
-if [ "$our_name" != unlimited ] && [ "$our_name" -lt "$our_files" ]; then ulimit -Sn "$our_files"; fi
-
-# --- the program
 [ -z "$our_no_cache" ] || echo "launcher: node $LAUNCHER_NODE: nothing is cached for the next run: $our_no_cache" >&3
 rm -rf "$our_kit/home/.flight_recorder" # the pipes of an earlier attempt
 [ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # of an earlier attempt
 note start || cannot_write
-our_child='' our_sent='' our_end='' our_over='' our_hung='' our_spent='' our_code=0
+# When the time limit and the budget are reached. Times are those of seconds(), which begins anew when the machine boots.
 if [ -n "$LAUNCHER_TIMEOUT$LAUNCHER_BUDGET" ]; then
     our_boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo none)
-    our_name='' # the file is missing at the first start
-    read -r our_name our_first 2>/dev/null <"$our_began"
-    if [ "$our_name" != "$our_boot" ]; then # first start, or the machine was rebooted: use its clock
-        read -r our_name our_first our_file <"$our_attempts"
-        our_first=$(($(seconds) - $(date +%s) + ${our_first:-$(date +%s)}))
-        (echo "$our_boot $our_first" >"$our_began") 2>/dev/null
+    our_first_boot='' # the file is missing at the first start
+    read -r our_first_boot our_first_start 2>/dev/null <"$our_began"
+    if [ "$our_first_boot" != "$our_boot" ]; then # first start, or the machine was rebooted: use its clock
+        read -r our_word our_first_start our_rest <"$our_attempts" # `start <epoch>`
+        our_first_start=$(($(seconds) - $(date +%s) + ${our_first_start:-$(date +%s)}))
+        (echo "$our_boot $our_first_start" >"$our_began") 2>/dev/null
     fi
-    [ -z "$LAUNCHER_TIMEOUT" ] || our_end=$((our_first + LAUNCHER_TIMEOUT))
+    [ -z "$LAUNCHER_TIMEOUT" ] || our_deadline=$((our_first_start + LAUNCHER_TIMEOUT))
 fi
 if [ -n "$LAUNCHER_BUDGET" ]; then
     (: >>"$our_budget") 2>/dev/null
-    our_size=0
-    [ ! -f "$our_metrics" ] || our_size=$(wc -c <"$our_metrics") # of an earlier run, which is resumed
-    our_stepped=$(sed -n '/^stepped [0-9]*$/{s/stepped //p;q;}' "$our_attempts")
-    [ -z "$our_stepped" ] || our_first=$(($(seconds) - $(date +%s) + our_stepped))
-    our_spend=$((our_first + LAUNCHER_BUDGET))
+    our_old_metrics=0 # bytes
+    [ ! -f "$our_metrics" ] || our_old_metrics=$(wc -c <"$our_metrics") # of an earlier run, which is resumed
+    our_budget_end=$((our_first_start + LAUNCHER_BUDGET))
+    our_first_step=$(sed -n '/^stepped [0-9]*$/{s/stepped //p;q;}' "$our_attempts") # before a restart
+    if [ -n "$our_first_step" ]; then
+        our_stepped=yes our_budget_end=$(($(seconds) - $(date +%s) + our_first_step + LAUNCHER_BUDGET))
+    fi
     # Not told by then: the first node has ended, as its first step came within one budget, or never.
-    [ "${LAUNCHER_NODE_RANK:-0}" = 0 ] || our_spend=$((our_spend + LAUNCHER_BUDGET + our_skew))
+    [ "${LAUNCHER_NODE_RANK:-0}" = 0 ] || our_budget_end=$((our_budget_end + LAUNCHER_BUDGET + our_skew))
 fi
-if [ -n "$LAUNCHER_BUDGET" ] && { spent || reaches_budget; }; then
-    end_budget
-elif [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]; then
-    over
+
+# --- the program, unless its time was over before
+if [ -n "$LAUNCHER_BUDGET" ] && { budget_noted || reaches_budget; }; then
+    end_for_budget
+elif [ -n "$our_deadline" ] && [ "$(seconds)" -ge "$our_deadline" ]; then
+    end_for_limit
 else
     (LAUNCHER_JOB=$our_mark LAUNCHER_ENTRY=$$ && export LAUNCHER_JOB LAUNCHER_ENTRY && exec "$@") >&3 2>&1 3>&- & # exec: never a function of this script
     our_child=$!
@@ -304,7 +326,7 @@ else
     trap at_hang VTALRM
     trap stacks QUIT
     trap record URG
-    for our_name in HUP USR1 USR2; do trap "pass $our_name" $our_name; done
+    for our_signal in HUP USR1 USR2; do trap "pass $our_signal" $our_signal; done
     (tick) >>"$our_clock" 2>/dev/null 3>&- & # in a subshell: a plain function call would keep a copy of fd 3 open
     our_ticker=$!
     # A trap interrupts `wait`, which then returns the signal's status, not the child's: wait again. 127: it has exited.
@@ -312,23 +334,24 @@ else
         our_caught=''
         wait $our_child
         our_status=$?
-        if [ $our_status -ne 127 ] || [ $our_code -le 128 ]; then our_code=$our_status; fi
-        if [ -z "$our_caught" ] || [ $our_code -le 128 ]; then break; fi
+        if [ $our_status -ne 127 ] || [ $our_exit_code -le 128 ]; then our_exit_code=$our_status; fi
+        if [ -z "$our_caught" ] || [ $our_exit_code -le 128 ]; then break; fi
     done
-    our_when=$(date +%s)
+    our_ended_at=$(date +%s)
 fi
 
+# --- how it ended
 # The program of another node may have failed before the node was told, as it has lost rank 0.
-if [ -n "$LAUNCHER_BUDGET" ] && [ "$our_code" -ne 0 ] && [ -z "$our_sent$our_over$our_hung$our_spent" ] && spent; then
-    end_budget
+if [ -n "$LAUNCHER_BUDGET" ] && [ "$our_exit_code" -ne 0 ] && [ -z "$our_forwarded$our_at_limit$our_at_hang$our_at_budget" ] && budget_noted; then
+    end_for_budget
 fi
-if [ -n "$our_spent" ]; then
-    case $our_code in
+if [ -n "$our_at_budget" ]; then
+    case $our_exit_code in
         0 | 137 | 143) ;;
-        *) echo "launcher: the program exited with code $our_code after that" >&3 ;;
+        *) echo "launcher: the program exited with code $our_exit_code after that" >&3 ;;
     esac
 fi
-if [ -n "$our_over$our_spent" ] && [ "$our_code" -eq 137 ]; then
+if [ -n "$our_at_limit$our_at_budget" ] && [ "$our_exit_code" -eq 137 ]; then
     echo "launcher: the program did not exit within $our_grace s of SIGTERM and was killed: what it was saving may be incomplete" >&3
 fi
 
@@ -340,9 +363,9 @@ if [ -n "$our_child" ]; then
     kill -s KILL "$our_ticker"
     wait "$our_ticker" 2>/dev/null # so that its last line is written before the final one
 fi
-[ -z "$our_hung" ] || our_code=125
-[ -z "$our_over" ] || our_code=124
-[ -z "$our_spent" ] || our_code=0
+[ -z "$our_at_hang" ] || our_exit_code=125
+[ -z "$our_at_limit" ] || our_exit_code=124
+[ -z "$our_at_budget" ] || our_exit_code=0
 [ -p "$our_clock" ] || (log_state >>"$our_clock") 2>/dev/null
-note exit "$our_code"
-exit "$our_code"
+note exit "$our_exit_code"
+exit "$our_exit_code"

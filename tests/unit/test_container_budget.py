@@ -17,7 +17,7 @@ SAVES = "trap 'kill $!; echo saved; exit 0' TERM; sleep 600 & echo ready; wait"
 
 def over_once(box: Box, file: str) -> None:
     """The budget is over once the program has made this file: it has its trap then."""
-    box.change('    [ "$(seconds)" -ge "$our_spend" ]', f"    [ -e '{box.output}/{file}' ]")
+    box.change('    [ "$(seconds)" -ge "$our_budget_end" ]', f"    [ -e '{box.output}/{file}' ]")
 
 
 def words(box: Box) -> list[str]:
@@ -77,7 +77,7 @@ def test_what_a_step_is(box: Box, line: str, counts: bool) -> None:
     script, metrics, before = (box.kit / "entry.sh").read_text(), box.output / "metrics.jsonl", f"{STEP}\n"
     metrics.write_text(f"{before}{line}\n")
     function = script[script.index("has_step() {") : script.index("reaches_budget() {")]
-    (box.kit / "entry.sh").write_text(f"our_metrics={metrics} our_size={len(before)}\n{function}\nhas_step\n")
+    (box.kit / "entry.sh").write_text(f"our_metrics={metrics} our_old_metrics={len(before)}\n{function}\nhas_step\n")
     assert box.run()[0] == (0 if counts else 1)
 
 

@@ -155,7 +155,9 @@ def test_a_user_signal_reaches_the_program(box: Box) -> None:
 
 def test_the_time_limit_stops_the_program_and_is_reported(box: Box) -> None:
     ready = box.root / "ready"  # its limit is over once the program has its trap
-    box.change('        if [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]', f"        if [ -e '{ready}' ]")
+    box.change(
+        '        if [ -n "$our_deadline" ] && [ "$(seconds)" -ge "$our_deadline" ]', f"        if [ -e '{ready}' ]"
+    )
     program = f"trap 'kill $!; echo saved; exit 0' TERM; sleep 600 & : >'{ready}'; wait"
     code, out = box.run("/bin/sh", "-c", program, env={"LAUNCHER_TIMEOUT": "60"})
     assert code == 124
@@ -166,7 +168,9 @@ def test_the_time_limit_stops_the_program_and_is_reported(box: Box) -> None:
 def test_the_time_limit_kills_a_program_that_does_not_stop(one: Box) -> None:
     one.change("our_grace=45", "our_grace=1")
     ready = one.root / "ready"  # its limit is over once the program ignores the signal
-    one.change('        if [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]', f"        if [ -e '{ready}' ]")
+    one.change(
+        '        if [ -n "$our_deadline" ] && [ "$(seconds)" -ge "$our_deadline" ]', f"        if [ -e '{ready}' ]"
+    )
     program = f"trap '' TERM; : >'{ready}'; while :; do sleep 0.1; done"
     code, _ = one.run("/bin/sh", "-c", program, env={"LAUNCHER_TIMEOUT": "60"})
     assert code == 124
