@@ -98,6 +98,10 @@ class EngineUnavailable(NodeError):
     """No container engine responds on the node."""
 
 
+class EngineAbsent(EngineUnavailable):
+    """No container engine is installed on this machine."""
+
+
 class EngineForbidden(NodeError):
     """The ssh user may not use the node's container engine."""
 

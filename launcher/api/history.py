@@ -17,6 +17,7 @@ from launcher.errors import LauncherError
 from launcher.model.container import ContainerState
 from launcher.model.plan import Membership, RunId
 from launcher.model.progress import silent
+from launcher.model.runtime import TRAITS
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import Span
@@ -26,7 +27,7 @@ from launcher.records import groups, store, sweeps
 from launcher.records.measured import top1
 from launcher.records.paths import RUNS, NodePaths, RunPaths
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.locate import Note, RunListing, list_runs
+from launcher.run.locate import Note, RunListing, list_runs, warn_of_unsearched
 from launcher.run.state import BUDGET, RunState, at_budget, state_of
 from launcher.run.watch import attempts
 
@@ -79,11 +80,13 @@ def runs_on(
     rows = []
     with connect([(host, host) for host in nodes], None, chosen_config(ssh_config), allow_failures=True) as fleet:
         listing = list_runs(fleet, log)
+        warn_of_unsearched(fleet, store.records, log)
         stopped = _why_ended({run: [f.node for f in listing.runs[run]] for run in _ended(listing)}, fleet, listing)
     for run, found in listing.runs.items():
         states, labels = [f.state for f in found], found[0].labels
         names = tuple(f.labels.node for f in found)
-        away = labels.nodes - len(found) if listing.failed else 0  # may be on a node that does not respond
+        silent_nodes = listing.failed or (listing.no_engine if TRAITS[labels.runtime].has_images else None)
+        away = labels.nodes - len(found) if silent_nodes else 0  # may be on a node that does not respond
         end = _END if away else stopped.get(run, _END)
         state = end.state(states, labels.nodes, labels.min_nodes, away)
         code, who = state.exit_code if state.ended else None, labels.started_by
@@ -192,6 +195,7 @@ def named(
     anywhere: bool = False,
     nodes: Sequence[str] | None = None,
     ssh_config: str | PathLike[str] | None = None,
+    log: Note = print,
 ) -> Named:
     """Return the latest run of each variant of the sweep that the text means: its ID, a unique prefix, or a job's name
     or None if a variant is what was started last; else the text itself.
@@ -207,7 +211,8 @@ def named(
         return Named(found, group)
     if text is None or nodes is None or (RUNS / text).is_dir():
         return Named([text])
-    rows, _ = runs_on(nodes, silent, ssh_config=ssh_config)  # who looks for the run there says what is wrong
+    said = list[str]()
+    rows, _ = runs_on(nodes, said.append, ssh_config=ssh_config)
     if any(store.job_of(row.run) == text for row in rows):
         group = None if to_stop else sweep_of(text, rows)
     else:
@@ -215,7 +220,11 @@ def named(
     every = {
         (row.run if to_stop else row.group.variant): row.run for row in rows if row.group and row.group.group == group
     }
-    return Named([*every.values()], group) if group else Named([text])
+    if group is None:  # who looks for the run there says what is wrong
+        return Named([text])
+    for note in said:
+        log(note)
+    return Named([*every.values()], group)
 
 
 def maybe_running(job: str | None = None, *, ssh_config: str | PathLike[str] | None = None) -> list[RunId]:

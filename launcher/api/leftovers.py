@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +9,12 @@ from functools import partial
 from os import PathLike
 
 from launcher.errors import LauncherError, UsageError
-from launcher.node.connect import LOCAL, connect
+from launcher.node.connect import connect
 from launcher.node.parallel import run_all
 from launcher.node.ssh.config import chosen_config
 from launcher.records.store import Record, records
 from launcher.run.end.leftovers import Leftovers, find_leftovers, remove_leftovers
+from launcher.run.locate import unsearched
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class FoundLeftovers:
     """Leftovers by node. failed: errors of nodes and of folders that could not be read. asked: the number of nodes.
 
     remove: removes these leftovers, while the nodes are connected. Raises NodesFailed. no_engine: why the container
-    engine of `local` was not searched, if this machine has one.
+    engine of `local` was not searched, if one is expected there.
     """
 
     nodes: Sequence[Leftovers]
@@ -50,15 +49,8 @@ def leftovers(
         found = [each for each in listed if isinstance(each, Leftovers)]
         failed = [*fleet.failed.values(), *(each for each in listed if isinstance(each, LauncherError))]
         failed += [each.unread for each in found if each.unread]
-        no_engine = fleet.no_engine if _uses_containers(known) else None
+        no_engine = unsearched(fleet, lambda: known)
         yield FoundLeftovers(found, failed, len(hosts), partial(_remove, known), no_engine)
-
-
-def _uses_containers(known: Sequence[Record]) -> bool:
-    """Whether a container engine is expected on this machine."""
-    if shutil.which("docker") or os.environ.get("DOCKER_HOST"):
-        return True
-    return any(record.traits.has_images and node.host == LOCAL for record in known for node in record.nodes())
 
 
 def _remove(known: Sequence[Record], chosen: Sequence[Leftovers]) -> None:

@@ -149,9 +149,12 @@ def _selected(
         log(f"skipped: {name} was not started in this folder; {fix}; all such runs: --all-projects")
     if found.skipped:
         log(f"nothing is left on the nodes of {found.skipped} {'run' if found.skipped == 1 else 'runs'}")
-    if not runs and not found.errors:
+    errors = [*found.errors, *([] if found.no_engine is None else [found.no_engine])]
+    if not runs and not errors:
         log("nothing to remove")
-    return [*runs], [] if nodes and runs else [*found.errors]  # every `down` on these nodes repeats them
+    if nodes and runs:  # every `down` on these nodes repeats the others
+        errors = [each for each in errors if each is found.no_engine]
+    return [*runs], errors
 
 
 def _interrupted(left: Sequence[str]) -> NotConfirmed:

@@ -85,7 +85,7 @@ def named(
     """Return the runs that the arguments of a command select, which may be a sweep."""
     log = log or Reporter().log
     anywhere = nodes is not None or on is not None
-    found = history.named(run, to_stop=to_stop, anywhere=anywhere, nodes=hosts(nodes), ssh_config=ssh_config)
+    found = history.named(run, to_stop=to_stop, anywhere=anywhere, nodes=hosts(nodes), ssh_config=ssh_config, log=log)
     if found.group is not None and found.group != run:
         log(f"the latest sweep is {found.group}" if run is None else f"{run} is the sweep {found.group}")
     return found

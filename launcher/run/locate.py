@@ -12,7 +12,7 @@ from enum import IntEnum
 from functools import partial
 from pathlib import Path
 
-from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
+from launcher.errors import EngineAbsent, LauncherError, NodesFailed, RunUnknown, UsageError
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.home import user_name
@@ -135,6 +135,8 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
     try:
         listing = list_runs(fleet, note)
         where = "on " + ", ".join(hosts)
+        if text not in listing.runs:  # a complete ID means no other run
+            warn_of_unsearched(fleet, partial(store.records, runs), note)
         try:
             found = listing.runs[_choose(text, listing, fleet, where)]
         except RunUnknown as unknown:
@@ -152,7 +154,8 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
         )
         engines = {f.node.name: f.engine for f in found}
         missing = _not_asked(found, hosts)
-        return Attached(record, nodes, engines, fleet, unreachable=listing.failed, not_asked=missing)
+        silent = {**listing.failed, **listing.silent(record, record.other_hosts(nodes))}
+        return Attached(record, nodes, engines, fleet, unreachable=silent, not_asked=missing)
     except BaseException:
         fleet.close()
         raise
@@ -257,6 +260,25 @@ def list_runs(fleet: Fleet, note: Note, *, claims: bool = False) -> RunListing:
     away = {**fleet.failed, **{engine.node: error for engine, error in failed.items()}}
     locked = {f.labels.run for f in listed if f.labels.purpose == "claim"}
     return RunListing(_by_run(listed), away, locked, fleet.no_engine)
+
+
+def unsearched(fleet: Fleet, known: Callable[[], Sequence[Record]]) -> LauncherError | None:
+    """Return why the container engine of `local` was not searched; None if it was, or if nobody expects one there.
+
+    known: the runs that are recorded here.
+    """
+    error = fleet.no_engine
+    if isinstance(error, EngineAbsent) and not any(
+        record.traits.has_images and node.host == LOCAL for record in known() for node in record.nodes()
+    ):
+        return None
+    return error
+
+
+def warn_of_unsearched(fleet: Fleet, known: Callable[[], Sequence[Record]], note: Note) -> None:
+    """Say that runs in containers of this machine were not found. known: as for `unsearched`."""
+    if error := unsearched(fleet, known):
+        note(f"warning: containers were not searched: {error}")
 
 
 def _choose(text: str | None, listing: RunListing, fleet: Fleet, where: str) -> RunId:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launcher.api.history import recorded_runs
-from launcher.errors import EngineForbidden, EngineUnavailable
+import launcher
+from launcher.api.history import recorded_runs, runs_on
+from launcher.errors import EngineAbsent, EngineForbidden, EngineUnavailable, RunUnknown
 from launcher.model.progress import silent
 from launcher.node.docker.channel import DialFailed, dial_local
 from launcher.node.docker.client import DockerClient
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.end.stop import remaining
+from launcher.run.end.stop import remaining, remaining_on
 
 
 def test_no_engine_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +127,78 @@ def test_without_a_context_the_default_socket_is_used(
 ) -> None:
     if settings_ is not None:
         (tmp_path / "config.json").write_text(settings_)
-    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setattr("launcher.node.docker.channel.SOCKET", str(tmp_path / "usual.sock"))
+    without_an_engine(tmp_path, monkeypatch)
+    (tmp_path / "docker").touch(0o755)  # installed
     with pytest.raises(FileNotFoundError):
         dial_local("a")
+
+
+def without_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this be a machine that has neither the default socket nor `docker`, which would be in this folder."""
+    for program in ("sh", "cat", "id", "ls", "uname"):
+        (folder / program).symlink_to(str(shutil.which(program)))
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "DOCKER_CONFIG", "PATH"):
+        monkeypatch.setenv(name, str(folder))
+    monkeypatch.setattr("launcher.node.docker.channel.SOCKET", str(folder / "usual.sock"))
+
+
+@pytest.mark.parametrize("context", [None, "rootless"])  # its settings may be those of another machine with this home
+def test_a_machine_without_docker_is_not_told_to_start_it(
+    context: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_an_engine(tmp_path, monkeypatch)
+    if context:
+        (tmp_path / "config.json").write_text(json.dumps({"currentContext": context}))
+    with pytest.raises(EngineAbsent, match="no container engine is installed on this machine\n  -> install Docker"):
+        DockerClient("a", "me", lambda: dial_local("a")).ping()
+    monkeypatch.setenv("DOCKER_CONTEXT", "asked-for")
+    with pytest.raises(EngineUnavailable) as failed:
+        DockerClient("a", "me", lambda: dial_local("a")).ping()
+    assert type(failed.value) is EngineUnavailable
+
+
+def test_only_who_has_used_docker_here_is_told_that_it_was_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_an_engine(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    assert runs_on(["local"], said.append) == ([], [])
+    assert remaining_on(["local"], [], None, said.append).no_engine is None
+    assert said == []
+
+    record("job-20260101-000000-aaaa", "process")
+    runs_on(["local"], said.append)
+    assert said == []
+
+    used = record("job-20260101-000000-bbbb", "docker")
+    absent = "local: no container engine is installed on this machine\n  -> "
+    runs_on(["local"], said.append)
+    with pytest.raises(RunUnknown):
+        launcher.find(used.run, nodes=["local"], log=said.append)
+    assert [text.partition("install Docker")[0] for text in said] == [
+        f"warning: containers were not searched: {absent}"
+    ] * 2
+    assert str(remaining_on(["local"], [used], None, silent).no_engine).startswith(absent)
+
+
+def test_an_engine_whose_socket_refuses_is_expected_to_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_an_engine(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "usual.sock").touch()
+    said: list[str] = []
+    runs_on(["local"], said.append)
+    (text,) = said
+    assert "local: its container engine does not answer (" in text
+    assert "\n  -> on the node: " in text
+
+
+def record(run: str, runtime: str) -> Record:
+    """Of a run on this machine, in runs/."""
+    node = NodeOfRun("local", "local", 0, f"launcher-{run}-0", f"{Path.home()}/.launcher/{run}", range(1))
+    return Record.rebuild(run, runtime, [node])
 
 
 def test_a_waiting_program_is_idle(docker_here: Callable[[str], None]) -> None:
@@ -153,12 +221,8 @@ def test_a_run_in_an_engine_that_does_not_answer_is_not_taken_for_ended(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
 
-    def recorded(run: str, runtime: str) -> Record:
-        node = NodeOfRun("local", "local", 0, f"launcher-{run}-0", f"{tmp_path}/.launcher/{run}", range(1))
-        return Record.rebuild(run, runtime, [node])
-
-    contained = recorded("job-20260101-000000-aaaa", "docker")
-    plain = recorded("job-20260101-000000-bbbb", "process")
+    contained = record("job-20260101-000000-aaaa", "docker")
+    plain = record("job-20260101-000000-bbbb", "process")
     states = {row.run: row.state for row in recorded_runs(silent)}
     assert states[contained.run] == "unreachable" != states[plain.run]
 

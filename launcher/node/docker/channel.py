@@ -9,6 +9,7 @@ import io
 import math
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import time
@@ -20,7 +21,7 @@ import paramiko
 from docker.context.config import get_current_context_name
 from urllib3.util import wait_for_read
 
-from launcher.errors import EngineUnavailable
+from launcher.errors import EngineAbsent, EngineUnavailable
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.ssh.handshake import has_ended
 from launcher.node.ssh.machine import SshStream
@@ -170,7 +171,7 @@ def dial_over_ssh(command: Callable[[str], SshStream]) -> EngineConnection:
 def dial_local(node: str) -> EngineConnection:
     """Connect to the engine of DOCKER_HOST, else of the current docker context, else at the default socket.
 
-    Raises EngineUnavailable if DOCKER_HOST is another machine, PermissionError, FileNotFoundError,
+    Raises EngineAbsent, EngineUnavailable if DOCKER_HOST is another machine, PermissionError, FileNotFoundError,
     ConnectionRefusedError, DialFailed.
     """
     host = os.environ.get("DOCKER_HOST", "")
@@ -179,8 +180,15 @@ def dial_local(node: str) -> EngineConnection:
         raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", fix)
     if host.startswith(_UNIX):
         return _unix_socket(host.removeprefix(_UNIX))
-    context = os.environ.get("DOCKER_CONTEXT") or get_current_context_name()
-    return _unix_socket(SOCKET) if not host and context in (None, "", "default") else _program()
+    asked_for = host or os.environ.get("DOCKER_CONTEXT")
+    context = asked_for or get_current_context_name()
+    try:
+        return _unix_socket(SOCKET) if context in (None, "", "default") else _program()
+    except (FileNotFoundError, DialFailed) as error:
+        if asked_for or shutil.which("docker"):
+            raise
+        fix = "install Docker Engine 20.10 or newer; runtime: process needs none"
+        raise EngineAbsent(node, "no container engine is installed on this machine", fix) from error
 
 
 def _unix_socket(path: str) -> EngineConnection:

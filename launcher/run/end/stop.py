@@ -31,7 +31,7 @@ from launcher.records.workdir import SentCode, list_sent, remove_sent
 from launcher.records.written import not_fetched
 from launcher.records.written import unfetched as only_there
 from launcher.run.end.fetch import not_brought
-from launcher.run.locate import Attached, Note, Owner, caller, list_runs
+from launcher.run.locate import Attached, Note, Owner, caller, list_runs, unsearched
 from launcher.run.state import BUDGET, SIGKILL_CODE, RunState, at_budget, state_of
 from launcher.run.watch import attempts
 
@@ -400,22 +400,26 @@ class Remaining:
     """What is left of several runs. runs: those with containers, locks, or folders to purge, on nodes that answered.
 
     foreign: such runs that were not started in this folder: without a record here, or with a rebuilt one. skipped:
-    number of runs of which nothing is left. errors: of nodes that may have something of the other runs.
+    number of runs of which nothing is left. errors: of nodes that may have something of the other runs. no_engine: why
+    the container engine of `local` was not searched, which was to be.
     """
 
     runs: Sequence[RunId]
     foreign: Sequence[RunId]
     skipped: int
     errors: Sequence[LauncherError]
+    no_engine: LauncherError | None = None
 
 
 def remaining_on(hosts: Sequence[str], known: Sequence[Record], ssh_config: Path | None, note: Note) -> Remaining:
     """Ask these nodes for all runs that have containers there. known: those that are recorded here."""
     with connect([(host, host) for host in hosts], None, ssh_config, allow_failures=True) as fleet:
         listing = list_runs(fleet, note)
+    no_engine = unsearched(fleet, lambda: known)
     ours = {record.run for record in known if not record.rebuilt}
     runs = [run for run in listing.runs if run in ours]
-    return Remaining(runs, [run for run in listing.runs if run not in ours], 0, [*listing.failed.values()])
+    foreign = [run for run in listing.runs if run not in ours]
+    return Remaining(runs, foreign, 0, [*listing.failed.values()], no_engine)
 
 
 def remaining(known: Sequence[Record], ssh_config: Path | None, note: Note, *, purge: bool) -> Remaining:
