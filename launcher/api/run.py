@@ -361,7 +361,7 @@ class Run:
                 show(message)
                 if until is not None and time.monotonic() > until:
                     return None
-            outcome, unrecorded, problems = supervision.conclude()
+            outcome, unrecorded, problems = supervision.record_outcome()
         except BaseException:  # a message may be lost: the next call starts over
             if self._supervision is not None:
                 self._ended = self._supervision.all_ended
@@ -411,7 +411,7 @@ class Run:
         try:
             for message in supervision.messages():
                 self._warnings(message)
-            outcome, unrecorded, problems = supervision.conclude()
+            outcome, unrecorded, problems = supervision.record_outcome()
         finally:
             supervision.close()
         self._outcome = outcome

@@ -217,7 +217,7 @@ class Screen(Reporter):
                 self._held.failing = True
                 unknown = "ended without a record of its exit code"
                 self.log(f"{node} {unknown if state.exit_code is None else f'exited with code {state.exit_code}'}")
-            case messages.NodeLost(node, reason, moment):
+            case messages.NodeAway(node, reason, moment):
                 self.silent[node] = since = messages.clock(moment)
                 reason = ADDRESS.sub("", reason)  # the node has a name
                 self.log(f"{node}: no connection since {since}, reconnecting ({reason}). {DETACH}")
@@ -237,7 +237,7 @@ class Screen(Reporter):
                 self.warn(f"not downloaded: {reason}")
             case messages.Warned(reason):
                 self.warn(reason)
-            case messages.NodeGone(node):
+            case messages.NodeGivenUp(node):
                 self._given_up.append(node)
             case messages.NodeRemoved(node, folder):
                 self._held.failing = True

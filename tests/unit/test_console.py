@@ -23,9 +23,9 @@ from launcher.run.state import RunState
 from launcher.run.watch.attempts import World
 from launcher.run.watch.messages import (
     Message,
+    NodeAway,
     NodeEnded,
-    NodeGone,
-    NodeLost,
+    NodeGivenUp,
     NodeRestarted,
     NodeWaits,
     Output,
@@ -161,8 +161,8 @@ def test_a_terminal_shows_only_the_first_failure_and_a_pipe_every_line(
 
 
 def test_a_lost_node_is_told_when_it_is_lost_and_as_the_outcome(capsys: pytest.CaptureFixture[str]) -> None:
-    screen, gone = Screen(), NodeGone("gpu-b", "gpu-b: 198.18.1.12 port 22: no response within 10 s", 0.0)
-    screen.show(NodeLost("gpu-b", "198.18.1.12 port 22: no response within 10 s", 0.0))
+    screen, gone = Screen(), NodeGivenUp("gpu-b", "gpu-b: 198.18.1.12 port 22: no response within 10 s", 0.0)
+    screen.show(NodeAway("gpu-b", "198.18.1.12 port 22: no response within 10 s", 0.0))
     screen.show(NodeEnded("gpu-a", ENDED))
     screen.show(gone)
     screen.conclude(Outcome("r-1", RunState.FAILED, lost_node(gone)))

@@ -32,9 +32,9 @@ from launcher.run.watch.observed import (
     StartsKnown,
     StopPeers,
     next_wait,
+    peers_to_stop,
     reduce,
     to_collect,
-    to_stop,
 )
 from launcher.run.watch.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed
 from tests.unit import traces
@@ -45,7 +45,7 @@ AWAY = NodeUnreachable("a", "is away", "wait")
 
 def to_the_hundredth(message: Message) -> Message:
     """Traces have the time of their start in milliseconds."""
-    if isinstance(message, (messages.NodeLost, messages.NodeGone)):
+    if isinstance(message, (messages.NodeAway, messages.NodeGivenUp)):
         return replace(message, since=round(message.since, 2))
     return message
 
@@ -64,7 +64,7 @@ def test_a_recorded_run_is_reported_and_its_peers_are_stopped_as_they_were(name:
     for line in found:
         now = Moment(line["at"], line["clock"])
         if now.at >= due:
-            due, stopped = math.inf, {*to_stop(known)}
+            due, stopped = math.inf, {*peers_to_stop(known)}
         if event := traces.event_of(line, known):
             before = known
             known, new, then = reduce(known, event, now)
@@ -80,7 +80,7 @@ def test_a_recorded_run_is_reported_and_its_peers_are_stopped_as_they_were(name:
     assert by_node([*map(to_the_hundredth, said)]) == by_node([*map(to_the_hundredth, recorded)])
     assert actions == [each for each in taken if each["action"] != "stop"]
     assert stopped == {each["node"] for each in taken if each["action"] == "stop"}
-    assert known.finished == (name != "broken_off")
+    assert known.nothing_to_read == (name != "broken_off")
 
 
 NODES = ("a", "b")
@@ -147,10 +147,11 @@ def test_whatever_happens_each_thing_is_said_once(found: Any, elastic: bool, mov
     for name, own in by_node(said).items():
         if not name:
             continue
-        ends = [each for each in own if isinstance(each, (messages.NodeEnded, messages.NodeGone, messages.NodeRemoved))]
+        of_ends = (messages.NodeEnded, messages.NodeGivenUp, messages.NodeRemoved)
+        ends = [each for each in own if isinstance(each, of_ends)]
         assert len(ends) == known.nodes[name].has_ended
-        turns = [type(each) for each in own if type(each) in (messages.NodeLost, messages.NodeBack)]
-        assert turns == [(messages.NodeLost, messages.NodeBack)[number % 2] for number in range(len(turns))]
+        turns = [type(each) for each in own if type(each) in (messages.NodeAway, messages.NodeBack)]
+        assert turns == [(messages.NodeAway, messages.NodeBack)[number % 2] for number in range(len(turns))]
         assert known.nodes[name].away == len(turns) % 2
         for once in (messages.NodeStopped, messages.NodeOver):
             assert sum(isinstance(each, once) for each in own) <= 1
@@ -188,7 +189,7 @@ def test_a_node_that_is_away_is_given_up_only_after_the_run_is_decided() -> None
     known, found, _ = reduce(known, WaitFailed("a", AWAY), Moment(10_000 + GIVE_UP, 0))
     assert found == []
     known, found, _ = reduce(known, WaitFailed("a", AWAY), Moment(10_001 + GIVE_UP, 0))
-    assert found == [messages.NodeGone("a", str(AWAY), 0)]
+    assert found == [messages.NodeGivenUp("a", str(AWAY), 0)]
     assert next_wait(known.nodes["a"], 30.0) is None
     assert known.nodes["a"].collected
 
@@ -254,5 +255,5 @@ def test_the_log_of_another_node_is_read_from_where_rank_0_came_to_it() -> None:
     assert [type(message) for message in found] == [messages.RankZeroMoved]
     assert known.nodes["a"].wanted().log == ""
     wanted = known.nodes["b"].wanted()
-    assert wanted.starts[wanted.log] == 99
-    assert f"{OUT}/generations/0002-0/metrics.jsonl" in wanted.starts
+    assert wanted.first_bytes[wanted.log] == 99
+    assert f"{OUT}/generations/0002-0/metrics.jsonl" in wanted.first_bytes

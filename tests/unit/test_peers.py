@@ -21,8 +21,8 @@ from launcher.run.watch.observed import (
     StopPeers,
     TellBudget,
     next_wait,
+    peers_to_stop,
     reduce,
-    to_stop,
 )
 from launcher.run.watch.reader import Appended, ContainerRemoved, Event, StateSeen, WaitFailed
 from tests.unit.traces import OUT, of_run
@@ -91,15 +91,15 @@ def test_whatever_happens_only_nodes_that_may_still_run_are_stopped(
         due += len(stops)
         assert due <= 1  # twice only if a node came back
         assert stops in ([], [StopPeers(PEER_TIMEOUT if known.failed else DONE_TIMEOUT)])
-        assert due or not (known.failed or known.done)
-        chosen, generations = to_stop(known), [each.generation for each in known.nodes.values()]
+        assert due or not (known.failed or known.finished_on_a_node)
+        chosen, generations = peers_to_stop(known), [each.generation for each in known.nodes.values()]
         assert not {*chosen} & {*known.states}
-        assert not known.done or all(known.nodes[name].generation < max(generations) for name in chosen)
+        assert not known.finished_on_a_node or all(known.nodes[name].generation < max(generations) for name in chosen)
         assert not chosen or known.stopped_by is None
 
 
 def decided(known: Observed) -> bool:
-    return known.failed or known.done or known.stopped_by is not None
+    return known.failed or known.finished_on_a_node or known.stopped_by is not None
 
 
 def test_a_run_is_decided_when_its_first_node_fails() -> None:
@@ -117,14 +117,14 @@ def test_a_failure_of_one_more_node_than_the_run_can_lose_decides_it() -> None:
     known, _, actions = after(known, ContainerRemoved("b"))
     assert known.failed
     assert actions == [STOP]
-    assert to_stop(known) == ["b", "c"]  # b may still run
+    assert peers_to_stop(known) == ["b", "c"]  # b may still run
 
 
 def test_a_node_that_was_away_when_the_run_failed_is_stopped_when_it_comes_back() -> None:
     known, said, actions = after(begun(), ended("a", 1), away("b"), running("b"))
-    assert [type(each) for each in said] == [messages.NodeEnded, messages.NodeLost, messages.NodeBack]
+    assert [type(each) for each in said] == [messages.NodeEnded, messages.NodeAway, messages.NodeBack]
     assert actions == [STOP, STOP]
-    assert to_stop(known) == ["b", "c"]
+    assert peers_to_stop(known) == ["b", "c"]
 
 
 def test_a_run_that_is_done_stops_only_nodes_that_it_has_left_out() -> None:
@@ -134,15 +134,15 @@ def test_a_run_that_is_done_stops_only_nodes_that_it_has_left_out() -> None:
         *(noted(name, "generation 2 0 b,c rank 0 here") for name in "bc"),
         ended("b", 0),
     )
-    assert (known.done, actions, to_stop(known)) == (True, [StopPeers(DONE_TIMEOUT)], ["a"])
-    assert to_stop(after(known, away("a"))[0]) == []
+    assert (known.finished_on_a_node, actions, peers_to_stop(known)) == (True, [StopPeers(DONE_TIMEOUT)], ["a"])
+    assert peers_to_stop(after(known, away("a"))[0]) == []
 
 
 def test_at_the_budget_no_exit_code_is_a_failure_and_no_node_is_killed() -> None:
     """A peer fails at once for lack of rank 0, which may be noticed before the budget is."""
     known, _, actions = after(begun(), ended("b", 1), noted("a", "budget 3"), noted("a", "exit 0 4"))
     assert actions == [STOP, TellBudget()]
-    assert (known.failed, to_stop(known)) == (False, ())
+    assert (known.failed, peers_to_stop(known)) == (False, ())
     known, said, actions = after(known, away("a"), running("a"), ended("c", 1))
     assert messages.NodeBack("a") in said
     assert (known.failed, actions) == (False, [])
@@ -151,4 +151,4 @@ def test_at_the_budget_no_exit_code_is_a_failure_and_no_node_is_killed() -> None
 def test_a_user_who_stops_a_run_is_the_first_one_and_no_peer_is_killed() -> None:
     known, said, _ = after(begun(), noted("a", "stopped me@here 1"), noted("b", "stopped you@there 2"), ended("a", 143))
     assert [each.by for each in said if isinstance(each, messages.NodeStopped)] == ["me@here", "you@there"]
-    assert (known.stopped_by, known.decided, to_stop(known)) == ("me@here", 0, ())
+    assert (known.stopped_by, known.decided, peers_to_stop(known)) == ("me@here", 0, ())

@@ -337,7 +337,7 @@ class Sweep:
                 lines = () if before is None else (before.first, before.last)
                 made = training_progress([*lines, {"time": time.time(), **fields}])
                 self._show(work, progress=made or before, top1=top1(fields) or work.shown.top1)
-            case messages.NodeLost(node, reason, since):
+            case messages.NodeAway(node, reason, since):
                 work.silent[node] = time.time()  # not `since`: a responding node is polled only every 30 s
                 self._log(f"{node}: no connection since {messages.clock(since)} ({reason})")
             case messages.NodeBack(node):

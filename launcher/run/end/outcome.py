@@ -32,7 +32,7 @@ from launcher.run.watch import messages
 from launcher.run.watch.attempts import reasons
 
 
-def lost_node(message: messages.NodeGone | messages.NodeRemoved) -> Failure:
+def lost_node(message: messages.NodeGivenUp | messages.NodeRemoved) -> Failure:
     """Return the failure for a node that was lost before the run ended."""
     if isinstance(message, messages.NodeRemoved) and message.folder:
         what = f"lost its output folder {message.folder}: it was removed or locked while the run used it"

@@ -1,8 +1,9 @@
 """Follow all nodes of a run as one stream of messages: output, progress, exits, lost and restored connections.
 
 Two threads per node: one waits for its container, one reads its files (`reader`). One more thread collects all other
-files. All threads only read, so that a caller can detach from a run at any time and follow it again, from this machine
-or another one. What they read next, what is said about it, and what is to be done then is decided in `observed`.
+files. They only read, so that a caller can detach from a run at any time and follow it again, from this machine or
+another one. A last one extends a file of each node while a rank is debugged, so that the run does not count as hung.
+What is read next, what is said about it, and what is to be done then is decided in `observed`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Follow:
 
     Waits indefinitely for an unreachable node, unless the run has failed or was stopped on another node.
 
-    known: replaced as a whole, with the lock. all_ended: set when every container has ended.
+    known: replaced as a whole, with the lock. end_seen: set when every container has ended.
     """
 
     def __init__(self, attached: Attached, shown: Sequence[Shown], *, resumed: bool, brief: bool = False) -> None:
@@ -73,7 +74,7 @@ class Follow:
             unreachable=len(attached.unreachable),
             may_lose=attached.may_lose,
         )
-        self.all_ended = threading.Event()
+        self.end_seen = threading.Event()
         self._lock = threading.Lock()
         self._queue = queue.SimpleQueue[Said | BaseException | None]()  # None: the end
         self._room = threading.Semaphore(WAITING)
@@ -87,9 +88,9 @@ class Follow:
 
     def __iter__(self) -> Iterator[Said]:
         """Yield messages as they arrive, each time with what to do then."""
-        steps = [partial(step, reader) for reader in self._readers.values() for step in (self._wait_for, self._read)]
-        for job in (*steps, self._collect, self._keep_alive):
-            threading.Thread(target=self._run, args=(job,), daemon=True).start()
+        of_nodes = [partial(body, reader) for reader in self._readers.values() for body in (self._wait_for, self._read)]
+        for body in (*of_nodes, self._collect, self._keep_alive):
+            threading.Thread(target=self._run, args=(body,), daemon=True).start()
         while True:
             try:
                 found = self._queue.get(timeout=TICK)
@@ -126,12 +127,13 @@ class Follow:
         self._require_login(event)
         name = event.node if isinstance(event, Event) else ""
         with self._lock:
-            before, (self.known, found, actions) = self.known, observed.reduce(self.known, event, _now())
+            before = self.known
+            self.known, found, actions = observed.reduce(before, event, _now())
             if self.known.all_ended:
-                self.all_ended.set()
+                self.end_seen.set()
             if found:
                 self._queue.put((found, actions))
-            if self.known.finished:
+            if self.known.nothing_to_read:
                 self._queue.put(None)
         if isinstance(event, Appended):
             self._store(event)
@@ -160,10 +162,10 @@ class Follow:
         self._stop.set()
         self._due.set()
 
-    def _run(self, job: Callable[[], None]) -> None:
+    def _run(self, body: Callable[[], None]) -> None:
         """If a thread fails, iteration raises its error, so that none waits forever."""
         try:
-            job()
+            body()
         except _Closed:
             return
         except BaseException as error:  # noqa: BLE001 - raised again in __iter__

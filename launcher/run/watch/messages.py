@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from launcher.model.container import ContainerState
 from launcher.run.watch.attempts import World
@@ -13,7 +13,9 @@ from launcher.run.watch.attempts import World
 
 @dataclass(frozen=True)
 class Message:
-    """Base class of all messages."""
+    """Base class of all messages. event: as what it is recorded in events.jsonl; "": it is not."""
+
+    event: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,16 @@ class Progress(Message):
 
 @dataclass(frozen=True)
 class NodeEnded(Message):
+    event: ClassVar[str] = "node ended"
     node: str
     state: ContainerState
 
 
 @dataclass(frozen=True)
-class NodeLost(Message):
-    """The node has not responded since `since` (seconds since the epoch); the run may still be running on it."""
+class NodeAway(Message):
+    """The node has not answered since `since` (seconds since the epoch), but may come back, and the run may go on."""
 
+    event: ClassVar[str] = "node lost"
     node: str
     reason: str
     since: float
@@ -48,13 +52,15 @@ class NodeLost(Message):
 
 @dataclass(frozen=True)
 class NodeBack(Message):
+    event: ClassVar[str] = "node back"
     node: str
 
 
 @dataclass(frozen=True)
-class NodeGone(Message):
-    """The node was given up: it is unreachable, and the run has failed or was stopped elsewhere."""
+class NodeGivenUp(Message):
+    """The node is away and is no longer waited for: the run has failed or was stopped elsewhere."""
 
+    event: ClassVar[str] = "node gone"
     node: str
     reason: str
     since: float
@@ -67,6 +73,7 @@ class NodeRemoved(Message):
     folder: with `runtime: process`, the output folder, which takes the role of the container.
     """
 
+    event: ClassVar[str] = "node removed"
     node: str
     folder: str = ""
 
@@ -75,6 +82,7 @@ class NodeRemoved(Message):
 class NodeStopped(Message):
     """A user (user@host) is stopping the run on the node."""
 
+    event: ClassVar[str] = "node stopped"
     node: str
     by: str
 
@@ -83,6 +91,7 @@ class NodeStopped(Message):
 class NodeBudget(Message):
     """The run has reached its budget, as reported by this node, that of rank 0."""
 
+    event: ClassVar[str] = "node budget"
     node: str
 
 
@@ -93,6 +102,7 @@ class NodeWaits(Message):
     queued: the job has not started either.
     """
 
+    event: ClassVar[str] = "node waits"
     node: str
     reason: str
     queued: bool
@@ -102,6 +112,7 @@ class NodeWaits(Message):
 class NodeRestarted(Message):
     """The node's processes were restarted; `why`: how the previous attempt ended."""
 
+    event: ClassVar[str] = "node restarted"
     node: str
     restarts: int
     why: str
@@ -111,6 +122,7 @@ class NodeRestarted(Message):
 class RankAtBreakpoint(Message):
     """A rank waits in breakpoint() or skips it, on a node whose output, which says so, is not shown."""
 
+    event: ClassVar[str] = "rankatbreakpoint"
     what: str
 
 
@@ -118,6 +130,7 @@ class RankAtBreakpoint(Message):
 class RankZeroMoved(Message):
     """A job with min_nodes started a new generation, with rank 0 on this node."""
 
+    event: ClassVar[str] = "rankzeromoved"
     node: str
     world: World
 
@@ -126,6 +139,7 @@ class RankZeroMoved(Message):
 class NodeOver(Message):
     """The nodes of a job with min_nodes do not restart its program, as reported by this node."""
 
+    event: ClassVar[str] = "node over"
     node: str
     why: str
 
@@ -134,6 +148,7 @@ class NodeOver(Message):
 class Gradients(Message):
     """All nodes are connected: how their gradients travel."""
 
+    event: ClassVar[str] = "gradients"
     how: str
 
 
@@ -141,6 +156,7 @@ class Gradients(Message):
 class NotCollected(Message):
     """A node's file that could not be collected at the end, or could not be written locally."""
 
+    event: ClassVar[str] = "notcollected"
     reason: str
 
 
@@ -148,6 +164,7 @@ class NotCollected(Message):
 class Warned(Message):
     """An error outside of the run itself, such as a failed notification, or that its ranks do not train together."""
 
+    event: ClassVar[str] = "warned"
     reason: str
 
 

@@ -25,7 +25,7 @@ from launcher.run.watch.reader import Appended, ContainerRemoved, EngineLogged, 
 REMOVAL = 1.0  # seconds that `docker rm -f` may take between killing and removing a container
 RETRY = 1.0
 RETRY_SELDOM = 15.0  # while a node is unreachable
-GIVE_UP = 30.0  # seconds to wait for an unreachable node of a run that has ended elsewhere
+GIVE_UP = 30.0  # seconds to wait for a node that is away, and for files of a node, once the run is decided
 COLLECT_EVERY = 5.0
 COLLECT_SELDOM = 30.0  # while no file has changed
 # After a rank has failed, torchrun and the communication library usually stop its peers within two seconds. Peers that
@@ -97,7 +97,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class StopPeers:
-    """Stop the nodes that still run `after` seconds from now (see `to_stop`)."""
+    """Stop the nodes that still run `after` seconds from now (see `peers_to_stop`)."""
 
     after: float
 
@@ -108,7 +108,7 @@ class TellBudget:
 
 
 Action = StopPeers | TellBudget
-End = messages.NodeEnded | messages.NodeGone | messages.NodeRemoved
+End = messages.NodeEnded | messages.NodeGivenUp | messages.NodeRemoved
 
 
 @dataclass(frozen=True)
@@ -117,30 +117,31 @@ class ObservedNode:
 
     Not in parts (connection, log, attempts, collecting): most events change fields of two, and `replace` would nest.
 
-    answered: Moment.clock of its last answer. lost: when it stopped answering. failures: requests for its state that
-    failed in a row. killed: its container was killed, and may be about to be removed. waits: for what, in a queue.
-    attempts: content of that file; `starts`, `worlds`, `over`, `stopped` and `budget` of it were reported. end: what
-    was said of the end of its container. rest_read: nothing of its files remains to be read. collected: the same of
-    collecting, or it is impossible, because of `problem`.
+    log: its path; first_byte: of it, to be read. answered: Moment.clock of its last answer. away_since: when it stopped
+    answering. failures: requests for its state that failed in a row. killed: its container was killed, and may be about
+    to be removed. waits: for what, in a queue. attempts: content of that file; of it, `reported_starts`,
+    `reported_worlds`, `gave_up`, `stopped` and `budget` were reported. end: what was said of the end of its container.
+    rest_read: nothing of its files remains to be read. collected: the same of collecting, or it is impossible, because
+    of `problem`.
     """
 
     node: NodeOfRun
     answered: float
     log: str
-    begin: int = 0  # of the log
+    first_byte: int = 0  # of the log
     shown: bool = False  # its log
     metrics: str = ""
     attempts: bytes = b""
-    starts: int = 1  # the first one is not a restart
-    worlds: int = 0
-    over: bool = False
+    reported_starts: int = 1  # the first one is not a restart
+    reported_worlds: int = 0
+    gave_up: bool = False
     stopped: bool = False
     budget: bool = False
     waits: str = ""
     killed: bool = False
     failures: int = 0
-    lost: float = math.inf
-    ended: float = math.inf
+    away_since: float = math.inf
+    ended_at: float = math.inf
     end: End | None = None
     rest_read: bool = False
     collected: bool = False
@@ -148,7 +149,7 @@ class ObservedNode:
 
     @property
     def away(self) -> bool:
-        return self.lost < math.inf
+        return self.away_since < math.inf
 
     @property
     def has_ended(self) -> bool:
@@ -166,12 +167,12 @@ class ObservedNode:
 
     def wanted(self) -> Wanted:
         """Return the files to read."""
-        starts = {NodePaths(self.node.output, self.node.name).attempts: 0}
+        first_bytes = {NodePaths(self.node.output, self.node.name).attempts: 0}
         if self.metrics:
-            starts[self.metrics] = 0
+            first_bytes[self.metrics] = 0
         if self.shown:
-            starts[self.log] = self.begin
-        return Wanted(starts, self.log if self.shown else "")
+            first_bytes[self.log] = self.first_byte
+        return Wanted(first_bytes, self.log if self.shown else "")
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,8 @@ class Observed:
     elastic: the job has min_nodes. isolates: its runtime isolates paths. unreachable: number of nodes that were so when
     following began. may_lose: number of nodes that the run can lose. moves, generation: the output of rank 0 is shown,
     wherever it is; the newest generation. stopped_by: the first user who stopped the run. decided: since when its
-    outcome no longer depends on nodes that do not answer (Moment.at): it has failed, is done or is being stopped.
+    outcome no longer depends on nodes that do not answer (Moment.at): it has failed, has finished on a node or is being
+    stopped.
     stopping: a StopPeers was returned, and no node came back since. pause: seconds until files are collected again.
     missed: what could not be collected, each once. gradients, apart: what was said about them.
     """
@@ -207,14 +209,14 @@ class Observed:
         return {name: node.end.state for name, node in self.nodes.items() if isinstance(node.end, messages.NodeEnded)}
 
     @property
-    def missing(self) -> Mapping[str, messages.NodeGone | messages.NodeRemoved]:
+    def given_up_or_removed(self) -> Mapping[str, messages.NodeGivenUp | messages.NodeRemoved]:
         """The nodes that were given up or lost their container, the first one first."""
-        ends = [node.end for node in sorted(self.nodes.values(), key=lambda node: node.ended)]
-        return {end.node: end for end in ends if isinstance(end, (messages.NodeGone, messages.NodeRemoved))}
+        ends = [node.end for node in sorted(self.nodes.values(), key=lambda node: node.ended_at)]
+        return {end.node: end for end in ends if isinstance(end, (messages.NodeGivenUp, messages.NodeRemoved))}
 
     @property
     def all_ended(self) -> bool:
-        """Whether every container has ended; their files may still be collected."""
+        """Whether nothing more is awaited of any container; their files may still be collected."""
         return all(node.has_ended for node in self.nodes.values())
 
     @property
@@ -226,11 +228,11 @@ class Observed:
     def failed(self) -> bool:
         """Whether a node has failed, and the others cannot go on."""
         exited = 0 if self.budget else sum(state.exit_code != 0 for state in self.states.values())
-        given_up = any(node.over for node in self.nodes.values())  # the nodes do not restart the program
-        return given_up or self.unreachable + len(self.missing) + exited > self.may_lose
+        gave_up = any(node.gave_up for node in self.nodes.values())  # the nodes do not restart the program
+        return gave_up or self.unreachable + len(self.given_up_or_removed) + exited > self.may_lose
 
     @property
-    def done(self) -> bool:
+    def finished_on_a_node(self) -> bool:
         """Whether a job with min_nodes has finished on a node, which then notifies the other reachable nodes."""
         return self.may_lose > 0 and any(state.exit_code == 0 for state in self.states.values())
 
@@ -249,7 +251,7 @@ class Observed:
         return {name: node.problem for name, node in self.nodes.items() if node.problem is not None}
 
     @property
-    def finished(self) -> bool:
+    def nothing_to_read(self) -> bool:
         """Whether there is nothing more to read."""
         return all(node.has_ended and node.rest_read and node.collected for node in self.nodes.values())
 
@@ -295,12 +297,12 @@ def next_wait(node: ObservedNode, at_most: float) -> tuple[float, float] | None:
 
 def to_collect(known: Observed) -> tuple[Sequence[str], bool]:
     """Return the nodes whose files to collect now, and whether these have ended: they are served first."""
-    left = {name: node for name, node in known.nodes.items() if not node.collected}
-    ended = [name for name, node in left.items() if node.has_ended]
-    return (ended, True) if ended else ([name for name, node in left.items() if not node.away], False)
+    remaining = {name: node for name, node in known.nodes.items() if not node.collected}
+    ended = [name for name, node in remaining.items() if node.has_ended]
+    return (ended, True) if ended else ([name for name, node in remaining.items() if not node.away], False)
 
 
-def to_stop(known: Observed) -> Sequence[str]:
+def peers_to_stop(known: Observed) -> Sequence[str]:
     """Return the nodes to stop after StopPeers.
 
     In a finished run, these are only nodes that were away when the others finished: reachable ones that are not part of
@@ -309,11 +311,11 @@ def to_stop(known: Observed) -> Sequence[str]:
     """
     if known.all_ended or known.stopped_by is not None or known.budget:
         return ()
-    left = [node for node in known.nodes.values() if not isinstance(node.end, messages.NodeEnded)]
-    if known.done:
+    may_run = [node for node in known.nodes.values() if not isinstance(node.end, messages.NodeEnded)]
+    if known.finished_on_a_node:
         newest = max(node.generation for node in known.nodes.values())
-        left = [node for node in left if not node.away and node.generation < newest]
-    return [node.node.name for node in left]
+        may_run = [node for node in may_run if not node.away and node.generation < newest]
+    return [node.node.name for node in may_run]
 
 
 def reduce(
@@ -323,29 +325,29 @@ def reduce(
     before = known
     found: Sequence[Message]
     if isinstance(event, FilesCollected):
-        known, found = _collected(known, event, now)
+        known, found = _on_collected(known, event, now)
     elif isinstance(event, Appended):
-        known, found = _appended(known, event)
+        known, found = _on_appended(known, event)
     else:
-        node, found = _of_node(known, known.nodes[event.node], event, now)
+        node, found = _on_event_of_node(known, known.nodes[event.node], event, now)
         known = _with(known, node)
     if isinstance(event, (FilesCollected, WaitFailed)) and known.collected and not before.collected:
         found = [*found, *map(messages.NotCollected, known.missed.values())]
     actions: Sequence[Action] = ()
     if found and known is not before:  # output decides nothing
-        known, actions = _decided(known, found, now)
+        known, actions = _decide(known, found, now)
     return known, found, actions
 
 
-def _decided(known: Observed, found: Sequence[Message], now: Moment) -> tuple[Observed, Sequence[Action]]:
+def _decide(known: Observed, found: Sequence[Message], now: Moment) -> tuple[Observed, Sequence[Action]]:
     """Add since when the run is decided; return what is to be done. found: what has just been said."""
     if any(isinstance(message, messages.NodeBack) for message in found):
         known = replace(known, stopping=False)  # if it was unreachable when the run failed, it must still be stopped
-    over = known.failed or known.done
-    if known.decided == math.inf and (over or known.stopped_by is not None):
+    must_stop = known.failed or known.finished_on_a_node
+    if known.decided == math.inf and (must_stop or known.stopped_by is not None):
         known = replace(known, decided=now.at)
     actions: list[Action] = [TellBudget() for message in found if isinstance(message, messages.NodeBudget)]
-    if over and not known.stopping:
+    if must_stop and not known.stopping:
         known = replace(known, stopping=True)
         actions.append(StopPeers(PEER_TIMEOUT if known.failed else DONE_TIMEOUT))
     return known, actions
@@ -358,101 +360,101 @@ def _with(known: Observed, *changed: ObservedNode) -> Observed:
 NodeAndMessages = tuple[ObservedNode, list[Message]]
 
 
-def _of_node(known: Observed, node: ObservedNode, event: Event, now: Moment) -> NodeAndMessages:
+def _on_event_of_node(known: Observed, node: ObservedNode, event: Event, now: Moment) -> NodeAndMessages:
     name = node.node.name
     match event:
         case StateSeen(state=state):
-            return _seen(node, state, now)
+            return _on_state(node, state, now)
         case ContainerRemoved():
-            return _ended(node, messages.NodeRemoved(name, "" if known.isolates else node.node.output), now)
+            return _with_end(node, messages.NodeRemoved(name, "" if known.isolates else node.node.output), now)
         case WaitFailed(error=error):
-            return _failed(known, node, error, now)
+            return _on_wait_failed(known, node, error, now)
         case RestFailed(error=NodeUnreachable() as error):
-            return _lost(node, error, now)
+            return _went_away(node, error, now)
         case RestRead(copies=copies):
             node = replace(node, rest_read=True)
-            return (node, []) if copies else _back(node, now)
+            return (node, []) if copies else _came_back(node, now)
         case EngineLogged(data=data):
             return node, [messages.Output(name, data)]
         case StartsKnown(data=data):
-            return replace(node, starts=max(1, len(attempts.parse(data)))), []
+            return replace(node, reported_starts=max(1, len(attempts.parse(data)))), []
         case _:  # RestFailed otherwise: collecting reports it
             return node, []
 
 
-def _seen(node: ObservedNode, state: ContainerState, now: Moment) -> NodeAndMessages:
+def _on_state(node: ObservedNode, state: ContainerState, now: Moment) -> NodeAndMessages:
     if state.exit_code == SIGKILL_CODE and not state.oom_killed and not node.killed:
         return replace(node, killed=True, failures=0), []  # asked again: it may be about to be removed
-    node, found = _back(replace(node, killed=False, failures=0), now)
+    node, found = _came_back(replace(node, killed=False, failures=0), now)
     if node.node.rank == 0 and not state.phase.ended and state.error != node.waits:
         queued = bool(state.error) and state.phase is not Phase.RUNNING
         found.append(messages.NodeWaits(node.node.name, state.error, queued))
         node = replace(node, waits=state.error)
     if state.phase.ended:
-        node, end = _ended(node, messages.NodeEnded(node.node.name, state), now)
+        node, end = _with_end(node, messages.NodeEnded(node.node.name, state), now)
         found += end
     return node, found
 
 
-def _failed(known: Observed, node: ObservedNode, error: LauncherError, now: Moment) -> NodeAndMessages:
-    node, found = _lost(node, error, now)
+def _on_wait_failed(known: Observed, node: ObservedNode, error: LauncherError, now: Moment) -> NodeAndMessages:
+    node, found = _went_away(node, error, now)
     if not _hopeless(known, node, now):
         return replace(node, killed=False, failures=node.failures + 1), found
-    node, end = _ended(node, messages.NodeGone(node.node.name, str(error), node.answered), now)
+    node, end = _with_end(node, messages.NodeGivenUp(node.node.name, str(error), node.answered), now)
     return replace(node, collected=True), [*found, *end]  # nothing more can be collected
 
 
-def _ended(node: ObservedNode, end: End, now: Moment) -> NodeAndMessages:
-    return replace(node, ended=now.at, end=end), [end]
+def _with_end(node: ObservedNode, end: End, now: Moment) -> NodeAndMessages:
+    return replace(node, ended_at=now.at, end=end), [end]
 
 
 def _hopeless(known: Observed, node: ObservedNode, now: Moment) -> bool:
     """Whether to give up a node that is away: the outcome of the run is decided."""
-    return now.at - max(known.decided, node.lost) > GIVE_UP
+    return now.at - max(known.decided, node.away_since) > GIVE_UP
 
 
-def _lost(node: ObservedNode, error: LauncherError, now: Moment) -> NodeAndMessages:
+def _went_away(node: ObservedNode, error: LauncherError, now: Moment) -> NodeAndMessages:
     if node.away:
         return node, []
-    return replace(node, lost=now.at), [messages.NodeLost(node.node.name, error.what, node.answered)]
+    return replace(node, away_since=now.at), [messages.NodeAway(node.node.name, error.what, node.answered)]
 
 
-def _back(node: ObservedNode, now: Moment) -> NodeAndMessages:
+def _came_back(node: ObservedNode, now: Moment) -> NodeAndMessages:
     found: list[Message] = [messages.NodeBack(node.node.name)] if node.away else []
-    return replace(node, lost=math.inf, answered=now.clock), found
+    return replace(node, away_since=math.inf, answered=now.clock), found
 
 
-def _appended(known: Observed, event: Appended) -> tuple[Observed, Sequence[Message]]:
+def _on_appended(known: Observed, event: Appended) -> tuple[Observed, Sequence[Message]]:
     node = known.nodes[event.node]
     if event.path == node.log:
         return known, [messages.Output(event.node, event.data)]
     if event.path == NodePaths(node.node.output, event.node).attempts:
-        return _attempted(known, node, event.data)
+        return _on_attempts(known, node, event.data)
     return known, [messages.Progress(found) for line in event.data.split(b"\n") if (found := parse_object(line))]
 
 
 def _at_breakpoints(name: str, before: bytes, text: bytes) -> list[Message]:
     """Report what is new in a node's attempts file."""
-    known = {(one.rank, one.pid) for one in attempts.waiting(before) if one.waits}
-    told = attempts.skipping(before)
-    new = [one for one in attempts.waiting(text) if one.waits and (one.rank, one.pid) not in known]
-    skipped = [each for each in attempts.skipping(text) if each not in told]
+    reported = {(one.rank, one.pid) for one in attempts.waiting(before) if one.waits}
+    skipped_before = attempts.skipping(before)
+    new = [one for one in attempts.waiting(text) if one.waits and (one.rank, one.pid) not in reported]
+    skipped = [each for each in attempts.skipping(text) if each not in skipped_before]
     return [
         *(messages.RankAtBreakpoint(f"{one.sentence(name)}: launcher debug --rank {one.rank}") for one in new),
         *(messages.RankAtBreakpoint(f"rank {rank} on {name} skips breakpoint() in {why}") for rank, why in skipped),
     ]
 
 
-def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observed, Sequence[Message]]:
+def _on_attempts(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observed, Sequence[Message]]:
     """Report each start, generation and end in its attempts file once."""
     name, text, found = node.node.name, (node.attempts + data)[: attempts.LIMIT], list[Message]()
-    starts, worlds = attempts.parse(text), attempts.parse_worlds(text)
+    tries, worlds = attempts.parse(text), attempts.parse_worlds(text)
     if not known.elastic:  # an elastic job reports the new generation instead
-        restarted = range(node.starts, len(starts))
-        found += [messages.NodeRestarted(name, index, starts[index - 1].why()) for index in restarted]
+        restarted = range(node.reported_starts, len(tries))
+        found += [messages.NodeRestarted(name, index, tries[index - 1].why()) for index in restarted]
     if not node.shown:
         found += _at_breakpoints(name, node.attempts, text)
-    why = "" if node.over else attempts.give_up_reason(text)
+    why = "" if node.gave_up else attempts.give_up_reason(text)
     by = None if node.stopped else attempts.stopped_by(text)
     budget = attempts.reached_budget(text)
     found += [messages.NodeBudget(name)] if budget and not node.budget else []
@@ -461,16 +463,16 @@ def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observ
         replace(
             node,
             attempts=text,
-            starts=max(node.starts, len(starts)),
-            worlds=len(worlds),
-            over=node.over or bool(why),
+            reported_starts=max(node.reported_starts, len(tries)),
+            reported_worlds=len(worlds),
+            gave_up=node.gave_up or bool(why),
             stopped=node.stopped or by is not None,
             budget=budget,
         ),
     )
-    for world in worlds[node.worlds :]:
+    for world in worlds[node.reported_worlds :]:
         if world.members[0] == name and world.number > known.generation:
-            known = _moved(known, name, world)
+            known = _rank_zero_moved(known, name, world)
             found.append(messages.RankZeroMoved(name, world))
     found += [messages.NodeOver(name, why)] if why else []
     if by is not None:
@@ -479,13 +481,13 @@ def _attempted(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observ
     return known, found
 
 
-def _moved(known: Observed, name: str, world: World) -> Observed:
+def _rank_zero_moved(known: Observed, name: str, world: World) -> Observed:
     """From now on, show the output of the first node of a newer generation, and its metrics."""
     came = _with_rank_zero(known.nodes[name], world)
     if known.moves and not came.shown:
-        came = replace(came, shown=True, begin=max(came.begin, world.offset))
-    left = [replace(node, shown=False) for node in known.nodes.values() if node.shown] if known.moves else []
-    return replace(_with(known, *left, came), generation=world.number)
+        came = replace(came, shown=True, first_byte=max(came.first_byte, world.offset))
+    hidden = [replace(node, shown=False) for node in known.nodes.values() if node.shown] if known.moves else []
+    return replace(_with(known, *hidden, came), generation=world.number)
 
 
 def _with_rank_zero(node: ObservedNode, world: World) -> ObservedNode:
@@ -493,8 +495,8 @@ def _with_rank_zero(node: ObservedNode, world: World) -> ObservedNode:
     return replace(node, metrics=f"{folder}/metrics.jsonl")
 
 
-def _collected(known: Observed, event: FilesCollected, now: Moment) -> tuple[Observed, list[Message]]:
-    """Decide which nodes are done with, and when to collect again."""
+def _on_collected(known: Observed, event: FilesCollected, now: Moment) -> tuple[Observed, list[Message]]:
+    """Decide of which nodes nothing more is collected, and when to collect again."""
     pause, missed = COLLECT_EVERY if event.new else min(2 * known.pause, COLLECT_SELDOM), dict(known.missed)
     nodes, found = list[ObservedNode](), list[Message]()
     if event.gradients and not known.gradients:
@@ -506,11 +508,11 @@ def _collected(known: Observed, event: FilesCollected, now: Moment) -> tuple[Obs
     for name, result in event.results.items() if event.final else ():
         node = known.nodes[name]
         if isinstance(result, (Collected, NodeUnfit, NoRoomHere)):
-            node, said = _back(replace(node, problem=None), now)
-            again = isinstance(result, NodeUnfit) and now.at - node.ended < GIVE_UP
+            node, said = _came_back(replace(node, problem=None), now)
+            again = isinstance(result, NodeUnfit) and now.at - node.ended_at < GIVE_UP
             problems = result.problems if isinstance(result, Collected) else [result]
         else:
-            node, said = _lost(replace(node, problem=result), result, now)
+            node, said = _went_away(replace(node, problem=result), result, now)
             again, problems = not _hopeless(known, node, now), []
         nodes.append(node if again else replace(node, collected=True))
         found += said

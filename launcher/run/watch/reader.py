@@ -73,9 +73,9 @@ class EngineLogged(Event):
 
 @dataclass(frozen=True)
 class Wanted:
-    """The files to read: the first byte of each, by absolute path. log: the one that is sent unchanged; "": none."""
+    """The files to read: from which byte on, by absolute path. log: the one that is sent unchanged; "": none."""
 
-    starts: Mapping[str, int] = field(default_factory=dict)
+    first_bytes: Mapping[str, int] = field(default_factory=dict)
     log: str = ""
 
 
@@ -114,8 +114,8 @@ class NodeReader:
         """Report data as it is appended, while running() is true. Raises NodeUnreachable."""
         while running():
             now = self._wanted()
-            lines = {path: self._begin(now, path) for path in now.starts if path != now.log}
-            start, files = self._begin(now, now.log) if now.log else 0, self.engine.files
+            lines = {path: self._next_offset(now, path) for path in now.first_bytes if path != now.log}
+            start, files = self._next_offset(now, now.log) if now.log else 0, self.engine.files
             with closing(files.tail(now.log, start, lines, below=self.node.output)) as stream:
                 self._stream = stream
                 while running() and self._wanted() == now:
@@ -135,17 +135,17 @@ class NodeReader:
         now, wanted = Wanted(), self._wanted()
         while now != wanted:  # the attempts file may show that rank 0 moved to this node
             now = wanted
-            paths = {f"{output}/{self.relative(path)}": path for path in now.starts}
-            spans = [Span(path, self._begin(now, own), TO_THE_END) for path, own in paths.items()]
+            paths = {f"{output}/{self.relative(path)}": path for path in now.first_bytes}
+            spans = [Span(path, self._next_offset(now, own), TO_THE_END) for path, own in paths.items()]
             with closing(files.read_spans(spans, below=output)) as pieces:
                 for span, group in groupby(pieces, key=itemgetter(0)):
                     path, data = paths[span.path], (piece for _, piece in group)
                     for piece in data if path == now.log else _whole_lines(data):
-                        if path in self._wanted().starts:
+                        if path in self._wanted().first_bytes:  # else rank 0 has moved away meanwhile
                             self._take(now, path, piece)
             wanted = self._wanted()
-        if now.log and not any(self._begin(now, path) for path in now.starts):
-            logged = b""
+        if now.log and not any(self._next_offset(now, path) for path in now.first_bytes):
+            logged = b""  # nothing was ever read: the entry script did not run, or could not write
             with suppress(LauncherError):  # wait() reports it
                 logged = self.engine.logs(self.node.container)
             if logged:
@@ -155,11 +155,11 @@ class NodeReader:
         """Return a path of a file below the run's output folder."""
         return posixpath.relpath(path, self.node.output)
 
-    def _begin(self, wanted: Wanted, path: str) -> int:
-        return max(wanted.starts[path], self._reached.get(path, 0))
+    def _next_offset(self, wanted: Wanted, path: str) -> int:
+        return max(wanted.first_bytes[path], self._reached.get(path, 0))
 
     def _take(self, wanted: Wanted, path: str, data: bytes) -> None:
-        offset = self._begin(wanted, path)
+        offset = self._next_offset(wanted, path)
         self._reached[path] = offset + len(data)
         self._report(Appended(self.name, path, offset, data))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.extras import warn_on_error
-from launcher.node.parallel import in_background, run_all_catching
+from launcher.node.parallel import Future, in_background, run_all_catching
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.end.evidence import Evidence, collective_failed, gather
@@ -22,9 +22,10 @@ from launcher.run.state import HANG_CODE
 from launcher.run.watch import messages
 from launcher.run.watch.follow import Follow
 from launcher.run.watch.messages import Message
-from launcher.run.watch.observed import Action, Shown, StopPeers, to_stop
+from launcher.run.watch.observed import Action, Shown, StopPeers, peers_to_stop
 
-# After which a peer that is stopped gets SIGKILL: 13 s after the failure, and STACKS, after a hang HANG_STACKS, more
+# Seconds from SIGTERM to SIGKILL of a peer that is stopped. SIGTERM comes PEER_TIMEOUT (`observed`) after the failure,
+# and STACKS, or HANG_STACKS after a hang, later if the peer is first asked for its stacks.
 PEER_GRACE = 10.0
 TELL = 5.0  # seconds after which nodes are told again that the run has reached its budget
 STACKS = 1.0  # seconds for waiting ranks to dump their flight recorder
@@ -42,13 +43,13 @@ class Supervision:
         self._attached = attached
         self._may_stop = not reads_only and attached.owner is not Owner.OTHER
         self._records = not reads_only
-        for node in attached.nodes[:1]:
-            of_cluster(node.host)  # loaded now, as the launcher may be upgraded meanwhile
+        if attached.nodes:
+            of_cluster(attached.nodes[0].host)  # loaded now, as the launcher may be upgraded meanwhile
         self._following = Follow(attached, shown, resumed=resumed, brief=reads_only)
-        self._messages = self._supervise()
+        self._messages = self._executed()
         self._problems: list[str] = []  # of what does not change the outcome
-        self._left = False  # closed before the run ended
-        self._stopping: Callable[[], None] | None = None
+        self._closed = False
+        self._stops: list[Future[None]] = []  # of peers: a second one if a node has come back since the first
 
     def messages(self) -> Iterator[Message]:
         """Yield messages until every container has ended and its files were collected.
@@ -57,10 +58,10 @@ class Supervision:
         """
         for message in self._messages:  # noqa: UP028 - `yield from` would close it where a caller pauses
             yield message
-        if self._left:  # the run has not ended
+        if self._closed:  # the run has not ended
             raise RuntimeError("no longer connected: the Run was closed while a thread waited for it")
-        if self._stopping is not None:
-            self._stopping()
+        for stop in self._stops:
+            stop()  # wait for it
 
     @property
     def all_ended(self) -> bool:
@@ -69,10 +70,10 @@ class Supervision:
 
     def close(self) -> None:
         """Stop following; the run continues."""
-        self._left = True
+        self._closed = True
         self._following.close()
 
-    def conclude(self) -> tuple[Outcome, str, Sequence[str]]:
+    def record_outcome(self) -> tuple[Outcome, str, Sequence[str]]:
         """After the last message: record the outcome in result.json.
 
         Return it, the error of recording it, or "", and errors that do not change it.
@@ -80,15 +81,14 @@ class Supervision:
         self.close()
         known, record, problems = self._following.known, self._attached.record, self._problems
         missing = {name: uncollected(name, error) for name, error in known.not_collected.items()}
-        missing |= {name: lost_node(message) for name, message in known.missing.items()}
+        missing |= {name: lost_node(message) for name, message in known.given_up_or_removed.items()}
         outcome = conclude(self._attached, known.states, missing, known.stopped_by, problems.append)
-        problem = warn_on_error(
-            "result.json was not written", lambda: record.finish(outcome.to_dict()), "", problems.append
-        )
+        finish = partial(record.finish, outcome.to_dict())  # returns its error; any other one is a problem
+        problem = warn_on_error("result.json was not written", finish, "", problems.append)
         record.event("ended", state=outcome.state.value, failure=outcome.failure)
         return outcome, problem, problems
 
-    def _supervise(self) -> Iterator[Message]:
+    def _executed(self) -> Iterator[Message]:
         """Record messages, execute the actions, then yield the messages: while a caller pauses, nothing is stopped."""
         for found, actions in self._following:
             for message in found:
@@ -101,18 +101,20 @@ class Supervision:
 
     def _execute(self, action: Action) -> None:
         if isinstance(action, StopPeers):
-            self._stopping = in_background(partial(self._stop_peers, action.after))
-        else:
-            in_background(self._tell_budget)
+            what, act = "peers were not stopped", partial(self._stop_peers, action.after)
+            self._stops.append(in_background(partial(warn_on_error, what, act, None, self._problems.append)))
+        else:  # not waited for: it lasts as long as a request to a node that does not answer
+            what = "not all nodes were told that the run has reached its budget"
+            in_background(partial(warn_on_error, what, self._tell_budget, None, self._problems.append))
 
     def _stop_peers(self, after: float) -> None:
         """Stop peers that have not exited by then. A stopped container is not restarted by its policy."""
-        if self._following.all_ended.wait(after):
+        if self._following.end_seen.wait(after):
             return
         known, attached = self._following.known, self._attached
-        names = to_stop(known)
-        left = [node for node in attached.nodes if node.name in names]
-        if not left:
+        names = peers_to_stop(known)
+        peers = [node for node in attached.nodes if node.name in names]
+        if not peers:
             return
         root, states = attached.record.paths.root, known.states
         ended = [node for node in attached.nodes if node.name in states]
@@ -122,19 +124,19 @@ class Supervision:
             return _first_signal(evidence, up_to_date=self._following.known.up_to_date)
 
         signal = warn_on_error("the logs of the nodes that ended could not be read", first, "", self._problems.append)
-        run_all_catching([partial(self._stop_peer, node, signal) for node in left])
+        run_all_catching([partial(self._stop_peer, node, signal) for node in peers])
 
     def _tell_budget(self) -> None:
         """Tell the nodes that the run has reached its budget; their entry scripts then end it there.
 
         Again until they have ended: one may be away, or its script may just start.
         """
-        all_ended = self._following.all_ended
-        while not (self._left or all_ended.is_set()):
+        end_seen = self._following.end_seen
+        while not (self._closed or end_seen.is_set()):
             states = self._following.known.states
             others = [node for node in self._attached.nodes if node.name not in states]
             run_all_catching([partial(self._tell_node, node) for node in others])
-            all_ended.wait(TELL)
+            end_seen.wait(TELL)
 
     def _tell_node(self, node: NodeOfRun) -> None:
         """If the file cannot be written, stop the container: a program gets the same time to save."""
@@ -150,7 +152,7 @@ class Supervision:
         try:
             if signal:
                 engine.signal(node.container, signal)
-                self._following.all_ended.wait(HANG_STACKS if signal == "QUIT" else STACKS)
+                self._following.end_seen.wait(HANG_STACKS if signal == "QUIT" else STACKS)
             engine.stop(node.container, PEER_GRACE)
             record.event("peer stopped", node=node.name)
         except LauncherError as error:
@@ -171,6 +173,6 @@ def _first_signal(ended: Sequence[Evidence], *, up_to_date: bool) -> str:
 def _record(record: Record, message: Message) -> None:
     if isinstance(message, messages.NodeEnded):
         state = message.state
-        record.event("node ended", node=message.node, exit_code=state.exit_code, oom_killed=state.oom_killed)
-    elif not isinstance(message, (messages.Output, messages.Progress, messages.Tick)):
-        record.event(type(message).__name__.replace("Node", "node ").lower(), **asdict(message))
+        record.event(message.event, node=message.node, exit_code=state.exit_code, oom_killed=state.oom_killed)
+    elif message.event:
+        record.event(message.event, **asdict(message))

@@ -42,7 +42,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> I
 
 def test_a_lost_connection_does_not_make_a_machine_silent(sweep: Sweep) -> None:
     (work,) = sweep._work
-    sweep._note(work, messages.NodeLost("local-1", "cut", time.time() - 29))  # time of its last sign of life
+    sweep._note(work, messages.NodeAway("local-1", "cut", time.time() - 29))  # time of its last sign of life
     assert work.silent.keys() == {"local-1"}
     work.silent["local-1"] -= 5.1
     with pytest.raises(_LostError):
@@ -56,7 +56,7 @@ def test_a_variant_that_failed_with_its_lost_machine_moves(
     sweep: Sweep, said: list[str], failed: str, moves: bool
 ) -> None:
     (work,) = sweep._work
-    sweep._note(work, messages.NodeLost("local-1", "cut", time.time()))
+    sweep._note(work, messages.NodeAway("local-1", "cut", time.time()))
     failure = Failure(failed, None, None, "stopped responding", "", "")
     sweep._conclude(work, Outcome(RUN, RunState.FAILED, failure))
     assert sweep.variants()[0].state is (SweepState.WAITING if moves else SweepState.FAILED)

@@ -60,7 +60,7 @@ def event_of(line: dict[str, Any], known: Observed) -> Event | FilesCollected | 
         case "lost":
             return WaitFailed(name, error_of(line["error"]))
         case "rest":
-            assert sorted(known.nodes[name].wanted().starts) == sorted(f"{OUT}/{path}" for path in line["paths"])
+            assert sorted(known.nodes[name].wanted().first_bytes) == sorted(f"{OUT}/{path}" for path in line["paths"])
             return RestRead(name, copies=line["here"])
         case "collected":
             ended = all(known.nodes[each].has_ended for each in line["results"])
