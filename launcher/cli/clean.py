@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,9 +34,12 @@ def clean(
 ) -> None:
     """List leftovers and ask before removing them: unused images that launcher
     built for runs that this folder started, output folders of such runs that have
-    no container, containers of runs that `down` stopped while the node was
+    no container any more, containers of runs that `down` stopped while the node was
     unreachable, containers of killed commands, and caches of images that the node
     no longer has.
+
+    A run that has ended keeps its containers, and with them its output folders,
+    until `down`; so do plain processes. Such runs are counted.
 
     Output folders and containers with checkpoints or other files that are not in
     runs/ are listed, and kept without --unfetched: launcher fetch RUN --checkpoints.
@@ -55,6 +59,7 @@ def clean(
             lines = [line for each in found for line in _lines(each, models=models)] or ["nothing to remove"]
             terminal.say("\n".join(lines))
             _explain(every, found, kept=not unfetched)
+            _explain_ended(found)
             if not shared_memory and any(each.shared for each in found):
                 terminal.note("files in /dev/shm are kept, as they may be yours; to remove them: --shared-memory")
         if listed.no_engine:
@@ -80,7 +85,9 @@ def clean(
 
 def _of_this_folder(found: Leftovers) -> Leftovers:
     outputs = [output for output in found.outputs if output.ours]
-    return replace(found, outputs=outputs, images=[image for image in found.images if image.id in found.recorded])
+    images = [image for image in found.images if image.id in found.recorded]
+    ended = {run: ours for run, ours in found.ended.items() if ours}
+    return replace(found, outputs=outputs, images=images, ended=ended)
 
 
 def _fetched(found: Leftovers) -> Leftovers:
@@ -118,6 +125,19 @@ def _explain(every: Sequence[Leftovers], found: Sequence[Leftovers], *, kept: bo
             terminal.note(f"{what} {kept_}; to list them: --all-projects")
 
 
+def _explain_ended(found: Sequence[Leftovers]) -> None:
+    """Say that runs which have ended have to be taken down first: their files are no leftovers until then."""
+    ended = {run: ours for each in found for run, ours in each.ended.items()}
+    if not ended:
+        return
+    fix = "launcher down --all"
+    if not all(ended.values()):
+        fix += f"-projects --nodes {shlex.quote(','.join(dict.fromkeys(each.engine.host for each in found)))}"
+    runs, one = counted(len(ended), "run"), len(ended) == 1
+    what = f"{runs} that {'has' if one else 'have'} ended {'was' if one else 'were'} not taken down"
+    terminal.note(f"{what} and {'is' if one else 'are'} kept: {fix}; then repeat the command")
+
+
 def _as_json(found: Leftovers) -> dict[str, object]:
     return {
         "node": found.engine.node,
@@ -139,6 +159,7 @@ def _as_json(found: Leftovers) -> dict[str, object]:
             {"path": each.path, "files": each.files, "bytes": each.size, "age": round(each.age), "kept": each.kept}
             for each in found.caches
         ],
+        "ended": [{"run": run, "started_here": ours} for run, ours in found.ended.items()],
         "shared_memory": [{"name": each.name, "bytes": each.size} for each in found.shared],
         "outputs": [
             {

@@ -75,6 +75,25 @@ def test_clean_keeps_other_projects_and_what_was_not_fetched(home_cli: Cli, tmp_
     assert not theirs.exists()
 
 
+def test_runs_that_have_ended_are_kept_until_they_are_taken_down(home_cli: Cli, tmp_path: Path) -> None:
+    home_cli("up", home_cli.job("ended", **JOB, run={"command": ["echo", "x"]}))
+    home_cli("up", "-d", home_cli.job("goes-on", **JOB, run={"command": ["sleep", "600"]}))
+    ended = home_cli.runs()[0].name
+    kept = "1 run that has ended was not taken down and is kept: launcher down --all"
+    listed = home_cli("clean", "--yes")
+    assert listed.stdout == "nothing to remove\n"
+    assert f"{kept}; then repeat the command\n" in listed.stderr
+    (row,) = json.loads(home_cli("clean", "--json").stdout)
+    assert row["ended"] == [{"run": ended, "started_here": True}]
+
+    cli = Cli(tmp_path, home_cli.env)  # another folder
+    assert "not taken down" not in cli("clean", "--nodes", "local").stderr
+    assert f"{kept}-projects --nodes local; then" in cli("clean", "--nodes", "local", "--all-projects").stderr
+    home_cli("down", "--all")
+    assert "ended-" in (done := home_cli("clean", "--yes")).stdout
+    assert "not taken down" not in done.stderr
+
+
 def test_a_run_of_a_record_that_was_found_by_labels_is_not_this_folders(home_cli: Cli, tmp_path: Path) -> None:
     job = home_cli.job("there", **JOB, run={"command": ["sh", "-c", "echo x; sleep 60"]})
     home_cli("up", "-d", job)

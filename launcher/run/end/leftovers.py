@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import posixpath
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from launcher.errors import LauncherError
@@ -94,7 +94,8 @@ class Leftovers:
 
     recorded: IDs of those images that a run of this folder has used; the others may be another project's. shared: what
     runs of this folder left in /dev/shm under names of their own. unread: the error of a run's folder that the user
-    cannot read.
+    cannot read. ended: the user's runs that have ended and whose containers are there, as nobody has taken them down;
+    and whether this folder started them.
     """
 
     engine: Engine
@@ -105,6 +106,7 @@ class Leftovers:
     shared: Sequence[Shared] = ()
     unread: LauncherError | None = None
     caches: Sequence[OldCache] = ()
+    ended: Mapping[RunId, bool] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.images or self.outputs or self.containers or self.shared or self.caches)
@@ -125,6 +127,7 @@ def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[L
     examining = [partial(_examine, engine, sources, down, shared.get(engine.host, ())) for engine in engines]
     found = run_all_catching(examining)
     alive = {run for each in found if isinstance(each, _Examined) for run in each.alive}
+    going = {run for each in found if isinstance(each, _Examined) for run in each.alive - each.ended}
     complete = not any(isinstance(each, LauncherError) for each in found)
     ours = {record.run: record for record in known if not record.rebuilt}
     used = {name for record in ours.values() for name in record.images()}
@@ -137,19 +140,26 @@ def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[L
     for engine, each in zip(engines, found, strict=True):
         again = engine.host in seen  # `local` can have two engines
         seen.add(engine.host)
-        listed.append(each if isinstance(each, LauncherError) else _leftovers(each, ours, alive, used, again=again))
+        if isinstance(each, _Examined):
+            left = _leftovers(each, ours, alive, used, again=again)
+            listed.append(replace(left, ended={run: run in ours for run in sorted(each.ended - going)}))
+        else:
+            listed.append(each)
     return listed
 
 
 @dataclass(frozen=True)
 class _Examined:
-    """What a node has. alive: runs with a container. folders: the files of the marked output folders, by run."""
+    """What a node has. alive: runs with a container. ended: those of the user whose containers have ended and which
+    nobody has taken down. folders: the files of the marked output folders, by run.
+    """
 
     engine: Engine
     root: str
     images: Sequence[ImageInfo]
     containers: Sequence[OldContainer]
-    alive: Collection[RunId]
+    alive: Set[RunId]
+    ended: Set[RunId]
     folders: Mapping[RunId, Sequence[FileEntry]]
     shared: Sequence[Shared]
     unread: LauncherError | None
@@ -171,6 +181,9 @@ def _examine(
     own = [state for state in listed if state.labels.get(labels.UID) == str(engine.uid())]
     idle = [state for state in own if state.phase.ended or state.phase is Phase.CREATED]
     # doctor --bench and shell remove their containers, unless these commands were killed.
+    of_runs = [state for state in own if state.labels.get(labels.PURPOSE) == "run"]
+    going = {state.labels.get(labels.RUN) for state in of_runs if not state.phase.ended}
+    kept = {state.labels.get(labels.RUN, "") for state in of_runs} - going - {*taken_down}
     short = [state for state in own if state.phase.ended and state.labels.get(labels.PURPOSE) in ("bench", "shell")]
     ended = {*taken_down, *(state.labels.get(labels.RUN) for state in short)}
     back = [_old(engine, state, taken_down) for state in idle if state.labels.get(labels.RUN) in ended]
@@ -187,7 +200,7 @@ def _examine(
     images = unused_images(engine, sources)
     left = _in_memory(engine, shared)
     caches_ = _caches(engine, machine, root, found.get(caches.FOLDER, ()))
-    return _Examined(engine, root, images, back, alive, folders, left, unread[0] if unread else None, caches_)
+    return _Examined(engine, root, images, back, alive, kept, folders, left, unread[0] if unread else None, caches_)
 
 
 def _caches(engine: Engine, machine: NodeFacts, root: str, files: Sequence[FileEntry]) -> list[OldCache]:
