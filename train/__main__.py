@@ -10,6 +10,7 @@ import sys
 from contextlib import ExitStack
 from typing import NoReturn
 
+from train.combinations import check_early
 from train.config import Config, declared, parse
 from train.errors import Stopped, TrainError, alike_on_a_machine, tell
 
@@ -38,9 +39,11 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         with alike_on_a_machine():
             if CHECK in argv:
-                declared([word for word in argv if word != CHECK])
+                config, _ = declared([word for word in argv if word != CHECK])
+                check_early(config, os.environ, code=False)
                 return 0
             config = parse(argv)
+            check_early(config, {"WORLD_SIZE": "1"} | os.environ)
         if config.parallel == "dual_batch":
             from train.experiments.dual_batch import guard
 

@@ -1,16 +1,42 @@
-"""Unsupported combinations of options, checked once the device and the number of processes are known."""
+"""Unsupported combinations of options: without torch as far as they are known, then with device and processes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from train.config import ADAM, CUDA_GRAPHS, Config
-from train.distributed.methods import abilities
+from train.distributed.abilities import ABILITIES, Abilities
 from train.errors import TrainError
 from train.own import is_own, own
 
 SCALED_OR_HALF = ("fp16", "O2", "O3")
+
+
+def check_early(config: Config, given: Mapping[str, str], code: bool = True) -> None:
+    """Check what is known before the processes join or, for `launcher plan`, before a machine is touched.
+
+    `given`: torchrun's variables, as far as they are known; `code`: whether the user's functions are here.
+
+    Raises:
+        TrainError: the first combination that is not supported.
+    """
+    processes, local, nodes = (int(given.get(f"{of}WORLD_SIZE", 0)) for of in ("", "LOCAL_", "GROUP_"))
+    if config.parallel == "hsdp" and nodes == 1:
+        raise TrainError("--parallel hsdp needs two or more nodes, and this is one; use fsdp")
+    kind, amp, device = ("" if each == "auto" else each for each in (config.parallel, config.amp, config.device))
+    if not kind and processes:
+        kind = "ddp" if processes > 1 else "single"
+    if not amp and (device == "cpu" or config.dtype == "float64"):
+        amp = "none"
+    problems = chain(
+        _problems(config, kind, {"O0": "none", "O1": "fp16"}.get(amp, amp), processes, device),
+        _problems_of_nodes(kind, [local] * processes if processes == local * nodes else []),
+        _problems_of_code(config) if code else (),
+    )
+    for problem in problems:
+        raise TrainError(problem)
 
 
 def check(config: Config, kind: str, amp: str, local_sizes: Sequence[int], device: str) -> None:
@@ -21,21 +47,22 @@ def check(config: Config, kind: str, amp: str, local_sizes: Sequence[int], devic
     Raises:
         TrainError: the first combination that is not supported.
     """
-    for problem in _problems(config, kind, amp, local_sizes, device):
+    problems = chain(
+        _problems(config, kind, amp, len(local_sizes), device),
+        _problems_of_nodes(kind, local_sizes),
+        _problems_of_code(config),
+    )
+    for problem in problems:
         raise TrainError(problem)
 
 
-def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], device: str) -> Iterator[str]:
-    can = abilities(kind)
+def _problems(config: Config, kind: str, amp: str, processes: int, device: str) -> Iterator[str]:
+    """Yield the reasons to reject these options; "" and 0: not known yet."""
+    can = ABILITIES.get(kind, Abilities())
     if found := [text for name, text in used(config, amp).items() if name in can.cannot]:
         yield f"--parallel {kind} does not support {', '.join(found)}; remove the option, or use ddp"
-    yield from can.problems(config, len(local_sizes))
-    if kind == "hsdp" and (len(set(local_sizes)) > 1 or not 1 < local_sizes[0] < len(local_sizes)):
-        yield (
-            f"--parallel hsdp needs two or more nodes, each with the same number of processes, two or more; here they "
-            f"have {', '.join(map(str, _nodes(local_sizes)))}; use fsdp"
-        )
-    if config.gradient_compression != "none" and kind != "ddp":
+    yield from can.problems(config, processes)
+    if config.gradient_compression != "none" and kind not in ("ddp", ""):
         yield f"--gradient-compression {config.gradient_compression} needs ddp on several processes, not {kind}"
     if config.powersgd_rank:
         yield from _problems_of_powersgd(config, amp)
@@ -45,18 +72,11 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         yield f"--label-smoothing with --loss {config.loss}: smooth the labels in your function"
     if config.syncbn == "library" and device == "cpu":
         yield "--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom"
-    if config.dtype == "float64" and amp != "none":
+    if config.dtype == "float64" and amp not in ("none", ""):
         yield f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights"
     yield from _problems_of_speed(config, amp, device)
     if config.static_graph and config.accumulate > 1:
         yield f"--static-graph with --accumulate {config.accumulate}: DDP does not support the combination"
-    if is_own(config.optimizer) and config.shards_weights and not is_elementwise(config.optimizer):
-        function = config.optimizer.partition(":")[2]
-        yield (
-            f"--parallel {kind} with --optimizer {config.optimizer}: each rank updates a shard of every weight, which "
-            f"is right only if a value's update depends on that value alone; if so, write "
-            f"{function}.elementwise = True below your function"
-        )
     if config.optimizer == "muon" and kind in ("model", "pipeline"):
         yield f"--parallel {kind} does not support --optimizer muon; use ddp, or --optimizer adamw"
     if config.cycle_momentum and (config.schedule != "onecycle" or config.optimizer not in ("sgd", "lars")):
@@ -67,6 +87,24 @@ def _problems(config: Config, kind: str, amp: str, local_sizes: Sequence[int], d
         yield f"--optimizer {config.optimizer} needs --momentum and --adam-beta2 less than 1"
     if config.optimizer == "muon" and config.muon_momentum >= 1:
         yield f"--muon-momentum {config.muon_momentum}: must be less than 1"
+
+
+def _problems_of_nodes(kind: str, local_sizes: Sequence[int]) -> Iterator[str]:
+    if kind == "hsdp" and local_sizes and (len(set(local_sizes)) > 1 or not 1 < local_sizes[0] < len(local_sizes)):
+        yield (
+            f"--parallel hsdp needs two or more nodes, each with the same number of processes, two or more; here they "
+            f"have {', '.join(map(str, _nodes(local_sizes)))}; use fsdp"
+        )
+
+
+def _problems_of_code(config: Config) -> Iterator[str]:
+    if is_own(config.optimizer) and config.shards_weights and not is_elementwise(config.optimizer):
+        function = config.optimizer.partition(":")[2]
+        yield (
+            f"--parallel {config.parallel} with --optimizer {config.optimizer}: each rank updates a shard of every "
+            f"weight, which is right only if a value's update depends on that value alone; if so, write "
+            f"{function}.elementwise = True below your function"
+        )
 
 
 def is_elementwise(text: str) -> bool:

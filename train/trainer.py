@@ -29,7 +29,7 @@ from train.data.open import is_synthetic, open_dataset
 from train.data.policy import make_own_change, try_own_change
 from train.data.repeat import Repeated
 from train.distributed.agreement import agree, agree_on_options, start_alike
-from train.distributed.methods import device_count, make_step, make_store, method
+from train.distributed.methods import check_torch, device_count, make_step, make_store, method
 from train.distributed.world import StopSignal, World
 from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
@@ -91,6 +91,7 @@ class Trainer:
         amp, together = self.precision.name, world.all_ranks_or_exit
         local_sizes = world.gather(world.local_size)
         together(lambda: check(config, self.method, amp, local_sizes, world.device.type))
+        together(lambda: check_torch(config, self.method))
         agree_on_options(config, world)
         self.log = make_log(config, world, self.precision.scaled)
         self.store = make_store(config, world, self.log.say)

@@ -12,6 +12,7 @@ from pathlib import Path
 from launcher.job.arguments import argv_of, option_of
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep
+from launcher.job.parts import NodeEntry
 from launcher.job.problems import Path as KeyPath
 from launcher.job.scalars import Args
 from launcher.records.code_files import CodeFile
@@ -78,12 +79,16 @@ def check_options(job: Job, folder: Path, added: Path | None, log: Callable[[str
     """
     if job.run.module != TRAINER or not runs_ours(job, folder, added):
         return
-    programs = [variant.args_of(node) for variant in expand_sweep(job) for node in variant.machines]
-    for argv in dict.fromkeys(map(argv_of, programs)):
+    programs = [
+        (argv_of(variant.args_of(node)), tuple(_known(variant, node).items()))
+        for variant in expand_sweep(job)
+        for node in variant.machines
+    ]
+    for argv, known in dict.fromkeys(programs):
         if argv and not argv[0].startswith("-"):  # another command of the package, such as pack
             continue
         try:
-            message = _refusal(argv)
+            message = _refusal(argv, known)
         except NotCheckedError as error:
             log(f"warning: the trainer's options were not checked: {error}")
             return
@@ -95,9 +100,32 @@ class NotCheckedError(Exception):
     """The trainer said nothing about its options; the message says why."""
 
 
-def _refusal(argv: tuple[str, ...]) -> str:
+def _known(job: Job, node: NodeEntry) -> dict[str, str]:
+    """Return those variables of a node's workers that the job decides, and not a machine's number of GPUs."""
+    found = {"GROUP_WORLD_SIZE": str(len(job.nodes))}
+    if own := _workers(job, node):
+        found["LOCAL_WORLD_SIZE"] = str(own)
+    if all(workers := [_workers(job, each) for each in job.nodes]):
+        found["WORLD_SIZE"] = str(sum(workers))
+    if job.min_nodes is not None:
+        found["LAUNCHER_MIN_NODES"] = str(job.min_nodes)
+    return found
+
+
+def _workers(job: Job, node: NodeEntry) -> int:
+    """Return the number of workers of a node, 0 if it is that of the machine's GPUs."""
+    gpus = job.gpus_of(node)
+    if job.processes != "auto":
+        return int(job.processes)
+    if isinstance(gpus, str):
+        return 1 if gpus == "none" else 0
+    return gpus if isinstance(gpus, int) else len(gpus)
+
+
+def _refusal(argv: tuple[str, ...], known: Iterable[tuple[str, str]]) -> str:
     """Return the trainer's message about its options, "" if it accepts them. Raises NotCheckedError."""
-    given = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}  # none of torchrun's
+    given = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    given |= dict(known)
     try:
         checked = subprocess.run(
             [sys.executable, "-m", TRAINER, "--check", *argv],

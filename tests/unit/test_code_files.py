@@ -9,6 +9,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,31 @@ def test_the_trainers_options_are_checked_before_the_start(tmp_path: Path, args:
     with pytest.raises(JobInvalid, match=says):
         check_options(given, tmp_path, ROOT / "train", print)
     check_options(given, fill(tmp_path, "train/__main__.py"), None, print)  # another trainer, of the user
+
+
+@pytest.mark.parametrize(
+    ("args", "more", "says"),
+    [
+        (
+            "{data: x, parallel: fsdp, compile: true, compile_mode: max-autotune}",
+            "",
+            r"job\.yaml:6: run\.args\.parallel: --parallel fsdp with --compile-mode max-autotune: a CUDA graph",
+        ),
+        ("{data: x, parallel: hsdp}", "", r"run\.args\.parallel: --parallel hsdp needs two or more nodes"),
+        ("{data: x, parallel: fsdp}", "gpus: none\n", r"shards the weights over processes; start two or more"),
+        ("{data: x, parallel: fsdp}", "processes: 2\n", ""),
+        ("{data: x, parallel: fsdp}", "", ""),  # the machine's GPUs decide
+        ("{data: x, parallel: single}", "gpus: 2\n", r"--parallel single runs one process, not 2"),
+        ("{data: x, compile: true, compile_mode: max-autotune}", "min_nodes: 1\n", r"with the job's min_nodes: a CUDA"),
+        ("{data: x, parallel: fsdp}", "sweep: [{lr: 1}, {optimizer: lars}]\n", r"does not support --optimizer lars"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused_before_the_start(
+    tmp_path: Path, args: str, more: str, says: str
+) -> None:
+    given = job("train", f"  args: {args}\n{more}")
+    with pytest.raises(JobInvalid, match=says) if says else nullcontext():
+        check_options(given, tmp_path, ROOT / "train", print)
 
 
 def test_the_trainers_options_are_those_of_each_variant(tmp_path: Path) -> None:

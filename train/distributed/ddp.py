@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,20 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from train.compiled import compiled
 from train.config import Config
 from train.data.batch import Batch
-from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.models import BATCH_NORMS, BlurredConv, has_own_sync_batch_norm
 from train.precision import Precision
 from train.step import Step
-
-
-def problems(config: Config, processes: int) -> Iterator[str]:
-    """Yield reasons to reject these options with this number of processes."""
-    if config.parallel == "single" and processes > 1:
-        yield f"--parallel single runs one process, not {processes}; use ddp, or set processes to 1"
-
-
-ABILITIES = Abilities(problems=problems)
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:

@@ -26,8 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from train.compiled import compile_blocks
-from train.config import CUDA_GRAPHS, Config
-from train.distributed.methods import Abilities
+from train.config import Config
 from train.distributed.world import World
 from train.ema import EMA
 from train.errors import TrainError
@@ -36,34 +35,21 @@ from train.precision import Precision
 from train.step import Step, same_parts
 
 
-def problems(config: Config, processes: int) -> Iterator[str]:
-    """Yield reasons to reject these options with this number of processes."""
+def lacking(config: Config) -> Iterator[str]:
+    """Yield what this torch lacks for these options."""
     shard = getattr(torch.distributed.fsdp, "fully_shard", None)
     if not shard:
         yield (
             f"--parallel {config.parallel} needs torch.distributed.fsdp.fully_shard, which torch {torch.__version__} "
             "lacks; use an image with torch 2.6 or newer, or --parallel ddp"
         )
-    if processes == 1:
-        yield f"--parallel {config.parallel} shards the weights over processes; start two or more (processes: 2)"
-    if shard and config.compile and "ignored_params" not in inspect.signature(shard).parameters:
+    elif config.compile and "ignored_params" not in inspect.signature(shard).parameters:
         yield (
             f"--parallel {config.parallel} with --compile needs fully_shard's ignored_params, which torch "
             f"{torch.__version__} lacks; use an image with torch 2.7 or newer, or remove --compile"
         )
-    if config.compile and config.compile_mode in CUDA_GRAPHS:
-        yield (
-            f"--parallel {config.parallel} with --compile-mode {config.compile_mode}: a CUDA graph reads weights at "
-            f"the same addresses each time, and here they are gathered anew for each pass; use --compile-mode default "
-            f"or max-autotune-no-cudagraphs"
-        )
 
 
-ABILITIES = Abilities(
-    # LARS and Muon need whole tensors, and O2 and O3 their weights in 16 bits
-    frozenset({"half_weights", "optimizer", "static_graph", "replicate"}),
-    problems,
-)
 # layers whose weights autocast rounds to 16 bits
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
 SMALL = 1e-3  # fraction of all weights below which a block gets no separate collectives

@@ -1,16 +1,16 @@
-"""--parallel: each method is a module with ABILITIES and `make_step`."""
+"""--parallel: each method is a module with `make_step`, and `lacking` if not every torch has what it needs."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from train.config import Config
 from train.distributed.world import World
+from train.errors import TrainError
 from train.precision import Precision
 from train.step import Step
 from train.store import Files, Store
@@ -24,24 +24,7 @@ MODULES = {
     "hsdp": "train.distributed.fsdp",
     "model": "train.experiments.model",
     "pipeline": "train.experiments.pipeline",
-    "dual_batch": "train.experiments.dual_batch.options",  # only ABILITIES: its workers create their own steps
 }
-
-
-def no_problems(_config: Config, _processes: int) -> Iterator[str]:
-    """Accept any options and number of processes."""
-    yield from ()
-
-
-@dataclass(frozen=True)
-class Abilities:
-    """`cannot`: names of options that the method does not support, as in `combinations.used`.
-
-    `problems`: yields further reasons to reject options or the number of processes.
-    """
-
-    cannot: frozenset[str] = frozenset()
-    problems: Callable[[Config, int], Iterator[str]] = no_problems
 
 
 def method(config: Config, world: World) -> str:
@@ -51,10 +34,11 @@ def method(config: Config, world: World) -> str:
     return "ddp" if world.size > 1 else "single"
 
 
-def abilities(kind: str) -> Abilities:
-    """Return the abilities of a method, which must not be auto."""
-    found: Abilities = _module(kind).ABILITIES
-    return found
+def check_torch(config: Config, kind: str) -> None:
+    """Raise TrainError if this torch lacks what the method, which must not be auto, needs."""
+    module = _module(kind)
+    for problem in module.lacking(config) if hasattr(module, "lacking") else ():
+        raise TrainError(problem)
 
 
 def device_count(config: Config, world: World) -> int:

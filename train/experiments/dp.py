@@ -8,7 +8,6 @@ piece; the running statistics of the first replica are kept.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -17,21 +16,10 @@ from torch.func import functional_call
 
 from train.config import Config
 from train.distributed.ddp import step_type
-from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.errors import TrainError
 from train.precision import InContext, Precision
 from train.step import Step
-
-
-def problems(_config: Config, processes: int) -> Iterator[str]:
-    """Yield reasons to reject these options with this number of processes."""
-    if processes > 1:
-        yield f"--parallel dp runs one process with all devices, not {processes}; set processes to 1, or use ddp"
-
-
-# the replicas do not communicate; nn.DataParallel cannot replicate a compiled module, or a block with another forward
-ABILITIES = Abilities(frozenset({"syncbn", "compile", "checkpoint_activations"}), problems)
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:

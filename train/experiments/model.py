@@ -6,7 +6,6 @@ its successor, so there is no deadlock. If a rank dies, its neighbours get an er
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from train.checkpoint import snapshot
 from train.config import Config
-from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.errors import TrainError
 from train.models import SmallCNN
@@ -24,19 +22,6 @@ from train.optim import load_state, set_rate
 from train.precision import Precision
 from train.step import Plan, Step
 
-
-def problems(config: Config, processes: int) -> Iterator[str]:
-    """Yield reasons to reject these options with this number of processes."""
-    if processes == 1:
-        yield f"--parallel {config.parallel} splits the model over processes; start two or more (processes: 2)"
-
-
-ABILITIES = Abilities(
-    # stages do not share overflows or the norm of all gradients; parameter names differ between stages
-    frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "replicate", "layer_decay", "no_decay"})
-    | {"checkpoint_activations", "freeze"},
-    problems,
-)
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 HEADER = 10  # dimensions, type, up to eight sizes
 

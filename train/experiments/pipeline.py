@@ -11,7 +11,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from train.config import Config
 from train.data.batch import Batch
-from train.distributed.methods import Abilities
 from train.distributed.world import World
 from train.experiments import model
 from train.loss import losses
@@ -20,30 +19,15 @@ from train.precision import InContext, Precision
 from train.step import Output, Plan, Step
 
 
-def problems(config: Config, processes: int) -> Iterator[str]:
-    """Yield reasons to reject these options with this number of processes."""
+def lacking(_config: Config) -> Iterator[str]:
+    """Yield what this torch lacks for these options."""
     if inspect.signature(PipelineStage).parameters["input_args"].default is inspect.Parameter.empty:
         yield (
             "--parallel pipeline needs stages that find out the shapes of their inputs, which torch "
             f"{torch.__version__} lacks; use an image with torch 2.6 or newer, or --parallel model"
         )
-    yield from model.problems(config, processes)
-    pieces = config.micro_batches or processes
-    if config.batch_size % pieces:
-        yield f"--batch-size {config.batch_size}: not a multiple of the {pieces} micro-batches of a step"
-    if pieces < processes:
-        yield f"--micro-batches {pieces}: must be at least the number of stages ({processes})"
-    if config.last_batch != "drop":
-        yield "--parallel pipeline needs --last-batch drop: its schedules have a fixed batch size"
-    if config.memory_format == "channels_last":
-        yield "--parallel pipeline does not support --memory-format channels_last: its stages send contiguous tensors"
 
 
-ABILITIES = Abilities(
-    # images would be mixed within a micro-batch only; schedules have a fixed image size
-    model.ABILITIES.cannot | {"mixup", "cutmix", "phases"},
-    problems,
-)
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 

@@ -3,12 +3,13 @@
 import re
 import runpy
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 
 from tests.train.runs import OLD, REFUSED_BY_OLD, ROOT
-from train.combinations import check
-from train.config import Config, parse
+from train.combinations import check, check_early
+from train.config import Config, declared, parse
 from train.errors import TrainError
 
 FAMILY = {"O0": "none", "O1": "fp16"}
@@ -110,13 +111,51 @@ def test_hsdp_needs_nodes_with_the_same_number_of_processes(local_sizes: list[in
     assert message.endswith(f"here they have {found}; use fsdp") if found else not message
 
 
+@pytest.mark.parametrize(
+    ("options", "known", "why"),
+    [
+        ("--compile --compile-mode reduce-overhead --parallel fsdp", "", "a CUDA graph reads weights"),
+        ("--parallel fsdp --amp O2", "", "--parallel fsdp does not support --amp O2"),
+        ("--parallel fsdp", "WORLD_SIZE=1", "--parallel fsdp shards the weights over processes; start two or more"),
+        ("--parallel fsdp", "WORLD_SIZE=2", ""),
+        ("--parallel fsdp", "", ""),
+        ("--parallel hsdp", "GROUP_WORLD_SIZE=1", "--parallel hsdp needs two or more nodes, and this is one; use fsdp"),
+        ("--parallel hsdp", "GROUP_WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 WORLD_SIZE=2", "here they have 1, 1; use fsdp"),
+        ("--parallel hsdp", "GROUP_WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 WORLD_SIZE=4", ""),
+        ("--parallel hsdp", "GROUP_WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 WORLD_SIZE=3", ""),  # once both nodes are there
+        ("--parallel hsdp", "GROUP_WORLD_SIZE=2", ""),
+        (
+            "--parallel pipeline --last-batch drop --batch-size 9",
+            "WORLD_SIZE=2",
+            "not a multiple of the 2 micro-batches",
+        ),
+        ("--parallel pipeline --last-batch drop --batch-size 9", "", ""),
+        ("--gradient-compression bf16", "WORLD_SIZE=1", "needs ddp on several processes, not single"),
+        ("--gradient-compression bf16", "", ""),
+        ("--syncbn library", "", ""),
+        ("--syncbn library --device cpu", "", "works on GPUs only"),
+        ("--parallel model", "", ""),  # --amp auto may be bf16
+        ("--parallel model --amp O1", "", "does not support --amp O1"),
+        ("--dtype float64", "", ""),
+        ("--dtype float64 --amp bf16", "", "mixed precision needs float32"),
+        ("--parallel fsdp --optimizer no.such.module:adamw", "", ""),  # its code is not here
+    ],
+)
+def test_what_is_known_before_anything_is_touched_is_refused_then(options: str, known: str, why: str) -> None:
+    """As `launcher plan` does, which knows a job's nodes, and their processes unless GPUs decide."""
+    config, _ = declared(["--data", "unused", *options.split()])
+    given = dict(each.split("=") for each in known.split())
+    with pytest.raises(TrainError, match=re.escape(why)) if why else nullcontext():
+        check_early(config, given, code=False)
+
+
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
 def test_a_torch_without_fully_shard_is_refused_by_name(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As 2.4, which has no public DTensor either, and 2.5."""
     for name in ("fsdp.fully_shard", "tensor.DTensor"):
         monkeypatch.delattr(f"torch.distributed.{name}", raising=False)
-    problems = runpy.run_path(str(ROOT / "train/distributed/fsdp.py"))["problems"]
-    found = next(problems(Config(data="", parallel=kind), 2))
+    lacking = runpy.run_path(str(ROOT / "train/distributed/fsdp.py"))["lacking"]
+    found = next(lacking(Config(data="", parallel=kind)))
     assert re.match(rf"--parallel {kind} needs torch.distributed.fsdp.fully_shard, which torch \S+ lacks; use", found)
     runpy.run_path(str(ROOT / "train/distributed/shards.py"))
 
@@ -128,8 +167,8 @@ def test_a_torch_whose_stages_do_not_find_out_shapes_is_refused_by_name(monkeypa
         def __init__(self, submodule: object, index: int, stages: int, device: object, input_args: object) -> None: ...
 
     monkeypatch.setattr("torch.distributed.pipelining.PipelineStage", Stage)
-    problems = runpy.run_path(str(ROOT / "train/experiments/pipeline.py"))["problems"]
-    found = next(problems(Config(data="", parallel="pipeline"), 2))
+    lacking = runpy.run_path(str(ROOT / "train/experiments/pipeline.py"))["lacking"]
+    found = next(lacking(Config(data="", parallel="pipeline")))
     assert re.match(r"--parallel pipeline needs stages that .*, which torch \S+ lacks; use", found)
 
 

@@ -13,7 +13,7 @@ from tests.train.runs import OLD
 from tests.train.trainer.test_step import counting
 from train.compiled import compile_blocks, kinds
 from train.config import Config
-from train.distributed.fsdp import blocks, problems
+from train.distributed.fsdp import blocks, lacking
 from train.errors import TrainError
 
 CONFIG = Config(data="", image_size=8, compile=True, parallel="fsdp")
@@ -71,7 +71,7 @@ def test_a_torch_that_would_need_hooks_inside_of_a_block_is_refused_by_name(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As 2.6, in mixed precision, where norms keep their weights in fp32."""
-    assert not list(problems(replace(CONFIG, parallel=kind), 2))
+    assert not list(lacking(replace(CONFIG, parallel=kind)))
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", lambda module, *, mesh, mp_policy: module)
-    (found,) = problems(replace(CONFIG, parallel=kind), 2)
+    (found,) = lacking(replace(CONFIG, parallel=kind))
     assert re.match(rf"--parallel {kind} with --compile needs .*, which torch \S+ lacks; use", found)

@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from train.config import Config
-from train.distributed.methods import Abilities
 from train.errors import TrainError
 from train.experiments.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
-from train.own import is_own
-
-
-def problems(config: Config, processes: int) -> Iterator[str]:
-    """Yield reasons to reject these options with this number of processes."""
-    if is_own(config.optimizer):
-        yield f"--parallel dual_batch does not support --optimizer {config.optimizer}; remove the option, or use ddp"
-    if processes == 1:
-        yield "--parallel dual_batch: needs a server and at least one worker; start two or more processes"
-    if config.schedule != "multistep":
-        yield f"--parallel dual_batch needs --schedule multistep, not {config.schedule}"
-    if config.warmup > 0:  # by default it has none
-        yield f"--parallel dual_batch has no warm-up, but --warmup is {config.warmup}; remove the option"
-
-
-ABILITIES = Abilities(
-    frozenset(
-        {"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}
-        | {"checkpoint_activations", "checkpoint_every", "replicate", "mirror", "pretrained", "evaluate"}
-        | {"val_interval", "profile", "metrics", "print_digest", "last_batch", "static_graph", "loss", "data"}
-        | {"augment", "freeze", "log_to"}
-    ),
-    problems,
-)
 
 # conversion of sizes to integers, by variant
 WHOLE: dict[str, Callable[[float], int]] = {"published": int, "follow_up": round}
