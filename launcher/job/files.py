@@ -159,15 +159,13 @@ def _missing(job: Job, cwd: Path, files: Path | None) -> Iterator[Found]:
         script = _path(job, path, job.run.script, cwd)
         there = script if files == code else files / os.path.relpath(script, code)
         in_code = code / job.run.script
+        meant = f"; did you mean {os.path.relpath(in_code, cwd)}?" if in_code.is_file() else ""
         if not there.is_file():
-            hint = f"; did you mean {os.path.relpath(in_code, cwd)}?" if in_code.is_file() else _command_line(job)
-            hint = f" in {job.revision}" if files != code else f"; {_FROM_HERE}{hint}"
+            hint = f" in {job.revision}" if files != code else f"; {_FROM_HERE}{meant or _command_line(job)}"
             yield path, f"{'not a regular file' if there.exists() else 'no such file'}: {script}{hint}"
         elif not script.is_relative_to(code):
-            yield (
-                path,
-                f"is outside the code folder {code}, which alone is copied to the nodes; see `code`",
-            )
+            what = f"is outside the code folder {code}, which alone is copied to the nodes"
+            yield path, f"{what}{meant or '; see `code`'}"
     for word in _shell_scripts(job, files):
         fix = f"convert it: sed -i 's/\\r$//' {os.path.relpath(code / word, cwd)}"
         fix = fix if files == code else f"{fix}, and commit that"

@@ -60,6 +60,14 @@ def test_a_script_named_from_the_code_folder_gets_a_hint(cwd: Path) -> None:
 def test_a_script_outside_the_code_folder(cwd: Path) -> None:
     (said,) = refused(job(cwd, "code: code\nrun: {script: other.py}\n"), cwd)
     assert said.startswith("job.yaml:5: run.script: is outside the code folder")
+    assert said.endswith("; see `code`")
+
+
+def test_another_code_folder_does_not_move_the_script(cwd: Path) -> None:
+    (cwd / "code" / "other.py").touch()
+    (cwd / "job.yaml").write_text(HEAD + "run: {script: other.py}\n")
+    (said,) = refused(load_job(cwd / "job.yaml", ["code=code"]), cwd)
+    assert said.endswith("copied to the nodes; did you mean code/other.py?")
 
 
 @pytest.mark.parametrize(
