@@ -33,6 +33,16 @@ def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> BinaryIO:
     return os.fdopen(descriptor_of(path, flags), "rb" if flags == os.O_RDONLY else "r+b")
 
 
+def read_end(path: str, most: int) -> bytes:
+    """Return the end of a regular file: at most so many bytes; b"" if it is missing or unreadable."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read(most)
+    except OSError:
+        return b""
+
+
 def descriptor_of(path: Path | str, flags: int) -> int:
     """Return the file descriptor; otherwise like open_regular.
 

@@ -311,7 +311,7 @@ def _why_ended(runs: Mapping[RunId, Sequence[NodeOfRun]], fleet: Fleet, listing:
         nodes = [(run, node) for run, on in runs.items() for node in on if node.host == engine.host]
         for root in {posixpath.dirname(node.output) for _, node in nodes}:
             spans = {
-                Span(NodePaths(node.output, node.name).attempts, 0, attempts.LIMIT): run
+                Span(NodePaths(node.output, node.name).attempts, -attempts.LIMIT, attempts.LIMIT): run
                 for run, node in nodes
                 if posixpath.dirname(node.output) == root
             }

@@ -10,9 +10,9 @@ from launcher.node.machine import Machine
 from launcher.node.opened import BELOW, bounded, relative
 
 TAIL = 8192  # bytes from the end of a log or of the metrics
-ATTEMPTS = 1 << 20  # bytes from the start of the attempts
+ATTEMPTS = 1 << 20  # bytes from the end of the attempts
 NCCL_MOST = 65536  # bytes of NCCL's log of each process
-GROUPS = 1 << 18  # bytes from the start of the file of process groups
+GROUPS = 1 << 18  # bytes from the end of the file of process groups
 LIMIT = 20.0  # seconds for the query of one node
 _NCCL = "Using network|NET/|NCCL_IB|libibverbs"  # lines that run.end.gradients needs
 # $1: a random separator before each part, which no program prints. $2: the output folder, and in it $3: log,
@@ -23,14 +23,14 @@ LC_ALL=C
 export LC_ALL
 at "$2"
 echo "$1"; below "$3" tail -c {TAIL} 2>/dev/null
-echo; echo "$1"; below "$4" head -c {ATTEMPTS} 2>/dev/null
+echo; echo "$1"; below "$4" tail -c {ATTEMPTS} 2>/dev/null
 metrics=$5
 if [ -n "$metrics" ]; then
   for one in "$root"/{GENERATIONS}/*/metrics.jsonl; do [ ! -f "$one" ] || metrics=${{one#"$root/"}}; done
 fi
 echo; echo "$1"; below "$metrics" tail -c {TAIL} 2>/dev/null
 echo; echo "$1"; below "$3" true 2>&1 | grep "Permission denied"
-echo; echo "$1"; below "$8" head -c {GROUPS} 2>/dev/null
+echo; echo "$1"; below "$8" tail -c {GROUPS} 2>/dev/null
 echo; echo "$1"
 [ -n "$6" ] || exit 0
 for one in "$root/$7".nccl.*; do # of this start of the processes: the program changes neither file later

@@ -13,6 +13,7 @@ from launcher.errors import ContainerGone, LauncherError, NodeUnfit, UsageError
 from launcher.model.container import KIT, Phase
 from launcher.model.progress import Log
 from launcher.node.engine import Engine
+from launcher.node.files import Span
 from launcher.node.parallel import run_all_catching
 from launcher.node.terminal import is_terminal
 from launcher.records.paths import NodePaths
@@ -99,9 +100,9 @@ def _of_node(engine: Engine, node: NodeOfRun) -> tuple[AtBreakpoint, ...]:
     try:
         if engine.wait(node.container, 0).phase is not Phase.RUNNING:
             return ()
-        path = NodePaths(node.output, node.name).attempts
-        return attempts.waiting(engine.files.read(path, limit=attempts.LIMIT, below=node.output))
-    except (ContainerGone, FileNotFoundError, NodeUnfit):
+        end = Span(NodePaths(node.output, node.name).attempts, -attempts.LIMIT, attempts.LIMIT)
+        return attempts.waiting(b"".join(piece for _, piece in engine.files.read_spans([end], below=node.output)))
+    except (ContainerGone, NodeUnfit):
         return ()
 
 

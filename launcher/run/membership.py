@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.local_files import open_regular
+from launcher.local_files import read_end
 from launcher.node.ends import GROUPS as LIMIT
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
@@ -104,7 +103,4 @@ def collected(root: Path, nodes: Sequence[NodeOfRun]) -> dict[str, Joined]:
 
 
 def _of_node(root: Path, node: NodeOfRun) -> Joined:
-    text = b""
-    with suppress(OSError), open_regular(NodePaths(str(root), node.name).groups) as file:
-        text = file.read(LIMIT)
-    return parse(text, attempts.started(root, node))
+    return parse(read_end(NodePaths(str(root), node.name).groups, LIMIT), attempts.started(root, node))

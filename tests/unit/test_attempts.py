@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.model.container import ContainerState, Phase
+from launcher.model.limits import AnswerLimits
+from launcher.node import ends
+from launcher.node.machine import LocalMachine
+from launcher.records.paths import NodePaths
+from launcher.records.store import NodeOfRun
+from launcher.run import membership
+from launcher.run.end.evidence import gather
 from launcher.run.watch.attempts import (
+    LIMIT,
     Attempt,
     Ended,
     current_generation,
+    ended_by_budget,
     give_up_reason,
     parse,
     parse_ended,
     reached_budget,
     reasons,
+    started,
     stop_line,
     stopped_by,
+    waiting,
 )
+
+LONG = b"start 1\n" + b"other line\n" * (LIMIT // 11) + b"start 100\n"  # more than is read
+STATE = ContainerState("", "", "", {}, Phase.EXITED, exit_code=1)
 
 
 def test_restarts_and_why() -> None:
@@ -53,6 +70,24 @@ def test_a_budget_that_was_reached() -> None:
     assert reached_budget(b"start 1\nstepped 2\nbudget 3\nexit 0 4\n")
     assert reached_budget(b"start 1\nbudget 3\nstart 4\n"), "its container was started once more"
     assert not reached_budget(b"start 1\nstepped 2\nbudget x\nexit 0 4\n")
+
+
+def test_of_a_long_file_the_end_counts(tmp_path: Path) -> None:
+    """It has the last attempt, about which everything is asked."""
+    node = NodeOfRun("a", "local", 0, "", str(tmp_path), range(2))
+    paths = NodePaths(str(tmp_path), "a")
+    Path(paths.attempts).parent.mkdir(parents=True)
+    Path(paths.attempts).write_bytes(LONG + b"waits 1 7 150 a.py:1, breakpoint()\nbudget 160\n")
+    Path(paths.groups).write_bytes(b"watched 0 1\n" * (ends.GROUPS // 12) + b"watched 0 101\ngroup 0 2 101\n")
+    assert started(tmp_path, node) == 100
+    assert ended_by_budget(tmp_path, [node])
+    assert gather(tmp_path, node, STATE).last == Attempt(100)
+    assert membership.collected(tmp_path, [node])["a"].sizes == {0: 2}
+
+    wanted = ends.EndsWanted(paths.log, paths.attempts, "", runs=False, groups=paths.groups)
+    seen = ends.read(LocalMachine("a", "me", AnswerLimits()), str(tmp_path), wanted)
+    assert [one.rank for one in waiting(seen.attempts)] == [1]
+    assert membership.parse(seen.groups, 100).sizes == {0: 2}
 
 
 def test_generation_of_the_last_attempt() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHere
 from launcher.model.container import ContainerState, Phase
 from launcher.records.collect import Collected
-from launcher.run.watch import messages, observed
+from launcher.run.watch import attempts, messages, observed
 from launcher.run.watch.attempts import World
 from launcher.run.watch.messages import Message
 from launcher.run.watch.observed import (
@@ -243,6 +243,18 @@ def test_a_breakpoint_on_a_node_whose_output_is_not_shown_is_said_once() -> None
     skips = [f"rank 1 on b skips breakpoint() in a.py:{line}: nobody watches" for line in (1, 2)]
     waits = "rank 1 on b waits in b.py:1, breakpoint(): launcher debug --rank 1"
     assert said == [[skips[0]], [waits, skips[1]], [], [], [], [], [], []]
+
+
+def test_the_end_of_a_long_attempts_file_is_known() -> None:
+    known, name = begun(), f"{OUT}/state/a.attempts"
+    world = b"generation 2 0 a,b rank 0 here\n"
+    for data in (world, b"start 1\n", b"other line\n" * (attempts.LIMIT // 11), b"start 2\n"):
+        known, _, _ = reduce(known, Appended("a", name, 0, data), Moment(0, 0))
+    seen = list[str]()
+    for data in (b"stopped me@here 3\n", world.replace(b"2", b"3"), b"budget 4\n", b"line\n" * (attempts.LIMIT // 5)):
+        known, found, _ = reduce(known, Appended("a", name, 0, data), Moment(1, 1))
+        seen += [type(message).__name__ for message in found]
+    assert [each for each in seen if each != "NodeRestarted"] == ["NodeStopped", "RankZeroMoved", "NodeBudget"]
 
 
 def test_the_log_of_another_node_is_read_from_where_rank_0_came_to_it() -> None:

@@ -371,9 +371,9 @@ class SlurmEngine(Engine):
 
 
 def _spans(files: EndsWanted, tail: int, attempts: int) -> tuple[Span, ...]:
-    """Return what is read of a node, in the order of Ends. tail: bytes of its log; attempts: of that file."""
+    """Return what is read of a node, in the order of Ends. tail, attempts: bytes of its log, and of that file."""
     metrics = (Span(files.metrics, -TAIL, TAIL),) if files.metrics else ()
-    return (Span(files.log, -tail, tail), Span(files.attempts, 0, attempts), *metrics)
+    return (Span(files.log, -tail, tail), Span(files.attempts, -attempts, attempts), *metrics)
 
 
 def _array_script(root: str, runs: Sequence[str], code: str) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.hangs.report import unmet
-from launcher.local_files import open_regular, parse_object
+from launcher.local_files import parse_object, read_end
 from launcher.model.container import ContainerState
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
@@ -94,7 +93,7 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
     fallback: the engine's log, used if the node's log file is missing or empty.
     """
     paths = NodePaths(str(root), node.name)
-    tried = _end_of(paths.attempts, LIMIT)
+    tried = read_end(paths.attempts, LIMIT)
     files = {rank: Path(paths.rank_log(rank)) for rank in node.ranks}
     for world in [world for world in parse_worlds(tried) if node.name in world.members][-1:]:
         own = Path(paths.in_generation(world.number, world.members.index(node.name)))
@@ -102,9 +101,11 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
     return Evidence(
         node=node,
         state=state,
-        log=(_end_of(paths.log) or fallback).decode("utf-8", "replace"),
-        error=_worker_error(_end_of(paths.error, LIMIT)),
-        rank_logs={r: _end_of(str(file)).decode("utf-8", "replace") for r, file in files.items() if file.is_file()},
+        log=(read_end(paths.log, TAIL) or fallback).decode("utf-8", "replace"),
+        error=_worker_error(read_end(paths.error, LIMIT)),
+        rank_logs={
+            r: read_end(str(file), TAIL).decode("utf-8", "replace") for r, file in files.items() if file.is_file()
+        },
         attempts=parse(tried),
         nccl=gradients.collected(root, [node])[node.name],
         ended=parse_ended(tried),
@@ -112,16 +113,6 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
         budget=reached_budget(tried),
         at_breakpoint=waiting(tried),
     )
-
-
-def _end_of(path: str, most: int = TAIL) -> bytes:
-    """Return the end of a local file, or b"" if it is missing or unreadable."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
-            return file.read()
-    except OSError:
-        return b""
 
 
 def _worker_error(content: bytes) -> WorkerError | None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from launcher.local_files import open_regular
+from launcher.local_files import read_end
 from launcher.node.ends import ATTEMPTS
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
@@ -39,7 +38,7 @@ _GENERATION = re.compile(
 )
 _ENDED = re.compile(r"^ended (?P<number>\d{1,9}) (?P<nodes>[!-~]{1,99999}) [ -~]{1,9999}$", re.MULTILINE)
 _OVER = re.compile(r"^over (?P<why>[ -~]{1,9999})$", re.MULTILINE)
-LIMIT = ATTEMPTS  # maximum number of bytes read from the file
+LIMIT = ATTEMPTS  # bytes read from the end of the file, which has the last attempt
 _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}
 
 
@@ -146,9 +145,7 @@ def last_start(text: bytes) -> float:
 
 def started(root: Path, node: NodeOfRun) -> float:
     """Return when a node's last attempt started, from its collected file; 0 if it is not known."""
-    with suppress(OSError), open_regular(NodePaths(str(root), node.name).attempts) as file:
-        return last_start(file.read(LIMIT))
-    return 0.0
+    return last_start(read_end(NodePaths(str(root), node.name).attempts, LIMIT))
 
 
 def reasons(attempts: Sequence[Attempt]) -> list[str]:
@@ -174,11 +171,7 @@ def reached_budget(text: bytes) -> bool:
 
 def ended_by_budget(root: Path, nodes: Iterable[NodeOfRun]) -> bool:
     """The same, of the nodes whose file was collected."""
-    for node in nodes:
-        with suppress(OSError), open_regular(NodePaths(str(root), node.name).attempts) as file:
-            if reached_budget(file.read(LIMIT)):
-                return True
-    return False
+    return any(reached_budget(read_end(NodePaths(str(root), node.name).attempts, LIMIT)) for node in nodes)
 
 
 def waiting(text: bytes) -> tuple[AtBreakpoint, ...]:

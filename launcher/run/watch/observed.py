@@ -119,8 +119,8 @@ class ObservedNode:
 
     log: its path; first_byte: of it, to be read. answered: Moment.clock of its last answer. away_since: when it stopped
     answering. failures: requests for its state that failed in a row. killed: its container was killed, and may be about
-    to be removed. waits: for what, in a queue. attempts: content of that file; of it, `reported_starts`,
-    `reported_worlds`, `gave_up`, `stopped` and `budget` were reported. end: what was said of the end of its container.
+    to be removed. waits: for what, in a queue. attempts: the end of that file; of it, `reported_starts`, `gave_up`,
+    `stopped` and `budget` were reported. end: what was said of the end of its container.
     rest_read: nothing of its files remains to be read. collected: the same of collecting, or it is impossible, because
     of `problem`.
     """
@@ -133,7 +133,6 @@ class ObservedNode:
     metrics: str = ""
     attempts: bytes = b""
     reported_starts: int = 1  # the first one is not a restart
-    reported_worlds: int = 0
     gave_up: bool = False
     stopped: bool = False
     budget: bool = False
@@ -447,7 +446,7 @@ def _at_breakpoints(name: str, before: bytes, text: bytes) -> list[Message]:
 
 def _on_attempts(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observed, Sequence[Message]]:
     """Report each start, generation and end in its attempts file once."""
-    name, text, found = node.node.name, (node.attempts + data)[: attempts.LIMIT], list[Message]()
+    name, text, found = node.node.name, (node.attempts + data)[-attempts.LIMIT :], list[Message]()
     tries, worlds = attempts.parse(text), attempts.parse_worlds(text)
     if not known.elastic:  # an elastic job reports the new generation instead
         restarted = range(node.reported_starts, len(tries))
@@ -456,7 +455,7 @@ def _on_attempts(known: Observed, node: ObservedNode, data: bytes) -> tuple[Obse
         found += _at_breakpoints(name, node.attempts, text)
     why = "" if node.gave_up else attempts.give_up_reason(text)
     by = None if node.stopped else attempts.stopped_by(text)
-    budget = attempts.reached_budget(text)
+    budget = node.budget or attempts.reached_budget(text)
     found += [messages.NodeBudget(name)] if budget and not node.budget else []
     known = _with(
         known,
@@ -464,13 +463,12 @@ def _on_attempts(known: Observed, node: ObservedNode, data: bytes) -> tuple[Obse
             node,
             attempts=text,
             reported_starts=max(node.reported_starts, len(tries)),
-            reported_worlds=len(worlds),
             gave_up=node.gave_up or bool(why),
             stopped=node.stopped or by is not None,
             budget=budget,
         ),
     )
-    for world in worlds[node.reported_worlds :]:
+    for world in worlds:
         if world.members[0] == name and world.number > known.generation:
             known = _rank_zero_moved(known, name, world)
             found.append(messages.RankZeroMoved(name, world))
