@@ -217,6 +217,9 @@ class Trainer:
         self.meter = Meter(self.world, progress.sums, progress.interval, self.step.bad)
         self.clock.restart()
         every, trace = Every(config.checkpoint_every), tracing(config, self.world, progress.epoch)
+        started = time.perf_counter()
+        if config.compile and not self.steps:
+            self._say_compiling("the first step")
         batches = self._rehearsed(self.load())
         while progress.step < self.epoch_steps:
             agreed = stop.agreed(save=self.world.first and every.time_is_up())
@@ -229,6 +232,8 @@ class Trainer:
             rate = self.train_step(micro_batches(batches))
             if self.steps == 1 and is_own(config.optimizer):  # its state is known only now
                 self._forecast()
+            if self.steps == 1 and config.compile:
+                self.log.say(f"train: the first step took {time.perf_counter() - started:.1f} s, with compiling")
             trace.step()
             self.log.stepped(progress.epoch + 1, config.epochs, self.global_step, self.total_steps)
             if progress.step % config.log_every == 0 or progress.step == self.epoch_steps:
@@ -354,6 +359,8 @@ class Trainer:
         """Validate the weights of --evaluate; print the result and write it to the last line of metrics.jsonl."""
         self.log.begin(self._facts(), None)
         started = time.perf_counter()
+        if self.config.compile:
+            self._say_compiling("validation")
         try:
             with self.step.averaged() as model:
                 sums, _ = evaluate(model, self.val_loader, self.step.objective, self.world, stop.stopped)
@@ -486,6 +493,13 @@ class Trainer:
             origin = f" of {resumed.origin}" if resumed.origin else ""
             where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
             self.log.say(f"train: resumed {resumed.path}{origin} at {where}")
+
+    def _say_compiling(self, what: str) -> None:
+        """Print what takes long without another line."""
+        self.log.say(
+            f"train: compiling for {what} (--compile-mode {self.config.compile_mode}), which takes minutes if it is "
+            f"not in the compiler's cache"
+        )
 
     def _forecast(self) -> None:
         """Print the space that the checkpoints will take."""

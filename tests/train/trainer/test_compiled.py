@@ -3,14 +3,16 @@
 import copy
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from tests.train.programs.alike import Alike, Block
-from tests.train.runs import OLD
+from tests.train.runs import OLD, digit_tree
 from tests.train.trainer.test_step import counting
+from train.__main__ import main
 from train.compiled import compile_blocks, kinds
 from train.config import Config
 from train.distributed.fsdp import blocks, lacking
@@ -75,3 +77,20 @@ def test_a_torch_that_would_need_hooks_inside_of_a_block_is_refused_by_name(
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", lambda module, *, mesh, mp_policy: module)
     (found,) = lacking(replace(CONFIG, parallel=kind))
     assert re.match(rf"--parallel {kind} with --compile needs .*, which torch \S+ lacks; use", found)
+
+
+def test_what_takes_long_without_another_line_is_said_before_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counting(monkeypatch)
+    options = "--arch smallcnn --compile --image-size 16 --val-resize 16 --batch-size 4 --log-every 1 --epochs 1"
+    where = ["--data", str(digit_tree(tmp_path / "data", 12, 4)), "--output", str(tmp_path / "run")]
+    argv = [*where, *options.split()]
+    says = "train: compiling for {} (--compile-mode default), which takes minutes if it is not in the compiler's cache"
+    assert main(argv) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if re.search(r"^Epoch: |compiling", line)]
+    assert said[0] == says.format("the first step")
+    assert re.fullmatch(r"train: the first step took \d+\.\d s, with compiling", said[1])
+    assert [line[:10] for line in said[2:]] == ["Epoch: [1]"] * 4
+    assert main([*argv, "--evaluate", str(tmp_path / "run" / "checkpoints" / "best.pt")]) == 0
+    assert says.format("validation") in capsys.readouterr().out.splitlines()
