@@ -271,7 +271,7 @@ def _seen_by_nodes(records: Sequence[Record], log: Note, ssh_config: Path | None
     seen: dict[RunId, Mapping[str, Any]] = {}
     for record in records:
         states, nodes = [f.state for f in listing.runs.get(record.run, ())], record.nodes()
-        silent_hosts = listing.silent(record, [node.host for node in nodes])
+        silent_hosts = listing.unanswered(record, [node.host for node in nodes])
         away = sum(node.host in silent_hosts for node in nodes)
         end = _END if away else stopped.get(record.run, _END)
         state = end.state(states, len(nodes), record.min_nodes, away)
@@ -292,9 +292,9 @@ class _WhyEnded:
     stopped_by: str | None = None
     budget: bool = False
 
-    def state(self, states: Sequence[ContainerState], nodes: int, min_nodes: int, silent: int) -> RunState:
+    def state(self, states: Sequence[ContainerState], nodes: int, min_nodes: int, unreachable: int) -> RunState:
         counted, stopped = at_budget(states, self.budget), self.stopped_by is not None
-        return state_of(counted, nodes, min_nodes=min_nodes, silent=silent, stopped=stopped)
+        return state_of(counted, nodes, min_nodes=min_nodes, unreachable=unreachable, stopped=stopped)
 
     def ended_by(self, state: RunState) -> str | None:
         return BUDGET if self.budget and state is RunState.DONE else None

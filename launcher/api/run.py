@@ -442,7 +442,7 @@ class Run:
         except KeyboardInterrupt:
             show(messages.Warned(f"interrupted, so cleanup is incomplete; run: launcher down {self.id}"))
             raise
-        return [f"{each.node}: {each.in_memory}" for each in removed if each.left]
+        return [f"{each.node}: {each.left_in_words}" for each in removed if each.left_in_shm]
 
 
 def find(

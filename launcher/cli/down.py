@@ -181,7 +181,7 @@ def _as_json(removed: Removed) -> dict[str, object]:
         {"what": each.what, "why": each.why, "unfetched": [{"path": f.path, "bytes": f.size} for f in each.unfetched]}
         for each in removed.kept
     ]
-    left = [{"name": each.name, "bytes": each.size} for each in removed.left]
+    left = [{"name": each.name, "bytes": each.size} for each in removed.left_in_shm]
     return {
         "node": removed.node,
         "containers": containers,
@@ -200,8 +200,8 @@ def _print(report: Reporter, one: _Stopped, *, purge: bool) -> None:
         cleared = f", also removed {', '.join(node.cleared)}" if node.cleared else ""
         console.print(f"{escape(node.node)}: {escape(', '.join(shown) or 'nothing to remove')}{escape(cleared)}")
     for node in one.removed:
-        if node.left:
-            console.print(escape(f"{node.node}: {node.in_memory}"))
+        if node.left_in_shm:
+            console.print(escape(f"{node.node}: {node.left_in_words}"))
     kept = [f"{node.node}: {each}" for node in one.removed for each in node.kept]
     for line in kept:
         console.print(escape(run.mask(line)))

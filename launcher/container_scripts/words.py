@@ -100,13 +100,15 @@ def bounded(text: str) -> str:
     return "\n".join(cut)
 
 
-def last_output(text: str) -> str:
+def error_or_last_lines(text: str) -> str:
     """Return the program's own words about its failure; the last lines if there are none."""
-    return reason(text) or "\n".join(text.rstrip().splitlines()[-LINES:])
+    return error_text(text) or "\n".join(text.rstrip().splitlines()[-LINES:])
 
 
-def reason(text: str) -> str:
-    """Return the end if it is an error as parsers of arguments or entry.sh print it, else the last traceback."""
+def error_text(text: str) -> str:
+    """Return what a program says of its error: the end, if it is as parsers of arguments or entry.sh print errors, else
+    the last traceback; "" if it says nothing.
+    """
     end = bounded(text.rstrip()[-(1 << 16) :])
     last = end.rpartition("\n")[2]
     if _TOLD.match(last):
@@ -120,11 +122,11 @@ def reason(text: str) -> str:
 
 
 def error_line(text: str) -> str:
-    """Return the line of `reason` that names the error; "" if there is none.
+    """Return the line of `error_text` that names the error; "" if there is none.
 
     Of chained exceptions it is the last, unless that is only a collective in `finally`, which the others do not join.
     """
-    own = reason(text)
+    own = error_text(text)
     found = [each for each in raised(own) if not lost(each)] or raised(own)
     if found:
         return found[-1].line.partition("\n")[0]

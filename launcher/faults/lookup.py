@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from launcher.container_scripts.words import Raised, bounded, first_raised, lost, raised, reason
+from launcher.container_scripts.words import Raised, bounded, error_text, first_raised, lost, raised
 from launcher.faults.cause import Cause
 from launcher.faults.table import CUDA, IMPORT, LAST_RESORT, METADATA, NCCL, NVML, RULES, Origin
 
@@ -35,7 +35,7 @@ def cause_of_output(message: str, log: str, known: Mapping[str, str]) -> Cause |
     errors = [error for error in raised(message) if error == first or not lost(error)]  # that would be a consequence
     errors = [error for error in errors if error == errors[-1] or not _was_replaced(error, errors[-1])]
     end = [] if errors else message.splitlines()
-    last = end if reason(message) else [line for line in end if line.strip()][-_LAST:]  # before that, it went on
+    last = end if error_text(message) else [line for line in end if line.strip()][-_LAST:]  # before that, it went on
     by_gpus = any(origin.raised(error) for origin in (CUDA, NVML, NCCL) for error in errors)
     more = log.splitlines() if by_gpus or (not errors and _OF_CPP.search(log)) else []
     code = int(known["code"]) if "code" in known else None

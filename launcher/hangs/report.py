@@ -53,7 +53,7 @@ def recordings(root: Path, since: Mapping[str, float]) -> list[Path]:
     return sorted({file.name: file for file in oldest_first}.values())
 
 
-def explain(
+def explain_recordings(
     engine: Engine, node: NodeOfRun, spec: Mapping[str, Any], files: Sequence[Path], names: Mapping[int, str]
 ) -> list[str]:
     """Return as sentences which collectives and ranks the ranks wait for, by their recordings `files`.

@@ -154,8 +154,8 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
         )
         engines = {f.node.name: f.engine for f in found}
         missing = _not_asked(found, hosts)
-        silent = {**listing.failed, **listing.silent(record, record.other_hosts(nodes))}
-        return Attached(record, nodes, engines, fleet, unreachable=silent, not_asked=missing)
+        unreachable = {**listing.failed, **listing.unanswered(record, record.other_hosts(nodes))}
+        return Attached(record, nodes, engines, fleet, unreachable=unreachable, not_asked=missing)
     except BaseException:
         fleet.close()
         raise
@@ -202,10 +202,11 @@ def find_containers(attached: Attached, note: Note, *, claims: bool = False, any
     others = [f for f in found if f.node.name not in attached.engines]  # not in the local record
     removable = [f for f in listed if f.labels.run == run and (any_owner or f.owner is not Owner.OTHER)]
     answered = [engine for engine in attached.fleet.engines if engine not in failed]
-    silent = {name: error for name, error in attached.unreachable.items() if name not in {e.node for e in answered}}
+    answering = {engine.node for engine in answered}
+    unreachable = {name: error for name, error in attached.unreachable.items() if name not in answering}
     for engine, error in failed.items():
         names = [node.name for node in attached.nodes if attached.engines[node.name] is engine]
-        silent[names[0] if len(names) == 1 else engine.node] = error  # all nodes of a cluster share an engine
+        unreachable[names[0] if len(names) == 1 else engine.node] = error  # all nodes of a cluster share an engine
     return replace(
         attached,
         nodes=(*known, *(f.node for f in others)),
@@ -215,7 +216,7 @@ def find_containers(attached: Attached, note: Note, *, claims: bool = False, any
         },
         hosts=found[0].labels.hosts if found else (),
         states={f.node.name: f.state for f in found},
-        unreachable=silent,
+        unreachable=unreachable,
         listed={engine: [f.state for f in removable if f.engine is engine] for engine in answered},
         owner=owner,
         started_by=started_by,
@@ -247,7 +248,7 @@ class RunListing:
     locked: Collection[RunId]
     no_engine: LauncherError | None = None
 
-    def silent(self, record: Record, hosts: Iterable[str]) -> dict[str, LauncherError]:
+    def unanswered(self, record: Record, hosts: Iterable[str]) -> dict[str, LauncherError]:
         """Return those of a run's hosts that could not list its containers, with their errors."""
         here = self.no_engine if record.traits.has_images else None
         known: dict[str, LauncherError | None] = {LOCAL: here, **self.failed}

@@ -35,7 +35,7 @@ class NodeResult:
     started: float | None = None
     finished: float | None = None
     victim: bool = False  # it ended because another node ended
-    lost: str | None = None  # why information about it is missing
+    lost: str | None = None  # why it is missing: less is known of it
 
 
 @dataclass(frozen=True)

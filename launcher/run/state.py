@@ -47,8 +47,8 @@ def state_of(
     nodes: int,
     *,
     min_nodes: int = 0,
-    silent: int = 0,
-    gone: int = 0,
+    unreachable: int = 0,
+    removed: int = 0,
     incomplete: bool = False,
     stopped: bool = False,
     recorded: RunState | None = None,
@@ -56,8 +56,9 @@ def state_of(
     """Return the state of a run. No other function decides whether and how a run has ended.
 
     containers: those that still exist on its `nodes` nodes. min_nodes: nodes that the run needs at least; 0: all.
-    silent: number of unreachable nodes. gone: number of nodes that lost their container. incomplete: the nodes have
-    ended, but not all of their files could be collected. stopped: by a user. recorded: the state in result.json.
+    unreachable: number of nodes that do not answer. removed: number of nodes that answer, without a container of the
+    run any more. incomplete: of the end of a node less is known, such as that its files could not be collected.
+    stopped: by a user. recorded: the state in result.json.
     """
     states = list(containers)
     phases = {state.phase for state in states}
@@ -70,9 +71,9 @@ def state_of(
         return RunState.STOPPED
     if may_lose and any(state.exit_code == 0 for state in states):
         return RunState.DONE
-    if gone > may_lose or any(state.exit_code not in (0, None) for state in states):
+    if removed > may_lose or any(state.exit_code not in (0, None) for state in states):
         return RunState.FAILED
-    if silent > may_lose:
+    if unreachable > may_lose:
         return RunState.UNREACHABLE
     if not states:
         return RunState.REMOVED

@@ -140,15 +140,15 @@ def run_status(attached: Attached) -> RunStatus:
         node.name: e for nodes, e in zip(groups, found, strict=True) if isinstance(e, LauncherError) for node in nodes
     }
     states = [a.state for a in answers if a.state is not None]
-    silent = len(attached.unreachable) + len(lost) + len(attached.not_asked)
+    unreachable = len(attached.unreachable) + len(lost) + len(attached.not_asked)
     stopped_by = next((answer.stopped_by for answer in answers if answer.stopped_by), "")
     budget = any(answer.budget for answer in answers)
     state = state_of(
         at_budget(states, budget),
         attached.size,
         min_nodes=attached.record.min_nodes,
-        silent=silent,
-        stopped=bool(stopped_by) and not silent,  # by another folder's `down`
+        unreachable=unreachable,
+        stopped=bool(stopped_by) and not unreachable,  # by another folder's `down`
         recorded=recorded_end(result),
     )
     world = attempts.newest({answer.row.node: answer.worlds for answer in answers})

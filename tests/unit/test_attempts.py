@@ -18,12 +18,12 @@ from launcher.run.end.evidence import gather
 from launcher.run.watch.attempts import (
     LIMIT,
     Attempt,
-    Ended,
+    EndedGeneration,
     current_generation,
     ended_by_budget,
     give_up_reason,
     parse,
-    parse_ended,
+    parse_ended_generation,
     reached_budget,
     reasons,
     started,
@@ -99,9 +99,9 @@ def test_generation_of_the_last_attempt() -> None:
 
 def test_which_node_ended_a_generation_and_why_the_program_is_not_restarted() -> None:
     text = b"start 1\nended 1 gpu-a,gpu-b the program here ended with 3\nexit 3 20\nstart 21\nended 2 - x\n"
-    assert parse_ended(text) == Ended(2, ())
-    assert parse_ended(text[:70]) == Ended(1, ("gpu-a", "gpu-b"))
-    assert parse_ended(b"start 1\nended\nended 3 gpu-a\n") is None
+    assert parse_ended_generation(text) == EndedGeneration(2, ())
+    assert parse_ended_generation(text[:70]) == EndedGeneration(1, ("gpu-a", "gpu-b"))
+    assert parse_ended_generation(b"start 1\nended\nended 3 gpu-a\n") is None
     assert give_up_reason(text) == ""
     assert give_up_reason(text + b"over 3 generations in a row\n") == "3 generations in a row"
 

@@ -17,7 +17,7 @@ from launcher.cli import console
 from launcher.cli.console import HOLD, HOLD_LINES, FirstOutput, Screen, TracebackBuffer, shorten
 from launcher.model.container import ContainerState, Phase
 from launcher.records.measured import training_progress
-from launcher.run.end.outcome import lost_node
+from launcher.run.end.outcome import given_up_or_removed
 from launcher.run.result import Failure, Outcome
 from launcher.run.state import RunState
 from launcher.run.watch.attempts import World
@@ -165,7 +165,7 @@ def test_a_lost_node_is_told_when_it_is_lost_and_as_the_outcome(capsys: pytest.C
     screen.show(NodeAway("gpu-b", "198.18.1.12 port 22: no response within 10 s", 0.0))
     screen.show(NodeEnded("gpu-a", ENDED))
     screen.show(gone)
-    screen.conclude(Outcome("r-1", RunState.FAILED, lost_node(gone)))
+    screen.conclude(Outcome("r-1", RunState.FAILED, given_up_or_removed(gone)))
     seen = capsys.readouterr().err
     lines = [line for line in seen.splitlines() if "gpu-b" in line]
     assert len(lines) == 2

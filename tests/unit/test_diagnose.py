@@ -13,7 +13,7 @@ from launcher.records.store import NodeOfRun
 from launcher.run.end.diagnose import is_victim, last_stack
 from launcher.run.end.evidence import Evidence, gather
 from launcher.run.state import RunState, at_budget, state_of
-from launcher.run.watch.attempts import AtBreakpoint, Attempt, Ended
+from launcher.run.watch.attempts import AtBreakpoint, Attempt, EndedGeneration
 from tests.failures import first_failure
 
 OWN = """step 1
@@ -89,10 +89,10 @@ def test_a_peer_that_was_stopped_and_saved_its_work_is_not_the_cause_of_an_earli
 
 def test_a_killed_node_whose_orphans_outlive_it_ended_before_its_peer() -> None:
     """They keep its container for some seconds, as do those of the peer, which ended with 0."""
-    peer = dataclasses.replace(evidence(0, "step 3\n", 0, finished=14.2), attempts=(Attempt(1, ended=11, code=0),))
+    peer = dataclasses.replace(evidence(0, "step 3\n", 0, finished=14.2), attempts=(Attempt(1, ended=11, exit_code=0),))
     for ended in (10, 11):
         killed = evidence(1, "Killed\n", 137, finished=14.5)
-        killed = dataclasses.replace(killed, attempts=(Attempt(1, ended=ended, code=137),))
+        killed = dataclasses.replace(killed, attempts=(Attempt(1, ended=ended, exit_code=137),))
         found = first_failure([peer, killed])
         assert found is not None
         assert (found.node, found.exit_code) == ("n1", 137)
@@ -136,7 +136,7 @@ def test_a_rank_that_exited_early_is_reported_instead_of_the_one_that_waited_for
 
 def test_a_node_that_waited_for_the_others_when_it_was_stopped_has_exited() -> None:
     """torchrun waits five minutes for the torchrun processes of the other nodes."""
-    first, stopped = Attempt(1, left=True), evidence(0, "step 3\n", 143)
+    first, stopped = Attempt(1, ranks_had_exited=True), evidence(0, "step 3\n", 143)
     stopped = dataclasses.replace(stopped, log=f"{TRACEBACK}\n  File 'api.py' in _exit_barrier\n", rank_logs={0: ""})
     found = first_failure([dataclasses.replace(stopped, attempts=(first,)), evidence(1, VICTIM)])
     assert found is not None
@@ -221,12 +221,12 @@ def test_a_suspended_rank_is_the_cause() -> None:
 
 
 def test_the_node_that_ended_the_generation_is_reported_even_if_another_one_exited_last() -> None:
-    def one(rank: int, code: int, ended: Ended, finished: float) -> Evidence:
+    def one(rank: int, code: int, ended: EndedGeneration, finished: float) -> Evidence:
         return dataclasses.replace(evidence(rank, "a step\n", code, finished=finished), ended=ended)
 
-    others = [one(0, 1, Ended(3, ("n1",)), 8.0), one(2, 1, Ended(3, ()), 7.0)]
-    own = one(1, 3, Ended(3, ("n1",)), 9.0)
-    earlier = one(3, 1, Ended(2, ("n3",)), 1.0)  # excluded from the last generation
+    others = [one(0, 1, EndedGeneration(3, ("n1",)), 8.0), one(2, 1, EndedGeneration(3, ()), 7.0)]
+    own = one(1, 3, EndedGeneration(3, ("n1",)), 9.0)
+    earlier = one(3, 1, EndedGeneration(2, ("n3",)), 1.0)  # excluded from the last generation
     found = first_failure([*others, own, earlier])
     assert found is not None
     assert (found.node, found.exit_code) == ("n1", 3)
@@ -294,7 +294,7 @@ def test_at_its_budget_a_run_is_done_whatever_its_exit_codes_are() -> None:
     ended = [state(0), state(137)]
     assert state_of(at_budget(ended, True), 2) is RunState.DONE
     assert state_of(at_budget(ended, False), 2) is RunState.FAILED
-    assert state_of(at_budget(ended[:1], True), 2, gone=1) is RunState.FAILED
+    assert state_of(at_budget(ended[:1], True), 2, removed=1) is RunState.FAILED
     assert state_of(at_budget([state(0), state(None)], True), 2) is RunState.RUNNING
     unknown = dataclasses.replace(state(0), exit_code=None)
     assert state_of(at_budget([state(0), unknown], True), 2) is RunState.LOST
@@ -376,7 +376,7 @@ def test_of_a_rank_that_was_at_its_end_the_traceback_is_shown() -> None:
 
 
 LINGERS = "launcher: ranks 1, 2 still run, 60 s after ranks 0, 3 exited with code 0\n"
-WAITED = dataclasses.replace(evidence(1, "", 143), attempts=(Attempt(1.0, left=True),))
+WAITED = dataclasses.replace(evidence(1, "", 143), attempts=(Attempt(1.0, ranks_had_exited=True),))
 
 
 @pytest.mark.parametrize(

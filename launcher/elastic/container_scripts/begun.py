@@ -33,7 +33,7 @@ class StartedGeneration:
         ranks = sorted(self.folder.glob("rank-*.log"))
         texts = [_end_of(file) for file in ranks] if torchrun else [_end_of(self.log, self.offset)]
         lost = words.lost_peer if torchrun else words.lost_connection
-        victims = {text: lost(words.last_output(text)) for text in texts}
+        victims = {text: lost(words.error_or_last_lines(text)) for text in texts}
         own = next((error for text, victim in victims.items() if not victim and (error := words.error(text))), "")
         if any(victims.values()) and not own:
             return ""

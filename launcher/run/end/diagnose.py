@@ -13,11 +13,11 @@ from enum import IntEnum, auto
 from launcher.container_scripts.words import (
     LINES,
     bounded,
+    error_or_last_lines,
+    error_text,
     in_collective,
-    last_output,
     last_traceback,
     lost_peer,
-    reason,
 )
 from launcher.hangs.report import OTHERS_WAIT
 from launcher.run.end.evidence import Evidence
@@ -71,15 +71,15 @@ def blamed_as(evidence: Evidence) -> Blamed:
         return Blamed.SUSPENDED
     if did_not_start(evidence):
         return Blamed.SUSPECT if state.error else Blamed.UNSTARTED
-    if state.oom_killed or state.error or timed_out(evidence) or hung(evidence):
+    if state.oom_killed or state.error or ended_at_time_limit(evidence) or ended_at_hang_timeout(evidence):
         return Blamed.REPORTED
-    if evidence.last.left:  # what torchrun printed when it was stopped is not the reason
+    if evidence.last.ranks_had_exited:  # what torchrun printed when it was stopped is not the reason
         return Blamed.LEFT
-    if evidence.ended and evidence.node.name not in evidence.ended.nodes:
+    if evidence.ended_generation and evidence.node.name not in evidence.ended_generation.nodes:
         return Blamed.STOPPED
     if lost_peer(output):
         return Blamed.LOST_PEER
-    if error or reason(output):
+    if error or error_text(output):
         return Blamed.SAID
     return Blamed.STOPPED if state.exit_code in (SIGTERM_CODE, SIGKILL_CODE) else Blamed.SILENT
 
@@ -93,7 +93,8 @@ def to_blame(failed: Sequence[Evidence]) -> Evidence | None:
     """Return the node to blame among those that failed: of equals, one of the last generation that ended first."""
 
     def order(each: Evidence) -> tuple[Blamed, int, float, int]:
-        return blamed_as(each), -(each.ended.number if each.ended else 0), each.failed_at, each.node.rank
+        generation = each.ended_generation.number if each.ended_generation else 0
+        return blamed_as(each), -generation, each.failed_at, each.node.rank
 
     return min(failed, key=order, default=None)
 
@@ -103,16 +104,16 @@ def killed_first(failed: Sequence[Evidence]) -> Evidence | None:
     earliest = min(failed, key=lambda each: each.ended_at, default=None)
     if earliest is None or earliest.state.exit_code != SIGKILL_CODE:
         return None
-    said = earliest.error is not None or lost_peer(own_output(earliest)) or earliest.last.left
-    in_last = earliest.ended is None or earliest.node.name in earliest.ended.nodes
+    said = earliest.error is not None or lost_peer(own_output(earliest)) or earliest.last.ranks_had_exited
+    in_last = earliest.ended_generation is None or earliest.node.name in earliest.ended_generation.nodes
     return earliest if not said and in_last else None
 
 
-def left_early(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
+def failure_of_early_exit(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
     """Return the ranks that exited with code 0 while others waited for them, or None."""
     for each in evidence:
         ranks = [*each.node.ranks]
-        if each.state.exit_code != 0 and not each.last.left:
+        if each.state.exit_code != 0 and not each.last.ranks_had_exited:
             failed = {rank for rank, _ in each.last.failed} or {int(r) for r, _ in _REPORTED.findall(each.log)}
             unknown = not failed or "closing signal" in each.log  # torchrun has stopped some of them
             ranks = [] if unknown else [rank for rank in ranks if rank not in failed]
@@ -126,18 +127,18 @@ def left_early(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None
 
 
 def did_not_start(evidence: Evidence) -> bool:
-    """Whether its program did not start, and nothing is known to have kept it from that: it may be the reason."""
+    """Whether its program never started, and its engine's message, if any, may follow from how another node ended."""
     state = evidence.state
     never = state.exit_code is not None and not state.started and not evidence.attempts
     return never and (not state.error or state.suspect)
 
 
-def timed_out(evidence: Evidence) -> bool:
+def ended_at_time_limit(evidence: Evidence) -> bool:
     """Whether entry.sh ended it at the job's time limit: a program may exit with the same code."""
     return evidence.state.exit_code == TIMEOUT_CODE and "launcher: time limit of" in evidence.log
 
 
-def hung(evidence: Evidence) -> bool:
+def ended_at_hang_timeout(evidence: Evidence) -> bool:
     """Whether entry.sh ended it because of hang_timeout; its message may be far above the stacks of many ranks."""
     if evidence.state.exit_code != HANG_CODE:
         return False
@@ -163,7 +164,7 @@ def exit_code(evidence: Evidence) -> int | None:
 def ending(evidence: Evidence) -> str:
     """Return how its failing rank, or else its program, ended."""
     code, reported = exit_code(evidence) or 0, _reported_code(evidence)
-    number = -reported or code - 128
+    number = -reported or code - 128  # negative: of a signal; 0: unknown, then as a shell says it
     if number not in _SIGNALS:
         return f"exited with code {code}"
     return f"was killed by {_SIGNALS[number]}" + ("" if reported else f" (exit code {code})")
@@ -175,13 +176,13 @@ def own_output(evidence: Evidence) -> str:
     logs = evidence.rank_logs
     candidates = [logs[rank]] if rank is not None and rank in logs else list(logs.values())
     for text in candidates:
-        if (own := reason(text)) and not _went_on(text, own):
+        if (own := error_text(text)) and not _went_on(text, own):
             return own
     if evidence.error is not None:
         return evidence.error.text
     if text := next((text for text in candidates if text.strip()), ""):
         return "\n".join(text.rstrip().splitlines()[-LINES:])
-    return last_output(evidence.log) if evidence.log.strip() else ""
+    return error_or_last_lines(evidence.log) if evidence.log.strip() else ""
 
 
 def _went_on(text: str, own: str) -> bool:
@@ -192,7 +193,7 @@ def _went_on(text: str, own: str) -> bool:
     return sum(bool(line.strip()) and not _AT_EXIT.match(line) for line in lines) > _MOST_AT_EXIT
 
 
-def hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
+def failure_of_hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
     """Return the node that detected the hang, the stack of every rank, and the ranks that the others waited for."""
     nodes = {rank: e.node.name for e in evidence for rank in e.rank_logs}
     logs = {rank: text for e in evidence for rank, text in e.rank_logs.items()}
@@ -233,7 +234,7 @@ def _lingering(evidence: Sequence[Evidence], alive: Collection[int]) -> str:
     alive: the ranks that printed their stacks.
     """
     nodes = {rank: e.node.name for e in evidence for rank in e.node.ranks}
-    done = {rank for e in evidence if e.state.exit_code == 0 or e.last.left for rank in e.node.ranks}
+    done = {rank for e in evidence if e.state.exit_code == 0 or e.last.ranks_had_exited for rank in e.node.ranks}
     done |= {int(rank) for e in evidence for ranks in _LINGERS.findall(e.log) for rank in ranks.split(",")}
     left = sorted(nodes.keys() - done)
     left = left if len(left) == 1 else [rank for rank in left if rank in alive]  # the others may have exited since
@@ -292,6 +293,6 @@ def failing_rank(evidence: Evidence) -> int | None:
     failed, logs = _failed(evidence), evidence.rank_logs
     if not failed:
         return next(iter(logs)) if len(logs) == 1 else None
-    own = [rank for rank in failed if rank not in logs or not lost_peer(last_output(logs[rank]))]
-    told = [rank for rank in own if failed[rank] < 0 or reason(logs.get(rank, ""))]
+    own = [rank for rank in failed if rank not in logs or not lost_peer(error_or_last_lines(logs[rank]))]
+    told = [rank for rank in own if failed[rank] < 0 or error_text(logs.get(rank, ""))]
     return next(iter((*told, *own, *failed)))

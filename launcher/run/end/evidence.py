@@ -17,10 +17,10 @@ from launcher.run.watch.attempts import (
     LIMIT,
     AtBreakpoint,
     Attempt,
-    Ended,
+    EndedGeneration,
     give_up_reason,
     parse,
-    parse_ended,
+    parse_ended_generation,
     parse_worlds,
     reached_budget,
     waiting,
@@ -47,7 +47,7 @@ class Evidence:
     error: WorkerError | None
     rank_logs: Mapping[int, str]  # the ends of its workers' logs, by rank
     attempts: tuple[Attempt, ...] = ()
-    ended: Ended | None = None  # in a job with min_nodes
+    ended_generation: EndedGeneration | None = None  # in a job with min_nodes
     nccl: str = ""  # NCCL's own logs of its last attempt, to which its warnings go too
     give_up_reason: str = ""  # why it is not restarted although `restarts` is not used up
     at_breakpoint: tuple[AtBreakpoint, ...] = ()  # ranks that had not gone on from there
@@ -108,7 +108,7 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
         },
         attempts=parse(tried),
         nccl=gradients.collected(root, [node])[node.name],
-        ended=parse_ended(tried),
+        ended_generation=parse_ended_generation(tried),
         give_up_reason=give_up_reason(tried),
         budget=reached_budget(tried),
         at_breakpoint=waiting(tried),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from launcher import features
-from launcher.container_scripts.words import LONGEST_ERROR, error_line, reason
+from launcher.container_scripts.words import LONGEST_ERROR, error_line, error_text
 from launcher.errors import LauncherError
 from launcher.extras import warn_on_error
 from launcher.faults import disk
@@ -37,12 +37,12 @@ FULL = 1 << 20  # bytes: a disk with less room is full
 class EndedRun:
     """A run that did not succeed.
 
-    evidence: of the nodes that have ended, by rank. lost: failures of the others, by node. known: of the run, for
+    evidence: of the nodes that have ended, by rank. missing: failures of the others, by node. known: of the run, for
     faults.lookup.cause_of_output.
     """
 
     evidence: Sequence[Evidence]
-    lost: Mapping[str, Failure] = field(default_factory=dict)
+    missing: Mapping[str, Failure] = field(default_factory=dict)
     known: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -73,7 +73,7 @@ def suspended(run: EndedRun) -> Failure | None:
 
 def hung(run: EndedRun) -> Failure | None:
     first = run.first
-    return diagnose.hang(first, run.evidence) if first and diagnose.hung(first) else None
+    return diagnose.failure_of_hang(first, run.evidence) if first and diagnose.ended_at_hang_timeout(first) else None
 
 
 def by_its_cluster(run: EndedRun) -> Failure | None:
@@ -92,7 +92,7 @@ def out_of_memory(run: EndedRun) -> Failure | None:
 def at_time_limit(run: EndedRun) -> Failure | None:
     first = run.first
     what = "reached the job's time limit (`timeout`)"
-    return diagnose.failure_of(first, what) if first and diagnose.timed_out(first) else None
+    return diagnose.failure_of(first, what) if first and diagnose.ended_at_time_limit(first) else None
 
 
 def not_started(run: EndedRun) -> Failure | None:
@@ -110,9 +110,9 @@ def own_error(run: EndedRun) -> Failure | None:
 
 
 def unrecorded(run: EndedRun) -> Failure | None:
-    """No node failed, and of one it is not known; unless it says that it lost a node that is lost."""
+    """No node failed, and of one it is not known; unless it says that it lost a node that is missing."""
     unknown = next((each for each in run.evidence if each.state.exit_code is None), None)
-    if run.failed or unknown is None or (run.lost and diagnose.is_victim(unknown)):
+    if run.failed or unknown is None or (run.missing and diagnose.is_victim(unknown)):
         return None
     what = "ended without a record of its exit code, so it is unknown whether its program was successful"
     return Failure(
@@ -120,9 +120,9 @@ def unrecorded(run: EndedRun) -> Failure | None:
     )
 
 
-def lost(run: EndedRun) -> Failure | None:
+def missing_node(run: EndedRun) -> Failure | None:
     """A node of which less is known: the others are at most its victims."""
-    return next(iter(run.lost.values()), None)
+    return next(iter(run.missing.values()), None)
 
 
 def killed_before_all(run: EndedRun) -> Failure | None:
@@ -134,11 +134,11 @@ def killed_before_all(run: EndedRun) -> Failure | None:
 
 
 def left_early(run: EndedRun) -> Failure | None:
-    return diagnose.left_early(run.first, run.evidence) if run.first else None
+    return diagnose.failure_of_early_exit(run.first, run.evidence) if run.first else None
 
 
-def lost_peer(run: EndedRun) -> Failure | None:
-    """All are victims: of the one that was killed before the others failed, else the first one says what it lost."""
+def only_victims(run: EndedRun) -> Failure | None:
+    """Of the one that was killed before the others failed, else the first one says what it lost."""
     first = diagnose.killed_first(run.failed) or run.first
     return _of_program(first, run.known) if first else None
 
@@ -153,10 +153,10 @@ CAUSES: Sequence[Explanation] = (
     not_started,
     own_error,
     unrecorded,
-    lost,
+    missing_node,
     killed_before_all,
     left_early,
-    lost_peer,
+    only_victims,
 )
 
 
@@ -203,7 +203,7 @@ def collectives(failure: Failure, run: EndedRun, attached: Attached) -> Failure:
     names = {rank: one.node.name for one in run.evidence for rank in one.node.ranks}
     node = run.evidence[0].node
     engine, spec = attached.engines[node.name], attached.record.container(node.rank)
-    found, what = report.explain(engine, node, spec, files, names), failure.what
+    found, what = report.explain_recordings(engine, node, spec, files, names), failure.what
     if any(sentence.startswith(report.OTHERS_WAIT) for sentence in found):  # more precise than the stacks
         what = what.partition(f"; {report.OTHERS_WAIT}")[0]
     return replace(failure, what="; ".join([what, *found]))
@@ -216,8 +216,9 @@ def full_disk(failure: Failure, run: EndedRun, attached: Attached) -> Failure:
     node, full, words = run.by_node[failure.node].node, disk.full(disk.OUTPUT), failure.what
     unnamed = next((text for text in (full.what, disk.full().what) if text in words), "")
     refused = NOT_EXECUTABLE in words
-    silent = not reason(failure.words) and not failure.cure and failure.exit_code not in (0, HANG_CODE, TIMEOUT_CODE)
-    if not (unnamed or refused or silent):
+    failed = failure.exit_code not in (0, HANG_CODE, TIMEOUT_CODE)
+    said_nothing = failed and not failure.cure and not error_text(failure.words)
+    if not (unnamed or refused or said_nothing):
         return failure
     with contextlib.suppress(LauncherError):
         room = trees.room(attached.engines[node.name].files, node.output)
@@ -261,7 +262,7 @@ def reboot(failure: Failure, run: EndedRun, attached: Attached) -> Failure:
     return found if found and named else failure
 
 
-def resume(failure: Failure, _run: EndedRun, attached: Attached) -> Failure:
+def own_command(failure: Failure, _run: EndedRun, attached: Attached) -> Failure:
     """Name the run's own command in the fix."""
     if resumable.COMMAND not in failure.cure:
         return failure
@@ -274,7 +275,7 @@ class Refinement:
 
     refine: Callable[[Failure, EndedRun, Attached], Failure]
     unknown: str
-    of_lost: bool = False  # also added to the failure of a node that is lost
+    of_missing: bool = False  # also added to the failure of a node that is missing
 
 
 REFINEMENTS: Sequence[Refinement] = (
@@ -283,7 +284,7 @@ REFINEMENTS: Sequence[Refinement] = (
     Refinement(left_out, "whether a file was left out of the code is not known"),
     Refinement(leftover, "what is left in shared memory is not known"),
     Refinement(reboot, "whether a machine has restarted is not known"),
-    Refinement(resume, "the command that resumes the run is not known", of_lost=True),
+    Refinement(own_command, "the command that resumes the run is not known", of_missing=True),
 )
 
 
@@ -292,7 +293,7 @@ def explain(run: EndedRun, attached: Attached, warn: Callable[[str], object]) ->
     plainly = _plainly(run.evidence)
     failure = warn_on_error("why the run failed could not be read", partial(first_failure, run), plainly, warn)
     for each in REFINEMENTS:
-        if failure is not None and (failure.node in run.by_node or each.of_lost):
+        if failure is not None and (failure.node in run.by_node or each.of_missing):
             failure = warn_on_error(each.unknown, partial(each.refine, failure, run, attached), failure, warn)
     return failure
 

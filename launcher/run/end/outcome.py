@@ -32,8 +32,8 @@ from launcher.run.watch import messages
 from launcher.run.watch.attempts import reasons
 
 
-def lost_node(message: messages.NodeGivenUp | messages.NodeRemoved) -> Failure:
-    """Return the failure for a node that was lost before the run ended."""
+def given_up_or_removed(message: messages.NodeGivenUp | messages.NodeRemoved) -> Failure:
+    """Return the failure for a node that was given up, or whose container was removed, before the run ended."""
     if isinstance(message, messages.NodeRemoved) and message.folder:
         what = f"lost its output folder {message.folder}: it was removed or locked while the run used it"
         fix = "check that the program does not remove or change this folder; start again: launcher up"
@@ -73,20 +73,21 @@ def conclude(
 ) -> Outcome:
     """Return the outcome of a run. The files of its nodes must have been collected.
 
-    states: how the containers ended, by node name. missing: failures of nodes with incomplete information.
+    states: how the containers ended, by node name. missing: failures of nodes that were followed, and of
+    whose end less is known.
     stopped_by: who stopped the run from elsewhere; then no exit of a container counts as a failure. warn: called with
     each error of what only explains the outcome.
     """
     record, metrics = attached.record, attached.record.paths.metrics
     fix = "once it is reachable again, clean up: launcher down"
-    silent = {n: Failure(n, None, None, "is unreachable", fix, str(e)) for n, e in attached.unreachable.items()}
-    lost = silent | dict(missing) | {host: _elsewhere(host, attached) for host in attached.elsewhere}
-    ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
+    unreachable = {n: Failure(n, None, None, "is unreachable", fix, str(e)) for n, e in attached.unreachable.items()}
+    all_missing = unreachable | dict(missing) | {host: _elsewhere(host, attached) for host in attached.elsewhere}
+    ended = [node for node in attached.nodes if node.name not in all_missing and node.name in states]
     gathered = run_all_catching([partial(_gather, attached, node, states[node.name], warn) for node in ended])
     evidence: dict[str, Evidence] = {}
     for node, found in zip(ended, gathered, strict=True):
         if isinstance(found, LauncherError):
-            lost[node.name] = uncollected(node.name, found)
+            all_missing[node.name] = uncollected(node.name, found)
         else:
             evidence[node.name] = found
     budget = stopped_by is None and any(own.budget for own in evidence.values())
@@ -94,13 +95,13 @@ def conclude(
         at_budget(states.values(), budget),
         attached.size,
         min_nodes=record.min_nodes,
-        gone=sum(node.name not in states for node in attached.nodes),
-        incomplete=bool(lost),
+        removed=sum(node.name not in states for node in attached.nodes),
+        incomplete=bool(all_missing),
         stopped=stopped_by is not None,
     )
     failure: Failure | None = None
     resume: str | None = None
-    if state not in (RunState.DONE, RunState.STOPPED):  # possibly without lost nodes
+    if state not in (RunState.DONE, RunState.STOPPED):  # possibly without missing nodes
         clocks = warn_on_error(
             "whether clocks differ is not known", partial(clocks_ahead, attached, evidence), dict[str, float](), warn
         )
@@ -108,7 +109,7 @@ def conclude(
         known = warn_on_error(
             "what is known of the run could not be read", partial(_of_run, record), dict[str, str](), warn
         )
-        failure = explain(EndedRun([*evidence.values()], lost, known), attached, warn)
+        failure = explain(EndedRun([*evidence.values()], all_missing, known), attached, warn)
     if failure is not None:
         left = partial(left_to_resume, failure, attached)
         resume = warn_on_error("the last checkpoint is not known", left, None, warn)
@@ -120,11 +121,9 @@ def conclude(
         state=state,
         failure=failure,
         nodes=tuple(
-            _node_result(
-                node, states.get(node.name), evidence.get(node.name), lost.get(node.name), victim=node.name in victims
-            )
-            for node in record.nodes()
-            if node in attached.nodes or node.name in lost
+            _node_result(node, states.get(name), evidence.get(name), all_missing.get(name), victim=name in victims)
+            for name, node in ((node.name, node) for node in record.nodes())
+            if node in attached.nodes or name in all_missing
         ),
         last=warn_on_error(
             "the metrics are left out of the result", lambda: plain(last_epoch(metrics, or_step=budget)), {}, warn
@@ -190,9 +189,9 @@ def _victims(evidence: Mapping[str, Evidence], failure: Failure | None) -> set[s
 
 
 def _node_result(
-    node: NodeOfRun, state: ContainerState | None, own: Evidence | None, lost: Failure | None, *, victim: bool
+    node: NodeOfRun, state: ContainerState | None, own: Evidence | None, missing: Failure | None, *, victim: bool
 ) -> NodeResult:
-    why = lost.what if lost else None
+    why = missing.what if missing else None
     if state is None:
         return NodeResult(node.name, node.rank, lost=why)
     return NodeResult(

@@ -68,22 +68,22 @@ class Kept:
 class Removed:
     """The containers and shared memory files that a node confirmed as removed, and what is kept there.
 
-    left: other files in shared memory, which may be the run's.
+    left_in_shm: other files in shared memory, which may be the run's.
     """
 
     node: str
     containers: tuple[EndedContainer, ...]
     cleared: tuple[str, ...]
     kept: tuple[Kept, ...] = ()
-    left: tuple[Shared, ...] = ()
+    left_in_shm: tuple[Shared, ...] = ()
 
     @property
-    def in_memory(self) -> str:
+    def left_in_words(self) -> str:
         """What is left in shared memory, as a sentence; "" for nothing."""
-        if not self.left:
+        if not self.left_in_shm:
             return ""
-        shown = ", ".join(f"{each.name} ({size_text(each.size)})" for each in self.left[:_NAMED])
-        more = f" and {len(self.left) - _NAMED} more" if len(self.left) > _NAMED else ""
+        shown = ", ".join(f"{each.name} ({size_text(each.size)})" for each in self.left_in_shm[:_NAMED])
+        more = f" and {len(self.left_in_shm) - _NAMED} more" if len(self.left_in_shm) > _NAMED else ""
         return f"left in /dev/shm: {shown}{more}; to remove them: launcher clean --shared-memory"
 
 
@@ -117,18 +117,18 @@ def _note_left(
     """Record what is left in shared memory, as `clean` removes nothing else there; return it once for each machine."""
     hosts, found = set[str](), list[Removed | LauncherError]()
     for engine, outcome in zip(engines, outcomes, strict=True):
-        if isinstance(outcome, LauncherError) or not outcome.left:
+        if isinstance(outcome, LauncherError) or not outcome.left_in_shm:
             found.append(outcome)
         elif engine.host in hosts:
-            found.append(replace(outcome, left=()))
+            found.append(replace(outcome, left_in_shm=()))
         else:
             hosts.add(engine.host)
-            record.event(LEFT_IN_MEMORY, host=engine.host, files=outcome.left)
+            record.event(LEFT_IN_MEMORY, host=engine.host, files=outcome.left_in_shm)
             found.append(outcome)
     return found
 
 
-Ended = Sequence[EndedContainer] | LauncherError
+EndOfNode = Sequence[EndedContainer] | LauncherError
 
 
 def _end_own(engine: Engine, run: RunId, grace: float) -> Sequence[EndedContainer]:
@@ -170,7 +170,7 @@ def _announce(engine: Engine, run: RunLabels) -> str:
 
 
 def _collect(
-    engines: Sequence[Engine], ended: Sequence[Ended], into: Record, warn: Callable[[str], None]
+    engines: Sequence[Engine], ended: Sequence[EndOfNode], into: Record, warn: Callable[[str], None]
 ) -> set[Engine]:
     """Collect the files of all containers that ran. Return the engines on which nothing could be read."""
     shared: dict[tuple[str, str], list[tuple[Engine, str]]] = {}  # of each folder: the nodes that write to it
@@ -193,7 +193,7 @@ def _collect(
     return unread
 
 
-def _killed(attached: Attached, ended: Mapping[Engine, Ended]) -> Iterator[str]:
+def _killed(attached: Attached, ended: Mapping[Engine, EndOfNode]) -> Iterator[str]:
     """Yield the stopped nodes, and ranks of them, that got SIGKILL. Their files have been collected."""
     root = attached.record.paths.root
     for node in attached.nodes:
@@ -207,7 +207,7 @@ def _killed(attached: Attached, ended: Mapping[Engine, Ended]) -> Iterator[str]:
                 yield from (f"rank {rank} on {node.name}" for rank in sorted(killed[-1] if killed else ()))
 
 
-def _remove(engine: Engine, ended: Ended, code: SentCode | None, record: Record | None) -> Removed:
+def _remove(engine: Engine, ended: EndOfNode, code: SentCode | None, record: Record | None) -> Removed:
     """record: as for `stop`. The locks of a container that is kept are removed."""
     if isinstance(ended, LauncherError):
         raise ended
@@ -439,7 +439,7 @@ def remaining(known: Sequence[Record], ssh_config: Path | None, note: Note, *, p
     runs, foreign, skipped = list[RunId](), list[RunId](), 0
     errors: dict[str, LauncherError] = {}
     for record in known:
-        missing = listing.silent(record, _hosts(record))
+        missing = listing.unanswered(record, _hosts(record))
         if record.run in {*listing.runs, *listing.locked, *purged}:
             (foreign if record.rebuilt else runs).append(record.run)
         elif missing and not record.confirmed_down:

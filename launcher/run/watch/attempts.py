@@ -46,23 +46,23 @@ _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "ti
 class Attempt:
     """One start of a node's processes. Times are seconds since the epoch by the node's clock.
 
-    ended and code are None while it runs, and if its container was killed or its node went down.
+    ended and exit_code are None while it runs, and if its container was killed or its node went down.
     """
 
     started: float
     ended: float | None = None
-    code: int | None = None
+    exit_code: int | None = None
     halted: frozenset[int] = frozenset()  # ranks that were suspended when the others were stopped
     killed: frozenset[int] = frozenset()  # ranks that did not exit in time when they were stopped
     failed: tuple[tuple[int, int], ...] = ()  # rank and exit code (negative: signal) of each, the first one first
-    left: bool = False  # all its ranks had exited and torchrun was waiting for the other nodes when it was stopped
+    ranks_had_exited: bool = False  # all of them, and torchrun was waiting for the other nodes, when it was stopped
 
     def why(self) -> str:
         """Return why a restart was needed."""
         if self.ended is None:
             return "killed together with its container, its engine or its node"
-        meaning = f" ({_MEANINGS[self.code]})" if self.code in _MEANINGS else ""
-        return f"exit code {self.code}{meaning} after {self.ended - self.started:.0f} s"
+        meaning = f" ({_MEANINGS[self.exit_code]})" if self.exit_code in _MEANINGS else ""
+        return f"exit code {self.exit_code}{meaning} after {self.ended - self.started:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedGeneration:
     """The last generation that ended on a node, and the nodes that ended it, as seen by this node."""
 
     number: int
@@ -125,7 +125,7 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
         if event == "start":
             found.append(Attempt(int(timestamp)))
         elif found and event == "exit" and found[-1].ended is None:
-            found[-1] = replace(found[-1], ended=int(timestamp), code=int(number))
+            found[-1] = replace(found[-1], ended=int(timestamp), exit_code=int(number))
         elif found and event == "halted":
             found[-1] = replace(found[-1], halted=found[-1].halted | {int(number)})
         elif found and event == "killed":
@@ -134,7 +134,7 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
             rank, _, code = number.partition(" ")
             found[-1] = replace(found[-1], failed=(*found[-1].failed, (int(rank), int(code))))
         elif found and event == "left":
-            found[-1] = replace(found[-1], left=True)
+            found[-1] = replace(found[-1], ranks_had_exited=True)
     return tuple(found)
 
 
@@ -204,11 +204,11 @@ def current_generation(text: bytes) -> int:
     return worlds[-1].number if worlds else 0
 
 
-def parse_ended(text: bytes) -> Ended | None:
+def parse_ended_generation(text: bytes) -> EndedGeneration | None:
     """Return the last generation that ended on the node, or None."""
     found = [*_ENDED.finditer(text.decode("utf-8", "replace"))]
     nodes = found[-1]["nodes"] if found else ""
-    return Ended(int(found[-1]["number"]), () if nodes == "-" else tuple(nodes.split(","))) if found else None
+    return EndedGeneration(int(found[-1]["number"]), () if nodes == "-" else tuple(nodes.split(","))) if found else None
 
 
 def give_up_reason(text: bytes) -> str:

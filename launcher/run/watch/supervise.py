@@ -14,7 +14,7 @@ from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.end.evidence import Evidence, collective_failed, gather
 from launcher.run.end.explain import of_cluster
-from launcher.run.end.outcome import conclude, lost_node, uncollected
+from launcher.run.end.outcome import conclude, given_up_or_removed, uncollected
 from launcher.run.end.stop import GRACE as DOWN_GRACE
 from launcher.run.locate import Attached, Owner
 from launcher.run.result import Outcome
@@ -81,7 +81,7 @@ class Supervision:
         self.close()
         known, record, problems = self._following.known, self._attached.record, self._problems
         missing = {name: uncollected(name, error) for name, error in known.not_collected.items()}
-        missing |= {name: lost_node(message) for name, message in known.given_up_or_removed.items()}
+        missing |= {name: given_up_or_removed(message) for name, message in known.given_up_or_removed.items()}
         outcome = conclude(self._attached, known.states, missing, known.stopped_by, problems.append)
         finish = partial(record.finish, outcome.to_dict())  # returns its error; any other one is a problem
         problem = warn_on_error("result.json was not written", finish, "", problems.append)
