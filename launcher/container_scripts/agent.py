@@ -33,7 +33,7 @@ GENERATION_KEY = "launcher/master"
 LEFT_KEY = "launcher/left/"
 REFUSED_KEY = "launcher/refused"  # the node and its run that tried to join another run's master
 RENDEZVOUS_TIMEOUT = 900.0  # seconds to wait for the master: torchrun's own limit for a static rendezvous
-PEER_TIMEOUT = 600.0  # seconds that a finished master waits for the other nodes
+OTHERS_TIMEOUT = 600.0  # seconds that a finished master waits for the other nodes
 POLL_INTERVAL = 0.1
 GRACE = 10.0  # seconds for ranks to notice that their peers exited, and again to print their stacks
 
@@ -55,7 +55,7 @@ def main() -> None:
         store.set(GENERATION_KEY, f"{os.environ['LAUNCHER_RUN']} {uuid.uuid4().hex}")
         with _refusals_reported(store):
             torchrun()
-        deadline = time.monotonic() + PEER_TIMEOUT
+        deadline = time.monotonic() + OTHERS_TIMEOUT
         others = [LEFT_KEY + str(other) for other in range(1, nodes)]
         while not store.check(others) and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)

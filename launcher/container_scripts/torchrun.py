@@ -1,4 +1,4 @@
-"""python torchrun.py OPTIONS...: torchrun, with the exit code of the rank that failed first.
+"""python torchrun.py OPTIONS...: torchrun, with the exit code of the rank that failed first. agent.py calls main().
 
 torchrun itself always exits with 1, after its own traceback and a copy of the rank's. Instead, a line names each failed
 rank in the log, and `failed RANK CODE EPOCH` (CODE: negative for a signal) in state/NODE.attempts, for launchers. If it
@@ -42,7 +42,9 @@ def main() -> None:
 
 
 def _wait_for_ranks(context: Any, limit: int) -> None:
-    """If torchrun is stopped by a signal, let it wait `limit` seconds for its ranks, and report those that it kills."""
+    """Replace `close` of torchrun's processes: stopped by a signal, it then waits `limit` seconds for its ranks, and
+    those that it kills are reported.
+    """
     own_close = context.close
 
     def close(self: Any, *args: Any, **options: Any) -> None:
@@ -63,7 +65,9 @@ def _wait_for_ranks(context: Any, limit: int) -> None:
 
 
 def name_lingering(context: Any, limit: float) -> None:
-    """Whenever torchrun looks at its ranks, name those that run `limit` seconds after one has exited with code 0."""
+    """Replace `wait` of torchrun's processes, by which it looks at its ranks: those are named that run `limit` seconds
+    after one has exited with code 0.
+    """
     own_wait = context.wait
     since: dict[Any, float] = {}  # when one had exited; inf: named
 
@@ -71,10 +75,10 @@ def name_lingering(context: Any, limit: float) -> None:
         handlers = getattr(self, "subprocess_handlers", {})
         codes = {int(self.envs[local]["RANK"]): each.proc.poll() for local, each in handlers.items()}
         done = sorted(rank for rank, code in codes.items() if code == 0)
-        left = sorted(rank for rank, code in codes.items() if code is None)
-        if done and left and time.monotonic() - since.setdefault(self, time.monotonic()) >= limit:
+        running = sorted(rank for rank, code in codes.items() if code is None)
+        if done and running and time.monotonic() - since.setdefault(self, time.monotonic()) >= limit:
             since[self] = float("inf")
-            runs = f"{_ranks(left)} still {'runs' if len(left) == 1 else 'run'}"
+            runs = f"{_ranks(running)} still {'runs' if len(running) == 1 else 'run'}"
             print(
                 f"launcher: {runs}, {limit:.0f} s after {_ranks(done)} exited with code 0", file=sys.stderr, flush=True
             )

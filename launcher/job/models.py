@@ -251,7 +251,7 @@ class Job(Part):
     _commits: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: Any) -> None:
-        """context: the `Origin` of a job that was loaded from a file."""
+        """context: the `Positions` of a job that was loaded from a file."""
         if isinstance(context, Positions):
             self._origin = context
 

@@ -29,7 +29,7 @@ class Mark:
 
 
 class Positions:
-    """The position of each value of a job. All origins are equal, so that equal jobs from different files are equal."""
+    """The position of each value of a job. All are equal, so that equal jobs from different files are equal."""
 
     def __init__(
         self, marks: Iterable[tuple[Path, Mark]] = (), file: FilePath | None = None, options: Sequence[str] = ()

@@ -45,7 +45,7 @@ def allot(job: Job, facts: Sequence[NodeFacts]) -> Allotment:
     except NodesFailed as error:
         errors.append(error)
     if errors:
-        raise NodesFailed(errors, of=len(facts))
+        raise NodesFailed(errors, of=len(facts))  # of the nodes: each of these errors contains theirs
     workers = _count_workers(job, uuids)
     refuse_unfit(job, facts)
     return Allotment(facts, uuids, workers, port)

@@ -59,15 +59,15 @@ def build(
             node=entry.name,
             host=entry.host,
             rank=rank,
-            first_rank=own.start,
-            processes=len(own),
-            container=containers.container(context, entry, node, rank, mine, own),
+            first_rank=its_ranks.start,
+            processes=len(its_ranks),
+            container=containers.container(context, entry, node, rank, its_gpus, its_ranks),
             speed=next((i.speed / 1000 for i in node.interfaces if i.name == rendezvous.interfaces[rank]), 0.0),
             rdma=rdma.usable(node, network[rank] if network else ()),
             efa=any(port.efa and port.active for port in node.rdma),
             gpudirect="never" if rdma.without_gpudirect(node) else "loaded" if node.peermem else "",
         )
-        for rank, (entry, node, mine, own) in enumerate(zip(job.machines, facts, uuids, ranks, strict=True))
+        for rank, (entry, node, its_gpus, its_ranks) in enumerate(zip(job.machines, facts, uuids, ranks, strict=True))
     )
     return Plan(
         run=run,
@@ -94,7 +94,7 @@ def _of_network(job: Job, network: Sequence[Sequence[rdma.Setting]]) -> list[str
     ]
 
 
-def _shared_memory(memory: int, limit: int) -> str:
+def _unified_memory(memory: int, limit: int) -> str:
     """Describe the default limit. What CUDA allocates does not count: github.com/graphistry/pygraphistry/pull/1671."""
     return (
         f"its GPU shares the machine's memory, so the container is limited to {limit / (1 << 30):.0f} of "
@@ -150,7 +150,7 @@ def _warnings(
             )
         found += gpu_checks.warnings(node, job.gpus_of(job.machines[planned.rank]), planned.container.gpus)
         if job.resources.memory is None and (most := planned.container.memory):
-            found.append(f"{node.name}: {_shared_memory(node.memory, most)}")
+            found.append(f"{node.name}: {_unified_memory(node.memory, most)}")
         if planned.container.gpus and planned.processes > len(planned.container.gpus):
             found.append(
                 f"{node.name}: {planned.processes} workers share {len(planned.container.gpus)} GPUs; "

@@ -62,9 +62,10 @@ def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[s
     """Return the command of the node with this rank: the launcher's entry script, the image's entrypoint, the program.
 
     torchrun's own restarts stay at 0: the engine's restart policy is the only mechanism, with one counter. agent.py
-    calls torchrun and finds the right master after a restart. Raises PlanInvalid if the image lacks the required torch.
+    finds the right master after a restart, then calls main() of torchrun.py beside it. Raises PlanInvalid if the image
+    lacks the required torch.
     """
-    job, image, meeting = context.job, context.image, context.rendezvous
+    job, image, rendezvous = context.job, context.image, context.rendezvous
     own = program(job, job.machines[rank])
     start = ("sh", f"{layout.kit}/entry.sh", *image.entrypoint)
     if job.run.command is not None:
@@ -72,7 +73,7 @@ def argv(context: Context, layout: Layout, rank: int, processes: int) -> tuple[s
         return (*start, *elastic, *own)
     require_torch(job, image)
     worker = ("sh", f"{layout.kit}/rank.sh", image.python, *own)
-    shape = (len(job.nodes), rank, processes, meeting.address, meeting.port)
+    shape = (len(job.nodes), rank, processes, rendezvous.address, rendezvous.port)
     if image.launch is Launch.LAUNCH:  # torch before 1.9
         # --use_env if supported: scripts then read LOCAL_RANK, as under torchrun, instead of --local_rank.
         known = ("--use_env",) if "use_env" in image.flags else ()
@@ -113,10 +114,10 @@ def _shape(nodes: int, rank: int | str, processes: int, address: str, port: int 
     return _options(nnodes=nodes, node_rank=rank, nproc_per_node=processes, master_addr=address, master_port=port)
 
 
-def bare(address: str, port: int | str, *, nodes: int, rank: int | str) -> dict[str, str]:
+def variables_without_torchrun(address: str, port: int | str, *, nodes: int, rank: int | str) -> dict[str, str]:
     """Return the environment of `run.command`, for init_process_group("env://") with one process per node."""
-    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(nodes)}
-    return {**meeting, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    variables = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(nodes)}
+    return {**variables, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def _options(**options: str | int) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def container(
         ulimits=node.ulimits,
         docker={**_docker(job.docker), "devices": devices},
         shm_size=job.resources.shm if job.docker.ipc != "host" else None,
-        memory=job.resources.memory or shared_memory_limit(node, uuids),
+        memory=job.resources.memory or unified_memory_limit(node, uuids),
         cpus=job.resources.cpus,
         restarts=job.restarts,
     )
@@ -97,7 +97,7 @@ def _docker(options: DockerOptions) -> dict[str, Any]:
     return {key: value for key, value in options if value or value != getattr(default, key)}
 
 
-def shared_memory_limit(node: NodeFacts, uuids: tuple[str, ...]) -> int | None:
+def unified_memory_limit(node: NodeFacts, uuids: tuple[str, ...]) -> int | None:
     """Return the default memory limit of a container whose GPU shares the machine's memory; None for other GPUs."""
     if not any(gpu.shared for gpu in node.gpus if gpu.uuid in uuids) or node.memory < 2 * FOR_THE_HOST:
         return None
@@ -136,10 +136,10 @@ def _has_password(proxy: str) -> bool:
 
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:
     """Return what a node of a job with min_nodes must know of the others, for elastic/container_scripts/elastic.py."""
-    job, found = context.job, context.rendezvous
+    job, rendezvous = context.job, context.rendezvous
     addresses = {  # nodes on one machine have a port each
-        entry.name: f"{address}:{found.port + (rank if job.traits.one_machine else 0)}"
-        for rank, (entry, address) in enumerate(zip(job.machines, found.addresses, strict=True))
+        entry.name: f"{address}:{rendezvous.port + (rank if job.traits.one_machine else 0)}"
+        for rank, (entry, address) in enumerate(zip(job.machines, rendezvous.addresses, strict=True))
     }
     known = {
         "order": [entry.name for entry in job.machines],
@@ -156,8 +156,8 @@ def _environment(
     context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], processes: int, output: str
 ) -> dict[str, str]:
     """Return the launcher's variables, overridden by the job's, overridden by the node's."""
-    job, meeting = context.job, context.rendezvous
-    interface = meeting.interfaces[rank]
+    job, rendezvous = context.job, context.rendezvous
+    interface = rendezvous.interfaces[rank]
     env = {
         "LAUNCHER_RUN": context.run,
         "LAUNCHER_NODE": entry.name,
@@ -195,7 +195,7 @@ def _environment(
     if job.min_nodes is not None:
         env |= _known_nodes(context, processes)
     elif job.run.command is not None:
-        env |= command.bare(meeting.address, meeting.port, nodes=len(job.nodes), rank=rank)
+        env |= command.variables_without_torchrun(rendezvous.address, rendezvous.port, nodes=len(job.nodes), rank=rank)
     return env | own
 
 

@@ -24,11 +24,11 @@ def offline(job: Job, code: str) -> Plan:
     count = len(job.machines)
     allotment = allot(job, [_node(job, rank) for rank in range(count)])
     if job.traits.one_machine or count == 1:
-        meeting = on_one_machine(count, job.port)
+        rendezvous = on_one_machine(count, job.port)
     else:
         own = tuple(entry.address or f"{_NETWORK}.{rank + 1}" for rank, entry in enumerate(job.machines))
-        meeting = Rendezvous(own[0], job.port, own, ("eth0",) * count, probed=True)
-    prepared = build.Prepared(allotment, assumed_image(job), meeting)
+        rendezvous = Rendezvous(own[0], job.port, own, ("eth0",) * count, probed=True)
+    prepared = build.Prepared(allotment, assumed_image(job), rendezvous)
     plan = build.build(job, f"{job.name}-00000000-000000-0000", prepared, code=code, owner="", created=0)
     notes = ["offline: addresses, interfaces, users, GPUs and image features are assumed; no node was contacted"]
     if unknown := [entry.name for entry in job.machines if job.gpus_of(entry) == "all"]:

@@ -462,7 +462,7 @@ def test_ranks_are_numbered_across_nodes() -> None:
 
 
 def test_plain_commands_have_the_rendezvous_in_their_environment() -> None:
-    assert command.bare("10.0.0.1", 1234, nodes=2, rank=1)["RANK"] == "1"
+    assert command.variables_without_torchrun("10.0.0.1", 1234, nodes=2, rank=1)["RANK"] == "1"
 
 
 def test_variables_that_a_shell_would_expand_are_noted() -> None:

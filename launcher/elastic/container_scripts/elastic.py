@@ -43,7 +43,7 @@ else:
     from wire import Wire
 
 FLUSH = 0.2  # seconds for tee to write the last output of the program
-PEER_TIMEOUT = 600.0  # seconds that a finished node waits for the others
+OTHERS_TIMEOUT = 600.0  # seconds that a finished node waits for the others
 TELL = 0.5  # seconds to send the last state of a node
 OVER = 15.0  # seconds to announce that the run is over, and for launchers to stop it before the engine restarts it
 
@@ -218,7 +218,7 @@ class Agent:
                 error = self._current.error(code, torchrun=self._argv[0] == "torchrun")
             return self._failed(code, f"the program exited with code {code}", error)
         self._advance(replace(self._me, phase=meeting.DONE))
-        self._stay(PEER_TIMEOUT)
+        self._stay(OTHERS_TIMEOUT)
         time.sleep(TELL)
         return 0
 

@@ -342,7 +342,7 @@ def _env(plan: ClusterPlan, run: RunId, master: str) -> list[dict[str, Any]]:
     if not not_restricted(plan.job):  # the user does not exist in the image: it has no home and no name
         variables |= {"HOME": "/tmp", "USER": "launcher"}  # noqa: S108 - the pod's
     if not plan.torchrun:
-        variables |= command.bare(master, plan.job.port, nodes=plan.nodes, rank=f"$({rank})")
+        variables |= command.variables_without_torchrun(master, plan.job.port, nodes=plan.nodes, rank=f"$({rank})")
     variables |= {name: _literal(value) for name, value in plan.env.items()}
     found: list[dict[str, Any]] = [{"name": rank, "valueFrom": {"fieldRef": {"fieldPath": _RANK}}}]
     found += [{"name": name, "value": value} for name, value in variables.items()]

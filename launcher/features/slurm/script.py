@@ -333,7 +333,7 @@ def _rendezvous(job: Job) -> list[str]:
 def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     """Return the script of each node: POSIX sh, as it may run inside a container."""
     rank, address, port = '"$LAUNCHER_NODE_RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"'
-    known = {} if plan.torchrun else command.bare(address, port, nodes=plan.nodes, rank=rank)
+    known = {} if plan.torchrun else command.variables_without_torchrun(address, port, nodes=plan.nodes, rank=rank)
     job = plan.job
     limits = {
         "LAUNCHER_TIMEOUT": job.timeout,

@@ -27,8 +27,8 @@ def job_facts(job: Job, fleet: Fleet, *, gpus: bool | None = None) -> list[NodeF
     Raises NodesFailed.
     """
     needs = wants_a_number(job) if gpus is None else gpus
-    masters = fleet.engines if job.min_nodes else fleet.engines[:1]
-    return fleet.each(lambda engine: with_claims(engine, gpus=needs, port=engine in masters))
+    need_port = fleet.engines if job.min_nodes else fleet.engines[:1]
+    return fleet.each(lambda engine: with_claims(engine, gpus=needs, port=engine in need_port))
 
 
 def wants_a_number(job: Job) -> bool:

@@ -71,7 +71,7 @@ def start_containers(
             engine.start(ids[engine.node])
 
     begun = False
-    try:
+    try:  # a Ctrl-C is raised after the step in which it came: no container is created while others are removed
         uninterrupted(partial(fleet.each, create))
         event("created", nodes=[planned.node for planned in plan.nodes])
         if fill is not None:
