@@ -222,7 +222,7 @@ def test_a_suspended_rank_is_the_cause() -> None:
 
 def test_the_node_that_ended_the_generation_is_reported_even_if_another_one_exited_last() -> None:
     def one(rank: int, code: int, ended: EndedGeneration, finished: float) -> Evidence:
-        return dataclasses.replace(evidence(rank, "a step\n", code, finished=finished), ended=ended)
+        return dataclasses.replace(evidence(rank, "a step\n", code, finished=finished), ended_generation=ended)
 
     others = [one(0, 1, EndedGeneration(3, ("n1",)), 8.0), one(2, 1, EndedGeneration(3, ()), 7.0)]
     own = one(1, 3, EndedGeneration(3, ("n1",)), 9.0)

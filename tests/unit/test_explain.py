@@ -14,7 +14,7 @@ from launcher.container_scripts.words import TRACEBACK
 from launcher.faults.table import IMAGE
 from launcher.records.store import NodeOfRun
 from launcher.run.end.evidence import Evidence, WorkerError
-from launcher.run.watch.attempts import AtBreakpoint, Attempt, Ended
+from launcher.run.watch.attempts import AtBreakpoint, Attempt, EndedGeneration
 from tests.failures import first_failure
 from tests.unit.test_diagnose import LINGERS, OWN, REPORT, STACK, TOLD, VICTIM, WAITED, evidence, state
 from tests.unit.test_faults import ENDS, NCCL, RAISED, read
@@ -101,7 +101,7 @@ CASES: dict[str, list[Evidence]] = {
     "left early, on the same node": [on_one_node({0: VICTIM, 1: "step 3\n"}, log=REPORT)],
     "left early, all ranks of a node": [
         evidence(2, VICTIM),
-        with_(on_one_node({0: "", 1: ""}, Attempt(1.0, left=True), code=143), log=STOPPED),
+        with_(on_one_node({0: "", 1: ""}, Attempt(1.0, ranks_had_exited=True), code=143), log=STOPPED),
     ],
     "left early, in no collective": [
         evidence(0, f"{RAISED}{NCCL}remote process exited or there was a network error\n"),
@@ -109,9 +109,9 @@ CASES: dict[str, list[Evidence]] = {
     ],
     "all lost a peer": [evidence(0, VICTIM), evidence(1, VICTIM, finished=9.0), evidence(2, STOPPED, 143)],
     "lost its generation": [
-        with_(evidence(0, "a step\n", finished=8.0), ended=Ended(3, ("n1",))),
-        with_(evidence(1, "a step\n", 3, finished=9.0), ended=Ended(3, ("n1",))),
-        with_(evidence(2, "a step\n", finished=1.0), ended=Ended(2, ("n2",))),
+        with_(evidence(0, "a step\n", finished=8.0), ended_generation=EndedGeneration(3, ("n1",))),
+        with_(evidence(1, "a step\n", 3, finished=9.0), ended_generation=EndedGeneration(3, ("n1",))),
+        with_(evidence(2, "a step\n", finished=1.0), ended_generation=EndedGeneration(2, ("n2",))),
     ],
     "all are done": [evidence(0, "step 3\n", 0), evidence(1, "step 3\n", 0)],
 }
