@@ -27,10 +27,10 @@ pytestmark = pytest.mark.timeout(400)
             id="other-shape",
             marks=pytest.mark.slow,
         ),
-        pytest.param(  # more collectives than the flight recorder keeps
-            *("stuck", 2, 1100, {"hang_timeout": "10s"}),
+        pytest.param(  # more collectives than the flight recorder keeps, which at its default takes seconds to write
+            *("stuck", 2, 60, {"hang_timeout": "20s"}),
             (
-                "the others wait for rank 1 on local-1 at all_reduce number 2201, sizes [6]",
+                "the others wait for rank 1 on local-1 at all_reduce number 121, sizes [6]",
                 "rank 1 is at ",
                 " in waits_forever",
             ),
@@ -42,9 +42,9 @@ def test_a_mismatching_rank_is_reported_with_the_collective(
     home_cli: Cli, how: str, nodes: int, steps: int, keys: dict[str, str], messages: tuple[str, ...]
 ) -> None:
     home_cli.program("desync.py")
-    seconds = "600" if "hang_timeout" in keys else "10"
+    seconds = "600" if "hang_timeout" in keys else "20"
     run = {"script": "desync.py", "args": [how, str(steps), seconds]}
-    env = {"OMP_NUM_THREADS": "1"}
+    env = {"OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "100"}
     job = home_cli.job("odd", runtime="process", nodes=["local"] * nodes, env=env, run=run, **keys)
     failed = home_cli("up", job, code=1)
     print(home_cli.result()["failure"]["what"])

@@ -29,7 +29,7 @@ def train() -> None:
         if not (odd and how == "skip"):
             dist.all_reduce(torch.ones(7 if odd and how == "shape" else 6), group=group)
         dist.broadcast(torch.ones(2), 0, group=group)
-        if step % 100 == 0 and world.first:
+        if step % 10 == 0 and world.first:
             print(f"step {step}", flush=True)
 
 
