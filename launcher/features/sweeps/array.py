@@ -13,6 +13,7 @@ from launcher.api.run import Run
 from launcher.api.until_started import until_started
 from launcher.api.up import StartOptions, run_to_resume, start_on
 from launcher.errors import LauncherError, StoppedByUser
+from launcher.features.sweeps.codes import code_of
 from launcher.features.sweeps.continued import added, continued, known_sweep, member
 from launcher.job.models import Job
 from launcher.job.overrides import variants
@@ -87,13 +88,13 @@ def _submit(chosen: Sequence[_Chosen], cluster: Destination, log: Log, ssh_confi
     with until_started(started), ExitStack() as on_error:
         inputs = dict[tuple[str, str | None], Inputs]()  # by code: variants differ else only in `args`
         for each, _, _, had in chosen:
-            if had is None and _code(each) not in inputs:
-                inputs[_code(each)] = inputs_of(each, destination, once)
+            if had is None and code_of(each) not in inputs:
+                inputs[code_of(each)] = inputs_of(each, destination, once)
         fleet = on_error.enter_context(destination.connect(ssh_config))
         runs = list[Run]()
         try:
             for (each, group, earlier, had), run in zip(chosen, ids, strict=True):
-                sent = inputs[_code(each)] if had is None else inputs_had(each, had, once)
+                sent = inputs[code_of(each)] if had is None else inputs_had(each, had, once)
                 own = replace(options, resume=earlier, run=run)
                 runs.append(start_on(fleet, each, destination, sent, group, own))
         except BaseException as error:
@@ -102,10 +103,6 @@ def _submit(chosen: Sequence[_Chosen], cluster: Destination, log: Log, ssh_confi
         started.set()
         on_error.pop_all()
     return runs
-
-
-def _code(job: Job) -> tuple[str, str | None]:
-    return job.code, job.revision
 
 
 def _undo(runs: Sequence[Run], fleet: Fleet, cause: BaseException) -> None:

@@ -33,6 +33,11 @@ def resolved_sweep(job: Job, group: RunId | None) -> Job:
     return made
 
 
+def code_of(job: Job) -> tuple[str, str | None]:
+    """Return what tells the code of a variant from that of others."""
+    return job.code, job.revision
+
+
 def _check(job: Job) -> None:
     """Check each code of a sweep. Raises JobInvalid with all problems."""
     has, wrong = dict[str, frozenset[str]](), list[JobInvalid]()

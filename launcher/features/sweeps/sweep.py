@@ -21,6 +21,7 @@ from launcher.api.run import Run, find
 from launcher.api.up import StartOptions
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
 from launcher.features.sweeps.attempt import attempt
+from launcher.features.sweeps.codes import code_of
 from launcher.features.sweeps.continued import added, continued, known_sweep, member
 from launcher.features.sweeps.machines import Machines
 from launcher.features.sweeps.pool import Placement
@@ -158,7 +159,10 @@ class Sweep:
         every = [*own, *added(job, earlier, self.group, log)]
         self._work = [_Work(each, of, Variant(of.variant, values=of.values or ())) for each, of in every]
         self._most = most or len(self._work)
-        self._inputs = None if job.codes else inputs_of(job, own_machines(job), self._log)
+        self._packing = threading.Lock()
+        self._inputs = dict[tuple[str, str | None], Inputs]()  # by code: variants differ else only in `args`
+        if not job.codes:
+            self._inputs_of(job)
         self._machines = Machines(job, self._options, self._here, self._back)
         for work in self._work:
             if job.codes or work.own.added:
@@ -293,13 +297,17 @@ class Sweep:
         earlier = None if work.earlier is None else Earlier(work.earlier, required=False)
         options = replace(self._options, resume=earlier, started=threading.Event())
         with self._machines.turn(placement):
-            return attempt(job, self._inputs_of(work, job), work.own, options)
+            # one that ran before has the code that it had: a revision may mean another commit, a folder change
+            had = work.had and inputs_had(job, work.had, self._log, self._here)
+            return attempt(job, had or self._inputs_of(job), work.own, options)
 
-    def _inputs_of(self, work: _Work, job: Job) -> Inputs:
-        """A variant that ran before has the code that it had: a revision may mean another commit, a folder change."""
-        if work.had is not None:
-            return inputs_had(job, work.had, self._log, self._here)
-        return self._inputs or inputs_of(job, own_machines(job), self._log, self._here)
+    def _inputs_of(self, job: Job) -> Inputs:
+        """All variants of a code have what it is when the first of them starts."""
+        with self._packing:
+            code = code_of(job)
+            if code not in self._inputs:
+                self._inputs[code] = inputs_of(job, own_machines(job), self._log, self._here)
+            return self._inputs[code]
 
     def _attend(self, work: _Work, placement: Placement, begin: Callable[[], Run]) -> None:
         """Run a variant from its start to its end, in its own thread."""

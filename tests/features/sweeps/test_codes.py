@@ -79,6 +79,18 @@ def test_a_variant_has_its_code_also_when_it_runs_again(home_cli: Cli) -> None:
     assert not [*(here.parent / "cache" / "launcher" / "sweeps").iterdir()]
 
 
+def test_all_variants_of_a_folder_have_what_it_was_when_the_first_one_started(home_cli: Cli) -> None:
+    tree = home_cli.cwd.parent / "tree"
+    tree.mkdir()
+    (tree / "word").write_text("first\n")
+    run = {"command": ["sh", "-c", f"cat word; echo later >'{tree}/word'"]}
+    sweep = {"code": ["../tree"], "grid": {"lr": [1, 2]}}
+    home_cli("up", home_cli.job("codes", runtime="process", nodes={"pool": ["local"]}, run=run, sweep=sweep))
+    said = [home_cli("logs", each.name, "--no-follow").stdout for each in home_cli.runs()]
+    assert said == ["first\n", "first\n"]
+    assert len({each["code"] for each in ledger(home_cli)}) == 1
+
+
 def test_what_is_no_code_is_refused_before_anything_starts(home_cli: Cli) -> None:
     here = home_cli.cwd
     git(here, "init", "--quiet", "--initial-branch", "main")
