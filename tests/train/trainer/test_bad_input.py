@@ -204,16 +204,38 @@ def test_options(options: str, says: str, data: Path, tmp_path: Path, capfd: pyt
 
 
 @pytest.mark.parametrize("local_rank", ["0", "1"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--dta x", "--dta: no such option; closest: --data"),  # not: --data is required
+        ("--data x --parallel fsdp --compile --compile-mode max-autotune", "--parallel fsdp with --compile-mode max-a"),
+        ("--data x --parallel single", "--parallel single runs one process, not 2"),
+        ("--data x --parallel hsdp", "--parallel hsdp needs two or more nodes, and this is one; use fsdp"),
+        ("--data {data} --parallel dual_batch --schedule multistep --dual-small 5", "small 5: must be 0 to 1, the num"),
+        ("--data x --parallel dual_batch --schedule multistep", "--data x: no such file or folder on this machine"),
+    ],
+)
 def test_an_option_error_is_printed_once_a_machine_and_recorded_by_every_rank(
-    local_rank: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    *,
+    options: str,
+    says: str,
+    local_rank: str,
+    data: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    assert main(["--dta", "x"]) == 2  # not: --data is required
-    line = "train: error: --dta: no such option; closest: --data"
-    assert capfd.readouterr().err == (f"{line}\n" if local_rank == "0" else "")
+    """Before they join, which would fail here."""
+    given = {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}
+    for name, value in (given | {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    assert main(options.format(data=data).split()) == 2
+    shown, line = capfd.readouterr().err, f"train: error: {says}"
+    assert shown.startswith(line) and shown.count("\n") == 1 if local_rank == "0" else not shown
     recorded = json.loads((tmp_path / "error.json").read_text())["message"]
-    assert recorded["message"] == recorded["extraInfo"]["py_callstack"] == line
+    assert recorded["message"] == recorded["extraInfo"]["py_callstack"]
+    assert recorded["message"].startswith(line)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")

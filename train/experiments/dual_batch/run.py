@@ -23,7 +23,7 @@ from train.data.source import Dataset
 from train.deadline import exit_after_sigterm
 from train.distributed.agreement import shared_options
 from train.distributed.world import World, choose_device
-from train.errors import Stopped, TrainError
+from train.errors import Stopped, TrainError, alike_on_a_machine
 from train.evaluate import evaluate
 from train.experiments.dual_batch.guard import die_with_guard
 from train.experiments.dual_batch.network import Remote, disconnect, join, reported_lost, serve, store
@@ -58,11 +58,12 @@ def run(config: Config) -> None:
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = choose_device(config, *device_index(rank, local_rank, local_size))
-    world = World(0, 1, local_rank, local_size, device, "none", core_sharers=local_size)
-    check(config, "dual_batch", choose_precision(config, world.device).name, [1] * size, world.device.type)
-    dataset = open_dataset(config.data)
-    plan = plan_of(config, size - 1, len(dataset.train.labels))
+    with alike_on_a_machine():
+        device = choose_device(config, *device_index(rank, local_rank, local_size))
+        world = World(0, 1, local_rank, local_size, device, "none", core_sharers=local_size)
+        check(config, "dual_batch", choose_precision(config, world.device).name, [1] * size, world.device.type)
+        dataset = open_dataset(config.data)
+        plan = plan_of(config, size - 1, len(dataset.train.labels))
     stop, saving = threading.Event(), threading.Event()
     # also while this process waits for the others to join
     with exit_after_sigterm(f"rank {rank} on {socket.gethostname()}", stop.set, saving):
