@@ -59,6 +59,7 @@ class Interval:
     mfu: float | None  # fraction of the GPUs' peak FLOP/s; None if unknown
     loss_scale: float
     skipped: int  # steps, of the run
+    compiled: bool = False  # --compile met a new size of batch, so its rate is not that of training
     # what is known once all ranks have computed it
     interval: Scores = NO_SCORES
     so_far: Scores = NO_SCORES  # of the epoch
@@ -173,6 +174,7 @@ class Writer(Silent):
             lr=now.lr,
             loss_scale=now.loss_scale,
             skipped=now.skipped,
+            **({"compiled": True} if now.compiled else {}),
             **({"slow": now.slow} if now.slow else {}),
         )
         scalars = {

@@ -143,6 +143,7 @@ class Trainer:
         self.meter: Meter[Interval] = Meter(world, bad=self.step.bad)
         self.clock = Clock(world.device, forward=not self.step.forward_waits)
         self.seconds, self.steps = 0.0, 0  # of the training steps of this process
+        self.compiled, self.compiles = set[torch.Size](), False  # sizes of batches; whether this interval has a new one
         self.stragglers = Stragglers(self.nodes if world.sharded else [])  # model stages have unequal work
         self.ports = Ports("nccl" in world.backend and world.local_rank == 0 and world.local_size < world.size)
         if self.resumed:
@@ -262,6 +263,9 @@ class Trainer:
         for number, batch in enumerate(batches):
             if progress.epoch == progress.step == number == 0:  # later ones may be empty
                 self.log.images("Images/augmented", batch.images[:SHOWN].cpu().numpy(), 0)
+            if config.compile and batch.images.shape not in self.compiled:
+                self.compiled.add(batch.images.shape)
+                self.compiles = True
             step.sync(batch.last)
             output = step.forward(batch, plan)
             self.clock.computed()
@@ -547,7 +551,9 @@ class Trainer:
             mfu=ideal and min(took.images_per_s * ideal / device_count(config, world), 1.0),
             loss_scale=self.step.scale.value,
             skipped=progress.skipped,
+            compiled=self.compiles,
         )
+        self.compiles = False
         self._report(self.meter.close(now, took))
 
     def _report(self, closed: Closed[Interval] | None) -> None:

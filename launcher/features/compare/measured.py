@@ -93,7 +93,7 @@ def _compressed(start: Line) -> str:
 
 
 def steady_rate(lines: Sequence[Line]) -> float:
-    """Return images per second, without the first interval after each start (warm-up) if there are others.
+    """Return images per second, without intervals that compile and the first after each start, if there are others.
 
     Intervals are weighted by their steps: total images divided by total seconds, not the mean of rates.
     """
@@ -104,7 +104,9 @@ def steady_rate(lines: Sequence[Line]) -> float:
         if line["kind"] == "start":
             last, fresh = int(line.get("step", 0)), True
         elif line["kind"] == "step":
-            (cold if fresh else warm).append((int(line["step"]) - last, float(line["images_per_s"])))
+            (cold if fresh or line.get("compiled") else warm).append(
+                (int(line["step"]) - last, float(line["images_per_s"]))
+            )
             last, fresh = int(line["step"]), False
     counted = warm or cold
     return sum(steps for steps, _ in counted) / sum(steps / rate for steps, rate in counted)

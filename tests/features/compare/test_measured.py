@@ -32,6 +32,11 @@ def test_the_rate_excludes_the_first_interval_of_each_start() -> None:
     assert steady_rate(once[:2]) == pytest.approx(100 / 9)  # the only interval
 
 
+def test_the_rate_excludes_intervals_that_compile() -> None:
+    slow = {"kind": "step", "time": 5.0, "step": 50, "images_per_s": 1.0, "loss": 2.0, "compiled": True}
+    assert steady_rate([*lines(100.0, 2, 32), slow]) == pytest.approx(100)
+
+
 def test_a_resumed_run_counts_as_one_run() -> None:
     first, second = lines(100.0, 2, 32)[:4], lines(100.0, 2, 32, start=1000.0)
     run = measure([*first, *second], "r", "r")

@@ -1,6 +1,7 @@
 """--compile of the blocks of a model, with graphs that run as they are."""
 
 import copy
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_what_takes_long_without_another_line_is_said_before_and_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counting(monkeypatch)
-    options = "--arch smallcnn --compile --image-size 16 --val-resize 16 --batch-size 4 --log-every 1 --epochs 1"
+    options = "--arch smallcnn --compile --image-size 16 --val-resize 16 --batch-size 5 --log-every 1 --epochs 2"
     where = ["--data", str(digit_tree(tmp_path / "data", 12, 4)), "--output", str(tmp_path / "run")]
     argv = [*where, *options.split()]
     says = "train: compiling for {} (--compile-mode default), which takes minutes if it is not in the compiler's cache"
@@ -91,6 +92,9 @@ def test_what_takes_long_without_another_line_is_said_before_and_after(
     said = [line for line in capsys.readouterr().out.splitlines() if re.search(r"^Epoch: |compiling", line)]
     assert said[0] == says.format("the first step")
     assert re.fullmatch(r"train: the first step took \d+\.\d s, with compiling", said[1])
-    assert [line[:10] for line in said[2:]] == ["Epoch: [1]"] * 4
+    assert [line[:10] for line in said[2:]] == ["Epoch: [1]"] * 4 + ["Epoch: [2]"] * 4
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    compiled = [line.get("compiled", False) for line in lines if line["kind"] == "step"]
+    assert compiled == [True, False, True, False, False, False]  # batches of 5, 5 and 2
     assert main([*argv, "--evaluate", str(tmp_path / "run" / "checkpoints" / "best.pt")]) == 0
     assert says.format("validation") in capsys.readouterr().out.splitlines()
