@@ -137,7 +137,7 @@ class _NewRun:
         try:
             yield
         finally:
-            tidying()
+            tidying()  # wait for it
         for text in said:
             self.options.log(text)
 
@@ -162,8 +162,8 @@ class _NewRun:
     def plan(self, prepared: Prepared, run: RunId | None = None) -> Plan:
         """run: its ID; None: that of the options."""
         watched = self.group is None and os.environ.get("CI", "").lower() not in ("1", "true")
-        code = self.inputs.code().digest
-        plan = make_plan(self.job, prepared, code, run or self.options.run, watched=watched)
+        digest = self.inputs.code().digest
+        plan = make_plan(self.job, prepared, digest, run or self.options.run, watched=watched)
         return plan if self.group is None else in_group(plan, self.group)
 
     def plan_on(self, destination: Destination) -> Plan:
@@ -207,10 +207,10 @@ class _NewRun:
         """Start all containers: on other GPUs or another port if another run has taken the plan's, and again after a
         wait if it may wait. Return the plan that was started. prepared: what the plan was made from; None on a cluster.
         """
-        code, secrets = self.inputs.code().archive, self.inputs.secrets
+        archive, secrets = self.inputs.code().archive, self.inputs.secrets
         while True:
             try:
-                start_containers(plan, self.fleet, code, secrets, record.event, fill)
+                start_containers(plan, self.fleet, archive, secrets, record.event, fill)
             except NodesFailed as error:
                 if prepared is None:
                     raise

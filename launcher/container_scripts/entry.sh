@@ -13,7 +13,8 @@
 #                         that did not exit in time when the program was stopped; elastic.py adds
 #                         `generation <number> <size of the log in bytes> <node,node,...> <text>`,
 #                         `ended <number> <nodes that caused it> <text>` and `over <why it is not restarted>`;
-#                         launcher_breakpoint.py adds `waits <rank> <pid> <epoch> <place>`, taken, busy, goes and skips
+#                         launcher_breakpoint.py adds `waits <rank> <pid> <epoch> <place>`, taken, busy, goes and skips;
+#                         launchers add `stopped <user@host> <epoch>` before they stop the container
 #   state/NODE.alive      with a hang timeout: grows while a rank waits in breakpoint() (launcher_breakpoint.py)
 #   state/NODE.began      for the first start: `<boot id of the machine> <seconds>` (below)
 #   state/budget          not empty once the run has reached its budget: the node with rank 0 writes it, and, where

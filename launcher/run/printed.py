@@ -23,7 +23,7 @@ from launcher.records.paths import NodePaths, as_shown
 from launcher.records.store import NodeOfRun
 from launcher.run.locate import Attached, Note
 from launcher.run.selection import Selection
-from launcher.run.watch.attempts import Segment, World, segments
+from launcher.run.watch.attempts import Generation, Segment, segments
 from launcher.run.watch.messages import Output
 from launcher.run.watch.observed import Shown
 
@@ -105,30 +105,30 @@ def _find_elastic(attached: Attached, chosen: Selection) -> Parts:
     """Locate output in a job with min_nodes, whose ranks move: earlier output of rank 0, and the file to follow."""
     record, rank, tail = attached.record, chosen.rank, chosen.tail
     found = _generations(attached)
-    world = found[-1].world if found else None
-    if rank is not None and world is not None:
-        node, node_rank = _rank_of(attached, world, rank)
+    generation = found[-1].generation if found else None
+    if rank is not None and generation is not None:
+        node, node_rank = _rank_of(attached, generation, rank)
         files = attached.engines[node.name].files
-        path = f"{NodePaths(node.output, node.name).in_generation(world.number, node_rank)}/rank-{rank}.log"
+        path = f"{NodePaths(node.output, node.name).in_generation(generation.number, node_rank)}/rank-{rank}.log"
         start = last_lines(files, path, tail, below=node.output) if tail is not None else 0
         return Parts([Shown(node, path, start)])
-    master = next((node for node in attached.nodes if world and node.name == world.members[0]), None)
+    master = next((node for node in attached.nodes if generation and node.name == generation.members[0]), None)
     if master is None:  # it is unreachable, or the run has not started
         node = attached.nodes[0]
         log = Path(NodePaths(str(record.paths.root), node.name).log)
         size = log.stat().st_size if found and log.exists() else 0
-        shown = Shown(node, NodePaths(node.output, node.name).log, size, moves=True, world=world)
+        shown = Shown(node, NodePaths(node.output, node.name).log, size, moves=True, generation=generation)
         return Parts([shown], found)
     now = _start(attached, master, replace(chosen, rank=None))
     earlier = found[:-1] if tail is None and chosen.since is None else []
-    shown = replace(now, offset=max(now.offset, found[-1].start), moves=True, world=world)
+    shown = replace(now, offset=max(now.offset, found[-1].start), moves=True, generation=generation)
     return Parts([shown], earlier)
 
 
 def node_of_rank(attached: Attached, rank: int) -> NodeOfRun:
     """Return the node of this rank. Raises UsageError if the run has no such rank, NodesFailed."""
     if attached.record.min_nodes and (found := _generations(attached)):
-        return _rank_of(attached, found[-1].world, rank)[0]
+        return _rank_of(attached, found[-1].generation, rank)[0]
     return _nodes(attached, Selection(rank=rank))[0]
 
 
@@ -144,13 +144,13 @@ def _to(last: int) -> str:
     return f"ranks 0 to {last}" if last else "only rank 0"
 
 
-def _rank_of(attached: Attached, world: World, rank: int) -> tuple[NodeOfRun, int]:
+def _rank_of(attached: Attached, generation: Generation, rank: int) -> tuple[NodeOfRun, int]:
     """Return the node that has this rank in a generation, and its node rank. Raises UsageError."""
     workers = max(1, len(attached.nodes[0].ranks))
-    node_rank, last = rank // workers, len(world.members) * workers - 1
+    node_rank, last = rank // workers, len(generation.members) * workers - 1
     if rank > last:
         raise UsageError("--rank", f"{rank}: the run has {_to(last)} now", "`launcher status` lists them")
-    return attached.node(world.members[node_rank]), node_rank
+    return attached.node(generation.members[node_rank]), node_rank
 
 
 def _nodes(attached: Attached, chosen: Selection) -> Sequence[NodeOfRun]:

@@ -27,7 +27,7 @@ from launcher.run.locate import Attached, engine_of
 from launcher.run.membership import Joined
 from launcher.run.state import BUDGET, RunState, at_budget, recorded_end, state_of
 from launcher.run.watch import attempts
-from launcher.run.watch.attempts import World
+from launcher.run.watch.attempts import Generation
 
 _MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
 _NUMBER = re.compile("[0-9]{1,15}")
@@ -96,7 +96,7 @@ class RunStatus:
     progress: TrainingProgress | None
     nodes: tuple[NodeStatus, ...]
     result: Mapping[str, Any] | None  # the record's result.json
-    world: World | None = None  # newest generation of a job with min_nodes
+    world: Generation | None = None  # newest generation of a job with min_nodes
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" if unknown
     gradients: str = ""  # how they travel between the nodes; "" if unknown
     stopped_by: str = ""  # user@host; "" if unknown
@@ -121,7 +121,7 @@ class _Answer:
     row: NodeStatus
     state: ContainerState | None
     metrics: bytes  # end of the metrics, from a node that may have rank 0
-    worlds: tuple[World, ...]
+    generations: tuple[Generation, ...]
     nccl: bytes  # lines of NCCL's logs
     joined: Joined
     stopped_by: str = ""
@@ -151,19 +151,19 @@ def run_status(attached: Attached) -> RunStatus:
         stopped=bool(stopped_by) and not unreachable,  # by another folder's `down`
         recorded=recorded_end(result),
     )
-    world = attempts.newest({answer.row.node: answer.worlds for answer in answers})
+    generation = attempts.newest({answer.row.node: answer.generations for answer in answers})
     nccl = {answer.row.node: answer.nccl.decode("utf-8", "replace") for answer in answers}
     joined = {answer.row.node: answer.joined for answer in answers}
     metrics = {answer.row.node: answer.metrics for answer in answers if answer.metrics}
-    newest_first = [metrics[node] for node in (world.members if world else metrics) if node in metrics]
+    newest_first = [metrics[node] for node in (generation.members if generation else metrics) if node in metrics]
     lines = [parse_object(line) for line in newest_first[0].splitlines()] if newest_first else []
     away = [NodeStatus(name, "unreachable", str(error)) for name, error in {**attached.unreachable, **lost}.items()]
     return RunStatus(
         run=attached.record.run,
         state=state.value,
         progress=training_progress([line for line in lines if line and line.get("kind") == "step"]),
-        nodes=(*(_in_world(answer.row, world) for answer in answers), *away),
-        world=world,
+        nodes=(*(_in_generation(answer.row, generation) for answer in answers), *away),
+        world=generation,
         result=result,
         started_by=attached.started_by,
         gradients=str((result or {}).get("gradients", "")) or gradients.line(attached.record, nccl, joined),
@@ -243,9 +243,9 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Ends, end: M
         )
     stopped_by = attempts.stopped_by(printed.attempts) or ""
     joined = membership.parse(printed.groups, attempts.last_start(printed.attempts))
-    worlds = attempts.parse_worlds(printed.attempts)
+    generations = attempts.parse_generations(printed.attempts)
     budget = attempts.reached_budget(printed.attempts)
-    return _Answer(row, state, printed.metrics, worlds, printed.nccl, joined, stopped_by, budget)
+    return _Answer(row, state, printed.metrics, generations, printed.nccl, joined, stopped_by, budget)
 
 
 def stopped_ranks(node: str, text: bytes) -> tuple[StoppedRank, ...]:
@@ -268,14 +268,14 @@ def _number(text: str) -> int | None:
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
-def _in_world(row: NodeStatus, world: World | None) -> NodeStatus:
+def _in_generation(row: NodeStatus, generation: Generation | None) -> NodeStatus:
     """Return the row with the node's ranks in the newest generation of a job with min_nodes."""
-    if world is None or row.ranks is None:
+    if generation is None or row.ranks is None:
         return row
-    if row.node not in world.members:
+    if row.node not in generation.members:
         state = "waiting" if row.state == Phase.RUNNING.value else row.state
         return replace(row, state=state, node_rank=None, ranks=None)
-    rank, workers = world.members.index(row.node), row.ranks[1] - row.ranks[0] + 1
+    rank, workers = generation.members.index(row.node), row.ranks[1] - row.ranks[0] + 1
     return replace(row, node_rank=rank, ranks=(rank * workers, (rank + 1) * workers - 1))
 
 

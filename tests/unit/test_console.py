@@ -20,7 +20,7 @@ from launcher.records.measured import training_progress
 from launcher.run.end.outcome import given_up_or_removed
 from launcher.run.result import Failure, Outcome
 from launcher.run.state import RunState
-from launcher.run.watch.attempts import World
+from launcher.run.watch.attempts import Generation
 from launcher.run.watch.messages import (
     Message,
     NodeAway,
@@ -183,7 +183,7 @@ launcher: generation 1 ended on this node: gpu-b was lost"""
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_run_that_goes_on_shows_no_traceback_of_a_lost_peer(capsys: pytest.CaptureFixture[str], own: bool) -> None:
-    screen, world = Screen(), World(2, 0, ("gpu-a",), "rank 0 is now on gpu-a, world 1 of 2")
+    screen, world = Screen(), Generation(2, 0, ("gpu-a",), "rank 0 is now on gpu-a, world 1 of 2")
     text = LOST.replace("RuntimeError: [gloo/transport/tcp/pair.cc:561]", "ValueError:") if own else LOST
     screen.show(said(*text.splitlines()))
     screen.show(RankZeroMoved("gpu-a", world))

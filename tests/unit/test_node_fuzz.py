@@ -141,7 +141,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "utilization": lambda data: status.utilization(data, ["GPU-1"]),
     "terminal": terminal_text,
     "generations": generation,
-    "worlds": attempts.parse_worlds,
+    "worlds": attempts.parse_generations,
     "hang report": hang,
     "peer access": lambda data: gpu_checks.peers("a", data.decode("utf-8", "replace")),
 }

@@ -16,7 +16,7 @@ from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHer
 from launcher.model.container import ContainerState, Phase
 from launcher.records.collect import Collected
 from launcher.run.watch import attempts, messages, observed
-from launcher.run.watch.attempts import World
+from launcher.run.watch.attempts import Generation
 from launcher.run.watch.messages import Message
 from launcher.run.watch.observed import (
     GIVE_UP,
@@ -85,7 +85,7 @@ def test_a_recorded_run_is_reported_and_its_peers_are_stopped_as_they_were(name:
 
 NODES = ("a", "b")
 MEMBERS = st.sampled_from([("a", "b"), ("b", "a"), ("b",)])
-WORLDS = st.builds(World, st.integers(1, 4), st.just(0), MEMBERS, st.just("rank 0 here"))
+WORLDS = st.builds(Generation, st.integers(1, 4), st.just(0), MEMBERS, st.just("rank 0 here"))
 LINES = st.one_of(
     st.sampled_from([b"start 1\n", b"exit 1 2\n", b"stopped me@here 3\n", b"over the same error\n", b"other\n"]),
     WORLDS.map(lambda world: f"generation {world.number} 0 {','.join(world.members)} {world.text}\n".encode()),

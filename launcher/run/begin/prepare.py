@@ -53,13 +53,13 @@ def prepare(
     NodesFailed, ImageUnfit and other LauncherErrors; an error can leave behind only images and data.
     """
     rendezvous = choose_rendezvous(job, fleet, allotment)  # first: it takes tenths of a second, and an image minutes
-    image, ready = make_image(job, fleet, allotment.facts, log, on_progress, lock_file)
+    image, facts = make_image(job, fleet, allotment.facts, log, on_progress, lock_file)
     for feature in features.FEATURES.values():
         for key in feature.steps:
             if getattr(job, key):
                 step: PreparingStep = features.load(feature.steps[key])
-                ready = step(job, fleet, ready, log, on_progress, here)
-    return Prepared(replace(allotment, facts=ready), image, rendezvous)
+                facts = step(job, fleet, facts, log, on_progress, here)
+    return Prepared(replace(allotment, facts=facts), image, rendezvous)
 
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
@@ -165,8 +165,8 @@ def make_image(
     _check_cuda(job, facts, cuda.of_name(name), name)  # before it is pulled
     with caller_engine() as local:
         locations = ImageLocations(fleet.engines, local, log, on_progress, uses_gpus(job))
-        roi, mounted = decoder_source(job), bool(job.mounts)
-        image = ensure(job.image, locations, job=job.name, mounted=mounted, roi=roi, lock_file=lock_file)
+        decoder, mounted = decoder_source(job), bool(job.mounts)
+        image = ensure(job.image, locations, job=job.name, mounted=mounted, roi=decoder, lock_file=lock_file)
     master = fleet.engines[0]
     info = image.images[master.node]
     _check_cuda(job, facts, info.cuda, name)  # before the first container

@@ -28,14 +28,14 @@ MEETING_KEY = "LAUNCHER_MEETING_KEY"  # elastic/container_scripts/elastic.py rem
 def start_containers(
     plan: Plan,
     fleet: Fleet,
-    code: bytes,
+    archive: bytes,
     secrets: Mapping[str, str],
     event: Callable[..., None],
     fill: Callable[[], None] | None = None,
 ) -> None:
     """Start every container of the plan.
 
-    fill: copies an earlier run's files into the output folders of all nodes (run.begin.earlier).
+    archive: of the code. fill: copies an earlier run's files into the output folders of all nodes (run.begin.earlier).
 
     After any error, including Ctrl-C, all containers and files of this run are removed from the nodes, but for what a
     program that had begun has written. Raises NodesFailed with every failed node and its error.
@@ -60,7 +60,7 @@ def start_containers(
             ids[engine.node] = engine.create(spec)
 
         def unpack() -> None:
-            output_folder.unpack(engine.files, spec.workdir, code, list(_mounted_in_code(spec)))
+            output_folder.unpack(engine.files, spec.workdir, archive, list(_mounted_in_code(spec)))
 
         run_all([create_one, unpack])  # before `put`, for which an engine mounts everything
         files = kits[_kit_of(spec)]
@@ -81,7 +81,7 @@ def start_containers(
         event("started", nodes=[planned.node for planned in plan.nodes])
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)
-        uninterrupted(partial(undo, plan, fleet, cause=error, code=code if begun else None))
+        uninterrupted(partial(undo, plan, fleet, cause=error, sent=archive if begun else None))
         raise
 
 
@@ -133,10 +133,10 @@ def kit(folder: str, user: str, secrets: Mapping[str, str], *, remapped: bool, b
     return buffer.getvalue()
 
 
-def undo(plan: Plan, fleet: Fleet, cause: BaseException, code: bytes | None = None) -> None:
+def undo(plan: Plan, fleet: Fleet, cause: BaseException, sent: bytes | None = None) -> None:
     """Remove all that was created of a run. Raises NodesFailed, including the cause, if anything is left on a node.
 
-    code: that was sent, if programs may have begun; an output folder to which they have written is kept.
+    sent: the code that was, if programs may have begun; an output folder to which they have written is kept.
     """
 
     def remove(engine: Engine) -> None:
@@ -147,7 +147,7 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException, code: bytes | None = No
 
     def remove_folder(engine: Engine) -> None:
         folder = plan.node_plan(engine.node).container.output_dir
-        if code is not None and (left := written_to(engine.files.scan(folder), [n.node for n in plan.nodes], code)):
+        if sent is not None and (left := written_to(engine.files.scan(folder), [n.node for n in plan.nodes], sent)):
             what = f"the program had begun, so {folder} is kept: {not_fetched(left)}"
             raise NodeUnfit(f"node {engine.node}", what, f"to download it: launcher fetch {plan.run} --checkpoints")
         output_folder.remove(engine.files, folder, plan.run)

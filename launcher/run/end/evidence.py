@@ -21,7 +21,7 @@ from launcher.run.watch.attempts import (
     give_up_reason,
     parse,
     parse_ended_generation,
-    parse_worlds,
+    parse_generations,
     reached_budget,
     waiting,
 )
@@ -95,8 +95,9 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
     paths = NodePaths(str(root), node.name)
     tried = read_end(paths.attempts, LIMIT)
     files = {rank: Path(paths.rank_log(rank)) for rank in node.ranks}
-    for world in [world for world in parse_worlds(tried) if node.name in world.members][-1:]:
-        own = Path(paths.in_generation(world.number, world.members.index(node.name)))
+    if generations := [each for each in parse_generations(tried) if node.name in each.members]:
+        last = generations[-1]
+        own = Path(paths.in_generation(last.number, last.members.index(node.name)))
         files = {int(file.stem[5:]): file for file in own.glob("rank-*.log")}
     return Evidence(
         node=node,

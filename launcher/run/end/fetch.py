@@ -21,7 +21,7 @@ from launcher.records.wanted import is_safe
 from launcher.records.writer import replace as write_whole
 from launcher.records.written import Written, is_another_nodes, is_here, is_written, left_outside, outside, summary
 from launcher.run.locate import Attached
-from launcher.run.watch.attempts import World, collected, newest
+from launcher.run.watch.attempts import Generation, collected, newest
 
 
 def written(attached: Attached, without: Collection[str] = ()) -> Written | None:
@@ -134,7 +134,7 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
     )
 
 
-def _last_generation_first(folders: Sequence[OutputFolder], last: World | None) -> list[OutputFolder]:
+def _last_generation_first(folders: Sequence[OutputFolder], last: Generation | None) -> list[OutputFolder]:
     """Sort folders so that of files with the same name, those of the nodes in the last generation are preferred."""
     members = last.members if last is not None else ()
     return sorted(folders, key=lambda folder: folder.node not in members)  # the others stay in their order

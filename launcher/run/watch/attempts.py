@@ -90,7 +90,7 @@ class AtBreakpoint:
 
 
 @dataclass(frozen=True)
-class World:
+class Generation:
     """A generation: the nodes that train together until one of them is lost."""
 
     number: int
@@ -111,7 +111,7 @@ class EndedGeneration:
 class Segment:
     """The part of a node's log printed while the node had rank 0: from `start` to `stop` (None: to the end)."""
 
-    world: World
+    generation: Generation
     node: NodeOfRun
     start: int
     stop: int | None
@@ -192,16 +192,18 @@ def skipping(text: bytes) -> tuple[tuple[int, str], ...]:
     return tuple((int(match["rank"]), match["place"]) for match in found)
 
 
-def parse_worlds(text: bytes) -> tuple[World, ...]:
+def parse_generations(text: bytes) -> tuple[Generation, ...]:
     """Return the generations in order; other lines are ignored."""
     found = _GENERATION.finditer(text.decode("utf-8", "replace"))
-    return tuple(World(int(m["number"]), int(m["offset"]), tuple(m["members"].split(",")), m["text"]) for m in found)
+    return tuple(
+        Generation(int(m["number"]), int(m["offset"]), tuple(m["members"].split(",")), m["text"]) for m in found
+    )
 
 
 def current_generation(text: bytes) -> int:
     """Return the generation in which the node's last attempt takes part, or 0 if none."""
-    worlds = parse_worlds(_of_last_attempt(text))
-    return worlds[-1].number if worlds else 0
+    generations = parse_generations(_of_last_attempt(text))
+    return generations[-1].number if generations else 0
 
 
 def parse_ended_generation(text: bytes) -> EndedGeneration | None:
@@ -221,25 +223,25 @@ def _of_last_attempt(text: bytes) -> bytes:
     return text[max((found.start() for found in _START.finditer(text)), default=0) :]
 
 
-def newest(worlds: Mapping[str, tuple[World, ...]]) -> World | None:
-    """Return the newest generation of all. worlds: by node name."""
-    return max((own[-1] for own in worlds.values() if own), key=lambda world: world.number, default=None)
+def newest(generations: Mapping[str, tuple[Generation, ...]]) -> Generation | None:
+    """Return the newest generation of all. generations: by node name."""
+    return max((own[-1] for own in generations.values() if own), key=lambda each: each.number, default=None)
 
 
-def collected(root: Path, nodes: Iterable[NodeOfRun]) -> dict[str, tuple[World, ...]]:
+def collected(root: Path, nodes: Iterable[NodeOfRun]) -> dict[str, tuple[Generation, ...]]:
     """Return the generations of each node whose attempts file has been collected."""
     files = {node.name: Path(NodePaths(str(root), node.name).attempts) for node in nodes}
-    return {name: parse_worlds(file.read_bytes()) for name, file in files.items() if file.is_file()}
+    return {name: parse_generations(file.read_bytes()) for name, file in files.items() if file.is_file()}
 
 
 def segments(record: Record) -> list[Segment]:
     """Return rank 0's output across the nodes' logs; the first segment includes what its node printed before."""
     nodes = {node.name: node for node in record.nodes()}
     found = [
-        Segment(world, nodes[name], world.offset, own[index + 1].offset if index + 1 < len(own) else None)
+        Segment(generation, nodes[name], generation.offset, own[index + 1].offset if index + 1 < len(own) else None)
         for name, own in collected(record.paths.root, nodes.values()).items()
-        for index, world in enumerate(own)
-        if world.members[0] == name
+        for index, generation in enumerate(own)
+        if generation.members[0] == name
     ]
-    found.sort(key=lambda segment: segment.world.number)
+    found.sort(key=lambda segment: segment.generation.number)
     return [replace(segment, start=0) if segment is found[0] else segment for segment in found]

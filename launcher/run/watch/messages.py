@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from launcher.model.container import ContainerState
-from launcher.run.watch.attempts import World
+from launcher.run.watch.attempts import Generation
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class RankZeroMoved(Message):
 
     event: ClassVar[str] = "rankzeromoved"
     node: str
-    world: World
+    world: Generation
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 from launcher.run.state import SIGKILL_CODE
 from launcher.run.watch import attempts, messages
-from launcher.run.watch.attempts import World
+from launcher.run.watch.attempts import Generation
 from launcher.run.watch.messages import Message
 from launcher.run.watch.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed, Wanted
 
@@ -85,14 +85,14 @@ class Moment:
 class Shown:
     """A file whose content is shown, starting at an offset.
 
-    moves: switch to the log of another node when rank 0 moves there. world: the newest generation that was shown.
+    moves: switch to the log of another node when rank 0 moves there. generation: the newest generation that was shown.
     """
 
     node: NodeOfRun
     path: str
     offset: int = 0
     moves: bool = False
-    world: World | None = None
+    generation: Generation | None = None
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def begin(
 ) -> Observed:
     """Return what is known before anything was read. shown: at most one file per node."""
     logs = {each.node.name: each for each in shown}
-    worlds = [each.world for each in logs.values() if each.world]
+    generations = [each.generation for each in logs.values() if each.generation]
     found = {}
     for node in nodes:
         own, log = NodePaths(node.output, node.name), logs.get(node.name)
@@ -279,9 +279,11 @@ def begin(
             shown=log is not None,
             metrics=own.metrics if node.rank == 0 and not elastic else "",
         )
-        world = log.world if log else None
-        found[node.name] = _with_rank_zero(first, world) if world and world.members[0] == node.name else first
-    moves, newest = any(each.moves for each in logs.values()), max((world.number for world in worlds), default=0)
+        generation = log.generation if log else None
+        if generation is not None and generation.members[0] == node.name:
+            first = _with_rank_zero(first, generation)
+        found[node.name] = first
+    moves, newest = any(each.moves for each in logs.values()), max((each.number for each in generations), default=0)
     return Observed(found, elastic, isolates, unreachable, may_lose, moves=moves, generation=newest)
 
 
@@ -447,7 +449,7 @@ def _at_breakpoints(name: str, before: bytes, text: bytes) -> list[Message]:
 def _on_attempts(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observed, Sequence[Message]]:
     """Report each start, generation and end in its attempts file once."""
     name, text, found = node.node.name, (node.attempts + data)[-attempts.LIMIT :], list[Message]()
-    tries, worlds = attempts.parse(text), attempts.parse_worlds(text)
+    tries, generations = attempts.parse(text), attempts.parse_generations(text)
     if not known.elastic:  # an elastic job reports the new generation instead
         restarted = range(node.reported_starts, len(tries))
         found += [messages.NodeRestarted(name, index, tries[index - 1].why()) for index in restarted]
@@ -468,10 +470,10 @@ def _on_attempts(known: Observed, node: ObservedNode, data: bytes) -> tuple[Obse
             budget=budget,
         ),
     )
-    for world in worlds:
-        if world.members[0] == name and world.number > known.generation:
-            known = _rank_zero_moved(known, name, world)
-            found.append(messages.RankZeroMoved(name, world))
+    for generation in generations:
+        if generation.members[0] == name and generation.number > known.generation:
+            known = _rank_zero_moved(known, name, generation)
+            found.append(messages.RankZeroMoved(name, generation))
     found += [messages.NodeOver(name, why)] if why else []
     if by is not None:
         known = replace(known, stopped_by=known.stopped_by or by)
@@ -479,17 +481,17 @@ def _on_attempts(known: Observed, node: ObservedNode, data: bytes) -> tuple[Obse
     return known, found
 
 
-def _rank_zero_moved(known: Observed, name: str, world: World) -> Observed:
+def _rank_zero_moved(known: Observed, name: str, generation: Generation) -> Observed:
     """From now on, show the output of the first node of a newer generation, and its metrics."""
-    came = _with_rank_zero(known.nodes[name], world)
+    came = _with_rank_zero(known.nodes[name], generation)
     if known.moves and not came.shown:
-        came = replace(came, shown=True, first_byte=max(came.first_byte, world.offset))
+        came = replace(came, shown=True, first_byte=max(came.first_byte, generation.offset))
     hidden = [replace(node, shown=False) for node in known.nodes.values() if node.shown] if known.moves else []
-    return replace(_with(known, *hidden, came), generation=world.number)
+    return replace(_with(known, *hidden, came), generation=generation.number)
 
 
-def _with_rank_zero(node: ObservedNode, world: World) -> ObservedNode:
-    folder = NodePaths(node.node.output, node.node.name).in_generation(world.number, 0)
+def _with_rank_zero(node: ObservedNode, generation: Generation) -> ObservedNode:
+    folder = NodePaths(node.node.output, node.node.name).in_generation(generation.number, 0)
     return replace(node, metrics=f"{folder}/metrics.jsonl")
 
 

@@ -14,7 +14,7 @@ from launcher.model.container import ContainerState, Phase
 from launcher.records.collect import Collected
 from launcher.records.store import NodeOfRun
 from launcher.run.watch import messages, observed
-from launcher.run.watch.attempts import World
+from launcher.run.watch.attempts import Generation
 from launcher.run.watch.messages import Message
 from launcher.run.watch.observed import Action, FilesCollected, Moment, Observed, RestRead, Shown, StopPeers
 from launcher.run.watch.reader import Appended, Event, StateSeen, WaitFailed
@@ -89,7 +89,7 @@ def message_of(line: dict[str, Any]) -> Message:
     if "state" in fields:
         fields["state"] = state_of(fields["state"])
     if "world" in fields:
-        fields["world"] = World(**{**fields["world"], "members": tuple(fields["world"]["members"])})
+        fields["world"] = Generation(**{**fields["world"], "members": tuple(fields["world"]["members"])})
     if line["message"] == "Output":
         fields["data"] = fields["data"].encode("latin-1")
     made: Message = getattr(messages, line["message"])(**fields)
