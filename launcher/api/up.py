@@ -153,8 +153,8 @@ class _NewRun:
         allotment, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
         warn_without_gpus(job, allotment, options.log)
         self.inputs.packed(options.log)
-        lock = self.inputs.here / lock_path(job.file) if job.file else None
-        found = prepare(job, fleet, allotment, options.log, options.progress, lock, here=self.inputs.here)
+        lock_file = self.inputs.here / lock_path(job.file) if job.file else None
+        found = prepare(job, fleet, allotment, options.log, options.progress, lock_file, here=self.inputs.here)
         if wants_a_number(job) and time.monotonic() - checked_at > STALE:
             found = found.at(wait_for_gpus(job, fleet, waiting))
         return found

@@ -87,7 +87,7 @@ def at_budget(containers: Iterable[ContainerState], budget: bool) -> list[Contai
 
 
 def recorded_end(result: Mapping[str, Any] | None) -> RunState | None:
-    """Return the final state in result.json, or None."""
+    """Return the state in result.json; None if it has none, or one that this version does not know."""
     state = (result or {}).get("state")
     return RunState(state) if state in set(RunState) else None
 

@@ -236,9 +236,10 @@ def _lingering(evidence: Sequence[Evidence], alive: Collection[int]) -> str:
     nodes = {rank: e.node.name for e in evidence for rank in e.node.ranks}
     done = {rank for e in evidence if e.state.exit_code == 0 or e.last.ranks_had_exited for rank in e.node.ranks}
     done |= {int(rank) for e in evidence for ranks in _LINGERS.findall(e.log) for rank in ranks.split(",")}
-    left = sorted(nodes.keys() - done)
-    left = left if len(left) == 1 else [rank for rank in left if rank in alive]  # the others may have exited since
-    return ", ".join(f"rank {rank} on {nodes[rank]}" for rank in left) if done else ""
+    lingering = sorted(nodes.keys() - done)
+    if len(lingering) > 1:
+        lingering = [rank for rank in lingering if rank in alive]  # the others may have exited since
+    return ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lingering) if done else ""
 
 
 def _importing(stack: str) -> bool:

@@ -82,7 +82,9 @@ class Follow:
         self._stop = threading.Event()  # of the threads
         self._due = threading.Event()  # collect now
         self._readers = {
-            node.name: NodeReader(node, attached.engines[node.name], partial(self._wanted, node.name), self._take)
+            node.name: NodeReader(
+                node, attached.engines[node.name], partial(self._wanted_of, node.name), self._on_event
+            )
             for node in attached.nodes
         }
 
@@ -113,10 +115,10 @@ class Follow:
         for reader in self._readers.values():
             reader.end()
 
-    def _wanted(self, name: str) -> Wanted:
+    def _wanted_of(self, name: str) -> Wanted:
         return self.known.nodes[name].wanted()
 
-    def _take(self, event: Event | FilesCollected) -> None:
+    def _on_event(self, event: Event | FilesCollected) -> None:
         """Note an event, queue the messages about it, and pause its thread while too many wait.
 
         Appended data is queued before it is stored, so that a full or slow local disk loses no output. Raises _Closed,
@@ -189,7 +191,7 @@ class Follow:
 
         if self._resumed:
             with suppress(FileNotFoundError, LauncherError):
-                self._take(StartsKnown(reader.name, reader.attempts(attempts.LIMIT)))
+                self._on_event(StartsKnown(reader.name, reader.attempts(attempts.LIMIT)))
         while running():
             try:
                 reader.follow(running)
@@ -206,14 +208,14 @@ class Follow:
             try:
                 reader.read_rest(reader.engine.files, reader.node.output)
             except LauncherError as error:
-                self._take(RestFailed(reader.name, error))
+                self._on_event(RestFailed(reader.name, error))
             else:
-                self._take(RestRead(reader.name, copies=False))
+                self._on_event(RestRead(reader.name, copies=False))
                 return
         if node.collected:
             with suppress(LauncherError):
                 reader.read_rest(Files(LocalMachine("this machine", "")), str(self._attached.record.paths.root))
-            self._take(RestRead(reader.name, copies=True))
+            self._on_event(RestRead(reader.name, copies=True))
         else:
             self._stop.wait(observed.RETRY)
 
@@ -249,7 +251,7 @@ class Follow:
                 with suppress(Exception):  # read again at the end, and said then
                     apart = "" if final or self.known.apart else membership.so_far(record)
                     found = replace(found, gradients=gradients.line(record), apart=apart)
-            self._take(found)
+            self._on_event(found)
 
 
 def _now() -> Moment:
