@@ -100,8 +100,9 @@ def test_every_attempt_to_stop_a_peer_is_waited_for(supervised: Callable[[Peer],
     assert reading.is_alive()
     first_may_end.set()
     reading.join(60)
-    events = read_json_lines(tmp_path / "runs" / RUN / "events.jsonl")
-    assert [each["event"] for each in events].count("peer stopped") == 2
+    events = [each["event"] for each in read_json_lines(tmp_path / "runs" / RUN / "events.jsonl")]
+    assert events.count("peer stopped") == 2
+    assert {"node ended", "node lost", "node back"} <= {*events}
 
 
 def test_an_error_while_peers_are_stopped_is_said_and_costs_no_outcome(

@@ -269,3 +269,21 @@ def test_the_log_of_another_node_is_read_from_where_rank_0_came_to_it() -> None:
     wanted = known.nodes["b"].wanted()
     assert wanted.first_bytes[wanted.log] == 99
     assert f"{OUT}/generations/0002-0/metrics.jsonl" in wanted.first_bytes
+
+
+def test_messages_are_recorded_under_names_that_stay() -> None:
+    """Old and new records are read alike, whatever the classes are called."""
+    assert {each.event for each in Message.__subclasses__()} == {
+        "",  # output, progress, ticks
+        *(
+            "node ended",
+            "node lost",
+            "node back",
+            "node gone",
+            "node removed",
+            "node stopped",
+            "node budget",
+            "node waits",
+        ),
+        *("node restarted", "node over", "rankatbreakpoint", "rankzeromoved", "gradients", "notcollected", "warned"),
+    }
