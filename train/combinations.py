@@ -24,7 +24,7 @@ def check_early(config: Config, given: Mapping[str, str], code: bool = True) -> 
     """
     processes, local, nodes = (int(given.get(f"{of}WORLD_SIZE", 0)) for of in ("", "LOCAL_", "GROUP_"))
     if config.parallel == "hsdp" and nodes == 1:
-        raise TrainError("--parallel hsdp needs two or more nodes, and this is one; use fsdp")
+        raise TrainError("--parallel hsdp needs two or more nodes, and here is one; use fsdp")
     kind, amp, device = ("" if each == "auto" else each for each in (config.parallel, config.amp, config.device))
     if not kind and processes:
         kind = "ddp" if processes > 1 else "single"

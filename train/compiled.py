@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from train.config import Config
-from train.errors import TrainError
+from train.errors import TrainError, alike_on_a_machine
+
+NO_COMPILER = re.compile(r"No working C\+\+ compiler found|Failed to find C compiler")  # torch on a CPU; Triton
 
 
 class Compiled(nn.Module):
@@ -93,10 +96,16 @@ def _allow(limit: int) -> None:
 
 
 def _called(call: Callable[..., Any], what: tuple[str, str], *arguments: Any, **named: Any) -> Any:
-    """Call what was compiled. Raises TrainError if it would not be compiled for these arguments."""
+    """Call what was compiled. Raises TrainError if it cannot be, or would not be for these arguments."""
     try:
         return call(*arguments, **named)
     except Exception as error:
+        if NO_COMPILER.search(str(error)):
+            with alike_on_a_machine():
+                raise TrainError(
+                    "--compile needs gcc and g++ for the code that torch.compile generates, and they are not here; "
+                    "install them, use an image that has them, or remove --compile"
+                ) from error
         if type(error).__name__ not in ("FailOnRecompileLimitHit", "FailOnCacheLimitHit"):
             raise
         found, inputs = what

@@ -210,7 +210,7 @@ def test_options(options: str, says: str, data: Path, tmp_path: Path, capfd: pyt
         ("--dta x", "--dta: no such option; closest: --data"),  # not: --data is required
         ("--data x --parallel fsdp --compile --compile-mode max-autotune", "--parallel fsdp with --compile-mode max-a"),
         ("--data x --parallel single", "--parallel single runs one process, not 2"),
-        ("--data x --parallel hsdp", "--parallel hsdp needs two or more nodes, and this is one; use fsdp"),
+        ("--data x --parallel hsdp", "--parallel hsdp needs two or more nodes, and here is one; use fsdp"),
         ("--data {data} --parallel dual_batch --schedule multistep --dual-small 5", "small 5: must be 0 to 1, the num"),
         ("--data x --parallel dual_batch --schedule multistep", "--data x: no such file or folder on this machine"),
     ],

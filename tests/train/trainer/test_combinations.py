@@ -119,7 +119,7 @@ def test_hsdp_needs_nodes_with_the_same_number_of_processes(local_sizes: list[in
         ("--parallel fsdp", "WORLD_SIZE=1", "--parallel fsdp shards the weights over processes; start two or more"),
         ("--parallel fsdp", "WORLD_SIZE=2", ""),
         ("--parallel fsdp", "", ""),
-        ("--parallel hsdp", "GROUP_WORLD_SIZE=1", "--parallel hsdp needs two or more nodes, and this is one; use fsdp"),
+        ("--parallel hsdp", "GROUP_WORLD_SIZE=1", "--parallel hsdp needs two or more nodes, and here is one; use fsdp"),
         ("--parallel hsdp", "GROUP_WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 WORLD_SIZE=2", "here they have 1, 1; use fsdp"),
         ("--parallel hsdp", "GROUP_WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 WORLD_SIZE=4", ""),
         ("--parallel hsdp", "GROUP_WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 WORLD_SIZE=3", ""),  # once both nodes are there

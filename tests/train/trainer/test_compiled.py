@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,24 @@ def test_a_torch_that_would_need_hooks_inside_of_a_block_is_refused_by_name(
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", lambda module, *, mesh, mp_policy: module)
     (found,) = lacking(replace(CONFIG, parallel=kind))
     assert re.match(rf"--parallel {kind} with --compile needs .*, which torch \S+ lacks; use", found)
+
+
+@pytest.mark.parametrize("said", ["No working C++ compiler found in torch._inductor", "Failed to find C compiler. Pl"])
+def test_without_a_compiler_the_error_is_one_line(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torch on a CPU says it, and Triton."""
+
+    def backend(_graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> object:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch.compiler.reset()
+    options = "--data synthetic:4 --arch smallcnn --compile --image-size 16 --batch-size 4 --epochs 1 --output"
+    assert main([*options.split(), str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("train: error: --compile needs gcc and g++")
+    assert shown.count("\n") == 1
 
 
 def test_what_takes_long_without_another_line_is_said_before_and_after(
