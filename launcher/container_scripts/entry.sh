@@ -33,8 +33,9 @@ our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
 our_began=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.began
 our_alive=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.alive
 our_budget=$LAUNCHER_OUTPUT/state/budget
+our_quiet=$our_kit/home/quiet # exists while no output is expected: the program was told to end, or waits (elastic.py)
 our_metrics=$LAUNCHER_OUTPUT/metrics.jsonl
-our_patience=15 # seconds from a hang to SIGKILL, including 5 for the ranks' recordings
+our_patience=15 # seconds without output after a hang until SIGKILL, including 5 for the ranks' recordings
 our_grace=45 # seconds from SIGTERM to SIGKILL at the time limit and the budget, as for `launcher down`; torchrun's ranks have 40
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
@@ -179,6 +180,7 @@ forward() {
     our_forwarded="$our_forwarded $1" our_ranks=''
     each_rank report_halted
     [ -n "$our_ranks" ] || ! ls "$LAUNCHER_OUTPUT"/logs/rank-*.log >/dev/null 2>&1 || note left # the ranks had started
+    [ "$1" != TERM ] || (: >"$our_quiet") 2>/dev/null # it may save without a word
     kill -s "$1" $our_child 2>/dev/null
 }
 pass() {
@@ -186,12 +188,13 @@ pass() {
     kill -s "$1" $our_child 2>/dev/null
 }
 
-# --- signals from tick, below: ALRM at the time limit, PROF at the budget, VTALRM after a hang
+# --- signals from tick, below: ALRM at the time limit, PROF at the budget, VTALRM after a hang. What ends the program
+# first, counts.
 end_for_limit() {
     our_at_limit=1
     echo "launcher: time limit of $LAUNCHER_TIMEOUT s reached" >&3
 }
-# The launcher reads the note, other nodes the file. What ends the program first, counts.
+# The launcher reads the note, other nodes the file.
 end_for_budget() {
     our_at_budget=1
     if [ "${LAUNCHER_NODE_RANK:-0}" != 0 ]; then
@@ -206,7 +209,7 @@ end_for_budget() {
 }
 at_limit() {
     our_caught=1
-    [ -z "$our_at_budget" ] || return
+    [ -z "$our_at_budget$our_at_hang" ] || return
     end_for_limit # if this blocks because the log is not read, tick still sends SIGKILL
     forward TERM
 }
@@ -217,6 +220,8 @@ at_budget() {
     forward TERM
 }
 at_hang() {
+    our_caught=1
+    [ -z "$our_at_limit$our_at_budget" ] || return
     our_at_hang=1
     echo "launcher: no output and no step for $LAUNCHER_HANG_TIMEOUT s; stacks of the ranks:" >&3
     stacks
@@ -230,8 +235,8 @@ signs() {
     (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log state/*.alive metrics.jsonl generations/*/* 2>/dev/null)
 }
 tick() {
-    our_late=0 our_saving=0 our_stuck=0 our_drained=0 # seconds since the limit, the budget, the hang, the program's end
-    our_state_before='' our_signs_before=none our_last_sign=0
+    our_late=0 our_saving=0 our_drained=0 # seconds since the limit, the budget, the program's end
+    our_state_before='' our_signs_before=none our_last_sign=0 our_stuck='' our_silence=$LAUNCHER_HANG_TIMEOUT
     while :; do
         our_state=$(log_state)
         [ "$our_state" = "$our_state_before" ] || echo "$our_state"
@@ -247,14 +252,20 @@ tick() {
             [ $our_saving -ne $our_grace ] || kill -s KILL "$our_child"
             our_saving=$((our_saving + 1))
         fi
-        if [ -n "$LAUNCHER_HANG_TIMEOUT" ] && [ $our_saving -eq 0 ]; then
+        if [ -n "$our_silence" ]; then
             our_signs=$(signs)
-            if [ "$our_signs" != "$our_signs_before" ] || [ -e "$our_kit/home/quiet" ]; then our_last_sign=$(seconds); fi
+            if [ "$our_signs" != "$our_signs_before" ] || { [ -z "$our_stuck" ] && [ -e "$our_quiet" ]; }; then
+                our_last_sign=$(seconds)
+            fi
             our_signs_before=$our_signs
-            if [ $(($(seconds) - our_last_sign)) -ge "$LAUNCHER_HANG_TIMEOUT" ]; then
-                [ $our_stuck -ne 0 ] || kill -s VTALRM $$
-                [ $our_stuck -ne $our_patience ] || kill -s KILL "$our_child"
-                our_stuck=$((our_stuck + 1))
+            if [ $(($(seconds) - our_last_sign)) -ge "$our_silence" ]; then
+                if [ -z "$our_stuck" ]; then
+                    kill -s VTALRM $$
+                    our_stuck=yes our_silence=$our_patience our_last_sign=$(seconds)
+                else
+                    kill -s KILL "$our_child"
+                    our_silence=''
+                fi
             fi
         fi
         if ! kill -0 "$our_child"; then
@@ -283,9 +294,10 @@ if [ "$our_hard" != unlimited ] && [ "$our_hard" -lt $our_files ]; then our_file
 if [ "$our_soft" != unlimited ] && [ "$our_soft" -lt "$our_files" ]; then ulimit -Sn "$our_files"; fi
 
 [ -z "$our_no_cache" ] || echo "launcher: node $LAUNCHER_NODE: nothing is cached for the next run: $our_no_cache" >&3
-rm -rf "$our_kit/home/.flight_recorder" # the pipes of an earlier attempt
+rm -rf "$our_kit/home/.flight_recorder" "$our_quiet" # the pipes of an earlier attempt; it was told to end
 [ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # of an earlier attempt
-note start || cannot_write
+# cat says why it cannot write, unlike the echo of some shells
+our_why=$( (echo "start $(date +%s)" | LC_ALL=C cat >>"$our_attempts") 2>&1) || cannot_write "$our_why"
 # When the time limit and the budget are reached. Times are those of seconds(), which begins anew when the machine boots.
 if [ -n "$LAUNCHER_TIMEOUT$LAUNCHER_BUDGET" ]; then
     our_boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo none)

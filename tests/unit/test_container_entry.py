@@ -252,6 +252,34 @@ def test_a_node_without_expected_output_is_not_considered_hung(one: Box) -> None
     assert b"begins\nlauncher: no output and no step for 2 s" in out
 
 
+def test_a_program_that_ignores_a_hang_is_killed_soon(one: Box) -> None:
+    """Not after the hang timeout again, though the hang itself was reported in the log."""
+    one.change("our_patience=15", "our_patience=1")
+    one.change("our_silence=$LAUNCHER_HANG_TIMEOUT", "our_silence=1")
+    code, out = one.run("sleep", "600", env={"LAUNCHER_HANG_TIMEOUT": "3600"})
+    assert code == 125
+    assert b"no output and no step for 3600 s" in out
+
+
+@pytest.mark.parametrize("limit", [True, False])
+def test_a_program_that_was_told_to_end_may_save_without_output(one: Box, limit: bool) -> None:
+    """At the time limit, or by SIGTERM: silence is no hang then."""
+    ready = one.root / "ready"
+    if limit:
+        one.change(
+            '        if [ -n "$our_deadline" ] && [ "$(seconds)" -ge "$our_deadline" ]', f"        if [ -e '{ready}' ]"
+        )
+    program = f"trap 'sleep 5; echo saved; exit 7' TERM; echo ready; : >'{ready}'; while :; do sleep 0.1; done"
+    process = one.start("/bin/sh", "-c", program, env={"LAUNCHER_HANG_TIMEOUT": "2", "LAUNCHER_TIMEOUT": "60"})
+    if not limit:
+        one.until(b"ready")
+        process.send_signal(signal.SIGTERM)
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == (124 if limit else 7)
+    assert b"saved\n" in out
+    assert b"no output" not in out
+
+
 def test_a_short_program_is_not_reported_as_timed_out(box: Box) -> None:
     assert {box.run("true", env={"LAUNCHER_TIMEOUT": "60"})[0] for _ in range(30)} == {0}
 
@@ -289,6 +317,21 @@ def test_a_full_disk_does_not_hang_the_job(box: Box) -> None:
         assert b"\nend\n" in out
     finally:
         subprocess.run(["umount", "-l", str(box.output)], check=True)
+
+
+@needs_root
+def test_a_full_disk_at_a_restart_is_named(box: Box) -> None:
+    if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(box.output)]):
+        pytest.skip("mount is not allowed here")
+    try:
+        assert box.run("/bin/sh", "-c", "yes >>$LAUNCHER_OUTPUT/full")[0] == 1
+        (box.output / "state/gpu-a.attempts").write_text("")  # as where its last line has filled a block
+        subprocess.call(["sh", "-c", f"yes >>'{box.output}/full'"], stderr=subprocess.DEVNULL)
+        code, out = box.run("true")
+    finally:
+        subprocess.run(["umount", "-l", str(box.output)], check=True)
+    assert code == 73
+    assert b"the output folder's disk is full: free some space in " in out
 
 
 @needs_root
