@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -51,17 +53,21 @@ class StartedMeanwhile(ProcessEngine):
         for state in found:
             if self.down and state.phase is Phase.CREATED and state.labels["launcher.purpose"] == "run":
                 self.start(state.id)
+                while not Path("begun").exists():
+                    time.sleep(0.02)
         return found
 
 
-def test_a_container_that_is_started_after_down_has_listed_it_is_stopped_and_removed(
+def test_a_container_that_is_started_after_down_has_listed_it_is_stopped_collected_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     keys = {"name": "meets", "runtime": "process", "nodes": ["local"], "port": free_port(), "gpus": "none"}
-    Path("job.yaml").write_text(yaml.safe_dump({**keys, "run": {"command": ["sleep", "600"]}}))
+    begun = shlex.quote(str(Path("begun").absolute()))
+    program = f"trap 'echo saved; exit 0' TERM; touch {begun}; while :; do sleep 0.1; done"
+    Path("job.yaml").write_text(yaml.safe_dump({**keys, "run": {"command": ["sh", "-c", program]}}))
     killed = [sys.executable, "-m", "tests.e2e.killed", "before:start_process:1", "up", "job.yaml"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run(killed, env=env, capture_output=True, check=False).returncode == -signal.SIGKILL
@@ -70,8 +76,11 @@ def test_a_container_that_is_started_after_down_has_listed_it_is_stopped_and_rem
     run = launcher.Run(record, None, lambda _: None, connected_run(record, Fleet([engine], {}, None)))
     engine.down = True
     (removed,) = run.down()
-    (container,) = [each.state.name for each in removed.containers if "port" not in each.state.name]
-    assert not supervisor.processes(container)
+    (one,) = [each for each in removed.containers if "port" not in each.state.name]
+    assert one.stopped
+    assert not supervisor.processes(one.state.name)
+    (log,) = folder.rglob("local.log")
+    assert log.read_text().splitlines()[-1] == "saved"
     assert not list((tmp_path / ".launcher").glob("*/.node"))
 
 

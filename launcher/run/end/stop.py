@@ -147,7 +147,7 @@ def _end(
 def _end_one(engine: Engine, state: ContainerState, grace: float, warn: Callable[[str], None]) -> EndedContainer:
     # A queued cluster job is also CREATED, but has a reason in `error`, and launchers may be waiting for it.
     unstarted = state.phase is Phase.CREATED and not state.error
-    if state.phase.ended or unstarted:
+    if state.phase.ended or (unstarted and (_is_claim(state) or _removed_unstarted(engine, state))):
         return EndedContainer(state, stopped=False)
     telling = in_background(partial(_announce, engine, labels.read(state.labels)))
     telling.wait(ANNOUNCED_WITHIN)
@@ -156,6 +156,20 @@ def _end_one(engine: Engine, state: ContainerState, grace: float, warn: Callable
     if problem:
         warn(f"{engine.node}: could not tell other launchers who stopped it: {problem}")
     return ended
+
+
+def _is_claim(state: ContainerState) -> bool:
+    """Whether it locks a port or GPUs, and never starts; it is removed last."""
+    return state.labels.get(labels.PURPOSE) == "claim"
+
+
+def _removed_unstarted(engine: Engine, state: ContainerState) -> bool:
+    """Remove a container that has never started; False if `up` has started it since it was listed."""
+    try:
+        engine.remove(state.id)
+    except EngineFailed:
+        return False
+    return True
 
 
 def _announce(engine: Engine, run: RunLabels) -> str:
@@ -221,31 +235,19 @@ def _remove(engine: Engine, ended: EndOfNode, code: SentCode | None, record: Rec
     return Removed(engine.node, tuple(ended), tuple(cleared), tuple(kept), tuple(left))
 
 
-def _removed_unstarted(engine: Engine, state: ContainerState) -> bool:
-    """Remove a container that has never started. If `up` has started it meanwhile, which needs its code, stop it."""
-    try:
-        engine.remove(state.id)
-    except EngineFailed:
-        engine.stop(state.id, GRACE)
-        return False
-    return True
-
-
 def _remove_containers(
     engine: Engine, states: Sequence[ContainerState], code: SentCode | None, record: Record | None
 ) -> list[Kept]:
     """Remove ended containers and the unchanged code; return those that are kept. record: as for `stop`."""
     kept = []
     for state in states:
-        claim = state.labels.get(labels.PURPOSE) == "claim"
-        if record is not None and not claim and (left := kept_container(engine, state, record)):
+        ran = state.phase is not Phase.CREATED and not _is_claim(state)
+        if record is not None and ran and (left := kept_container(engine, state, record)):
             kept.append(left)  # with its code: the engine reads files only while the folders that it mounts exist
             continue
-        unstarted = state.phase is Phase.CREATED and _removed_unstarted(engine, state)
-        if code is not None and not claim:  # first: once there is no container, nothing would find it
+        if code is not None and not _is_claim(state):  # first: once there is no container, nothing would find it
             _remove_code(engine, state, code)
-        if not unstarted:
-            engine.remove(state.id)
+        engine.remove(state.id)
     return kept
 
 
