@@ -220,6 +220,15 @@ def test_a_suspended_rank_is_the_cause() -> None:
         assert "was suspended" in found.what
 
 
+@pytest.mark.parametrize("oom", [False, True])
+def test_a_suspended_rank_is_not_the_cause_where_another_one_was_killed(oom: bool) -> None:
+    """It is known only at the end, when the launcher stops the peers of the node that was killed."""
+    slept = dataclasses.replace(evidence(0, "step 3\n", 143), attempts=(Attempt(1, halted=frozenset({0})),))
+    found = first_failure([slept, evidence(1, "step 3\n", 137, oom=oom, finished=8.0)])
+    assert found is not None
+    assert (found.node, found.exit_code) == ("n1", 137)
+
+
 def test_the_node_that_ended_the_generation_is_reported_even_if_another_one_exited_last() -> None:
     def one(rank: int, code: int, ended: EndedGeneration, finished: float) -> Evidence:
         return dataclasses.replace(evidence(rank, "a step\n", code, finished=finished), ended_generation=ended)

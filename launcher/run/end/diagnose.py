@@ -92,9 +92,14 @@ def is_victim(evidence: Evidence) -> bool:
 def to_blame(failed: Sequence[Evidence]) -> Evidence | None:
     """Return the node to blame among those that failed: of equals, one of the last generation that ended first."""
 
+    was_killed = killed_first(failed) is not None or any(each.state.oom_killed for each in failed)
+
     def order(each: Evidence) -> tuple[Blamed, int, float, int]:
         generation = each.ended_generation.number if each.ended_generation else 0
-        return blamed_as(each), -generation, each.failed_at, each.node.rank
+        blamed = blamed_as(each)
+        if blamed is Blamed.SUSPENDED and was_killed:  # who waits for it too long fails by itself
+            blamed = Blamed.STOPPED
+        return blamed, -generation, each.failed_at, each.node.rank
 
     return min(failed, key=order, default=None)
 
@@ -104,7 +109,8 @@ def killed_first(failed: Sequence[Evidence]) -> Evidence | None:
     earliest = min(failed, key=lambda each: each.ended_at, default=None)
     if earliest is None or earliest.state.exit_code != SIGKILL_CODE:
         return None
-    said = earliest.error is not None or lost_peer(own_output(earliest)) or earliest.last.ranks_had_exited
+    last = earliest.last
+    said = earliest.error is not None or lost_peer(own_output(earliest)) or last.ranks_had_exited or bool(last.halted)
     in_last = earliest.ended_generation is None or earliest.node.name in earliest.ended_generation.nodes
     return earliest if not said and in_last else None
 
