@@ -94,6 +94,27 @@ class _Work:
     silent: dict[str, float] = field(default_factory=dict)  # start of the silence, in seconds since the epoch
 
 
+class _InputsByCode:
+    """The inputs of the variants, which differ else only in `args`. All of a code have what it is at the first start.
+
+    log, here: as for `inputs_of`.
+    """
+
+    def __init__(self, log: Log, here: Path) -> None:
+        self._log = log
+        self._here = here
+        self._known = dict[tuple[str, str | None], Inputs]()
+        self._turn = threading.Lock()
+
+    def of(self, job: Job) -> Inputs:
+        """Raises the errors of `inputs_of`."""
+        with self._turn:
+            code = code_of(job)
+            if code not in self._known:
+                self._known[code] = inputs_of(job, own_machines(job), self._log, self._here)
+            return self._known[code]
+
+
 class _LostError(Exception):
     """Machines of a variant have been silent for too long."""
 
@@ -159,10 +180,9 @@ class Sweep:
         every = [*own, *added(job, earlier, self.group, log)]
         self._work = [_Work(each, of, Variant(of.variant, values=of.values or ())) for each, of in every]
         self._most = most or len(self._work)
-        self._packing = threading.Lock()
-        self._inputs = dict[tuple[str, str | None], Inputs]()  # by code: variants differ else only in `args`
+        self._inputs = _InputsByCode(self._log, self._here)
         if not job.codes:
-            self._inputs_of(job)
+            self._inputs.of(job)
         self._machines = Machines(job, self._options, self._here, self._back)
         for work in self._work:
             if job.codes or work.own.added:
@@ -299,15 +319,7 @@ class Sweep:
         with self._machines.turn(placement):
             # one that ran before has the code that it had: a revision may mean another commit, a folder change
             had = work.had and inputs_had(job, work.had, self._log, self._here)
-            return attempt(job, had or self._inputs_of(job), work.own, options)
-
-    def _inputs_of(self, job: Job) -> Inputs:
-        """All variants of a code have what it is when the first of them starts."""
-        with self._packing:
-            code = code_of(job)
-            if code not in self._inputs:
-                self._inputs[code] = inputs_of(job, own_machines(job), self._log, self._here)
-            return self._inputs[code]
+            return attempt(job, had or self._inputs.of(job), work.own, options)
 
     def _attend(self, work: _Work, placement: Placement, begin: Callable[[], Run]) -> None:
         """Run a variant from its start to its end, in its own thread."""
