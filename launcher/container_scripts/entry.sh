@@ -234,7 +234,7 @@ at_hang() {
 signs() {
     (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log state/*.alive metrics.jsonl generations/*/* 2>/dev/null)
 }
-tick() {
+tick() { # $$: the pid of the main shell, in a subshell, too
     our_late=0 our_saving=0 our_drained=0 # seconds since the limit, the budget, the program's end
     our_state_before='' our_signs_before=none our_last_sign=0 our_stuck='' our_silence=$LAUNCHER_HANG_TIMEOUT
     while :; do
@@ -342,7 +342,8 @@ else
     for our_signal in HUP USR1 USR2; do trap "pass $our_signal" $our_signal; done
     (tick) >>"$our_clock" 2>/dev/null 3>&- & # in a subshell: a plain function call would keep a copy of fd 3 open
     our_ticker=$!
-    # A trap interrupts `wait`, which then returns the signal's status, not the child's: wait again. 127: it has exited.
+    # A trap interrupts `wait`, which then returns 128 + the signal, as for a child that it killed: so wait again after
+    # each trap. 127: `wait` had returned the child's own status before.
     while :; do
         our_caught=''
         wait $our_child

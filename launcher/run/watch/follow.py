@@ -228,7 +228,7 @@ class Follow:
             if any(node.debugged for node in nodes.values()):
                 for name in (name for name, node in nodes.items() if not (node.has_ended or node.away)):
                     with suppress(LauncherError):  # a node that does not answer is reported by the thread that waits
-                        keep_alive(self._readers[name].engine, nodes[name].node)
+                        keep_alive(self._readers[name].engine, nodes[name].of_run)
 
     def _collect(self) -> None:
         """Collect TensorBoard logs and other files periodically, and all files of an ended node immediately."""

@@ -120,12 +120,11 @@ class ObservedNode:
     log: its path; first_byte: of it, to be read. answered: Moment.clock of its last answer. away_since: when it stopped
     answering. failures: requests for its state that failed in a row. killed: its container was killed, and may be about
     to be removed. waits: for what, in a queue. attempts: the end of that file; of it, `reported_starts`, `gave_up`,
-    `stopped` and `budget` were reported. end: what was said of the end of its container.
-    rest_read: nothing of its files remains to be read. collected: the same of collecting, or it is impossible, because
-    of `problem`.
+    `stopped` and `budget` were reported. end: what was said of the end of its container. rest_read: nothing of its
+    files remains to be read. collected: the same of collecting, or it is impossible, because of `problem`.
     """
 
-    node: NodeOfRun
+    of_run: NodeOfRun
     answered: float
     log: str
     first_byte: int = 0  # of the log
@@ -147,6 +146,10 @@ class ObservedNode:
     problem: LauncherError | None = None
 
     @property
+    def name(self) -> str:
+        return self.of_run.name
+
+    @property
     def away(self) -> bool:
         return self.away_since < math.inf
 
@@ -166,7 +169,7 @@ class ObservedNode:
 
     def wanted(self) -> Wanted:
         """Return the files to read."""
-        first_bytes = {NodePaths(self.node.output, self.node.name).attempts: 0}
+        first_bytes = {NodePaths(self.of_run.output, self.name).attempts: 0}
         if self.metrics:
             first_bytes[self.metrics] = 0
         if self.shown:
@@ -181,10 +184,9 @@ class Observed:
     elastic: the job has min_nodes. isolates: its runtime isolates paths. unreachable: number of nodes that were so when
     following began. may_lose: number of nodes that the run can lose. moves, generation: the output of rank 0 is shown,
     wherever it is; the newest generation. stopped_by: the first user who stopped the run. decided: since when its
-    outcome no longer depends on nodes that do not answer (Moment.at): it has failed, has finished on a node or is being
-    stopped.
-    stopping: a StopPeers was returned, and no node came back since. pause: seconds until files are collected again.
-    missed: what could not be collected, each once. gradients, apart: what was said about them.
+    outcome no longer depends on nodes that are away (Moment.at): it has failed, has finished on a node or is being
+    stopped. stopping: a StopPeers was returned, and no node came back since. pause: seconds until files are collected
+    again. missed: what could not be collected, each once. gradients, apart: what was said about them.
     """
 
     nodes: Mapping[str, ObservedNode]
@@ -209,7 +211,7 @@ class Observed:
 
     @property
     def given_up_or_removed(self) -> Mapping[str, messages.NodeGivenUp | messages.NodeRemoved]:
-        """The nodes that were given up or lost their container, the first one first."""
+        """The nodes that were given up or whose container was removed, the first one first."""
         ends = [node.end for node in sorted(self.nodes.values(), key=lambda node: node.ended_at)]
         return {end.node: end for end in ends if isinstance(end, (messages.NodeGivenUp, messages.NodeRemoved))}
 
@@ -316,7 +318,7 @@ def peers_to_stop(known: Observed) -> Sequence[str]:
     if known.finished_on_a_node:
         newest = max(node.generation for node in known.nodes.values())
         may_run = [node for node in may_run if not node.away and node.generation < newest]
-    return [node.node.name for node in may_run]
+    return [node.name for node in may_run]
 
 
 def reduce(
@@ -355,19 +357,19 @@ def _decide(known: Observed, found: Sequence[Message], now: Moment) -> tuple[Obs
 
 
 def _with(known: Observed, *changed: ObservedNode) -> Observed:
-    return replace(known, nodes={**known.nodes, **{node.node.name: node for node in changed}})
+    return replace(known, nodes={**known.nodes, **{node.name: node for node in changed}})
 
 
 NodeAndMessages = tuple[ObservedNode, list[Message]]
 
 
 def _on_event_of_node(known: Observed, node: ObservedNode, event: Event, now: Moment) -> NodeAndMessages:
-    name = node.node.name
+    name = node.name
     match event:
         case StateSeen(state=state):
             return _on_state(node, state, now)
         case ContainerRemoved():
-            return _with_end(node, messages.NodeRemoved(name, "" if known.isolates else node.node.output), now)
+            return _with_end(node, messages.NodeRemoved(name, "" if known.isolates else node.of_run.output), now)
         case WaitFailed(error=error):
             return _on_wait_failed(known, node, error, now)
         case RestFailed(error=NodeUnreachable() as error):
@@ -387,12 +389,12 @@ def _on_state(node: ObservedNode, state: ContainerState, now: Moment) -> NodeAnd
     if state.exit_code == SIGKILL_CODE and not state.oom_killed and not node.killed:
         return replace(node, killed=True, failures=0), []  # asked again: it may be about to be removed
     node, found = _came_back(replace(node, killed=False, failures=0), now)
-    if node.node.rank == 0 and not state.phase.ended and state.error != node.waits:
+    if node.of_run.rank == 0 and not state.phase.ended and state.error != node.waits:
         queued = bool(state.error) and state.phase is not Phase.RUNNING
-        found.append(messages.NodeWaits(node.node.name, state.error, queued))
+        found.append(messages.NodeWaits(node.name, state.error, queued))
         node = replace(node, waits=state.error)
     if state.phase.ended:
-        node, end = _with_end(node, messages.NodeEnded(node.node.name, state), now)
+        node, end = _with_end(node, messages.NodeEnded(node.name, state), now)
         found += end
     return node, found
 
@@ -401,7 +403,7 @@ def _on_wait_failed(known: Observed, node: ObservedNode, error: LauncherError, n
     node, found = _went_away(node, error, now)
     if not _hopeless(known, node, now):
         return replace(node, killed=False, failures=node.failures + 1), found
-    node, end = _with_end(node, messages.NodeGivenUp(node.node.name, str(error), node.answered), now)
+    node, end = _with_end(node, messages.NodeGivenUp(node.name, str(error), node.answered), now)
     return replace(node, collected=True), [*found, *end]  # nothing more can be collected
 
 
@@ -417,11 +419,11 @@ def _hopeless(known: Observed, node: ObservedNode, now: Moment) -> bool:
 def _went_away(node: ObservedNode, error: LauncherError, now: Moment) -> NodeAndMessages:
     if node.away:
         return node, []
-    return replace(node, away_since=now.at), [messages.NodeAway(node.node.name, error.what, node.answered)]
+    return replace(node, away_since=now.at), [messages.NodeAway(node.name, error.what, node.answered)]
 
 
 def _came_back(node: ObservedNode, now: Moment) -> NodeAndMessages:
-    found: list[Message] = [messages.NodeBack(node.node.name)] if node.away else []
+    found: list[Message] = [messages.NodeBack(node.name)] if node.away else []
     return replace(node, away_since=math.inf, answered=now.clock), found
 
 
@@ -429,7 +431,7 @@ def _on_appended(known: Observed, event: Appended) -> tuple[Observed, Sequence[M
     node = known.nodes[event.node]
     if event.path == node.log:
         return known, [messages.Output(event.node, event.data)]
-    if event.path == NodePaths(node.node.output, event.node).attempts:
+    if event.path == NodePaths(node.of_run.output, event.node).attempts:
         return _on_attempts(known, node, event.data)
     return known, [messages.Progress(found) for line in event.data.split(b"\n") if (found := parse_object(line))]
 
@@ -448,7 +450,7 @@ def _at_breakpoints(name: str, before: bytes, text: bytes) -> list[Message]:
 
 def _on_attempts(known: Observed, node: ObservedNode, data: bytes) -> tuple[Observed, Sequence[Message]]:
     """Report each start, generation and end in its attempts file once."""
-    name, text, found = node.node.name, (node.attempts + data)[-attempts.LIMIT :], list[Message]()
+    name, text, found = node.name, (node.attempts + data)[-attempts.LIMIT :], list[Message]()
     tries, generations = attempts.parse(text), attempts.parse_generations(text)
     if not known.elastic:  # an elastic job reports the new generation instead
         restarted = range(node.reported_starts, len(tries))
@@ -491,7 +493,7 @@ def _rank_zero_moved(known: Observed, name: str, generation: Generation) -> Obse
 
 
 def _with_rank_zero(node: ObservedNode, generation: Generation) -> ObservedNode:
-    folder = NodePaths(node.node.output, node.node.name).in_generation(generation.number, 0)
+    folder = NodePaths(node.of_run.output, node.name).in_generation(generation.number, 0)
     return replace(node, metrics=f"{folder}/metrics.jsonl")
 
 
