@@ -1,4 +1,4 @@
-"""Build the plan of a run from the job and the facts, without I/O."""
+"""Build the plan of a run from the job and the facts, without I/O. As in `containers`, a node is the facts about it."""
 
 from __future__ import annotations
 

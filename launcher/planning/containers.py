@@ -1,4 +1,7 @@
-"""Container of a node: its mounts, limits, variables and labels, from the job and the facts about the node."""
+"""Container of a node: its mounts, limits, variables and labels, from the job and the facts about the node.
+
+node: these facts; entry: the node as the job file has it.
+"""
 
 from __future__ import annotations
 
