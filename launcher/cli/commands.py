@@ -27,7 +27,7 @@ class Command(TyperCommand):
         return _without_types_of_flags(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Raises UsageError for an option that is a key of the job file, or the program's own."""
+        """Raises UsageError for an option that is a key of the job file, or the program's own, or lacks its value."""
         params = self.get_params(ctx)
         if not ctx.resilient_parsing and any("--set" in param.opts for param in params):
             taking = {name: not getattr(param, "is_flag", False) for param in params for name in param.opts}
@@ -60,8 +60,10 @@ def refuse_others(command: str, args: Sequence[str], taking: Mapping[str, bool],
                 value = words.pop(0)
             sets.append(f"--set {_key(name)}={shlex.quote(value) if value else 'true'}")
         elif word.startswith("-") and word != "-":
-            if not equals and taking.get(word) and words:
-                words.pop(0)
+            value = words.pop(0) if not equals and taking.get(word) and words else ""
+            if value in taking:
+                fix = f"see its options: launcher {command} --help"
+                raise UsageError(f"launcher {command}", f"{word} has no value: {value} follows it", fix)
             continue
         elif len(given) < arguments:
             given.append(word)

@@ -25,7 +25,9 @@ def logs(
     since: Annotated[
         str | None, typer.Option(metavar="T", help="Start at this time: 10m (ago) or 2026-01-31T12:00.")
     ] = None,
-    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Show the time of each line.")] = False,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Show the time of each line; do not follow.")
+    ] = False,
     raw: options.Raw = False,
     nodes: options.Nodes = None,
     on: options.On = None,
@@ -44,12 +46,17 @@ def logs(
         screen = stack.enter_context(Screen(found.mask, prefix=all_ and len(found.nodes) > 1, raw=raw))
         if found.unmasked:
             screen.warn(found.unmasked)
-        follow, ended = follow and not timestamps, found.outcome
-        if follow and ended is None and found.containers():
+        ended = found.outcome
+        if follow and not timestamps and ended is None and found.containers():
             sys.exit(_follow(found, screen, selection))
         with suppress(BrokenPipeError):  # `| head` has exited
             for output in found.output(selection, timestamps=timestamps):
                 screen.show(output)
+        if follow and ended is None and (states := found.containers().values()):  # with --timestamps
+            if all(state.phase.ended for state in states):
+                ended = found.wait()
+            else:
+                screen.log(f"the run goes on, and with --timestamps is not followed: launcher logs {found.id}")
         if follow and ended is not None:
             screen.conclude(ended)
             sys.exit(ended.exit_code)

@@ -177,12 +177,17 @@ def _only_files(text: str | None, fleet: Fleet, runs: Path) -> RunUnknown | None
         what = f"its containers are removed; its files are in {where}"
         return RunUnknown(text, what, "omit --nodes: it is recorded here")
     first, path = next(iter(found.items()))
-    by_hand = f"cp -r {shlex.quote(path)} ." if first == LOCAL else f"scp -r {shlex.quote(f'{first}:{path}')} ."
     return RunUnknown(
         text,
         f"its containers are removed, and no record of it is here; its files are in {where}",
-        f"in the folder where it was started: launcher fetch {text} --checkpoints; or by hand: {by_hand}",
+        f"in the folder where `up` started it: launcher fetch {text} --checkpoints; or by hand: "
+        f"{copy_by_hand(first, path)}",
     )
+
+
+def copy_by_hand(host: str, path: str) -> str:
+    """Return a command that copies a folder of a node to the current folder."""
+    return f"cp -r {shlex.quote(path)} ." if host == LOCAL else f"scp -r {shlex.quote(f'{host}:{path}')} ."
 
 
 def find_containers(attached: Attached, note: Note, *, claims: bool = False, any_owner: bool = False) -> Attached:

@@ -97,8 +97,9 @@ def read_earlier(attached: Attached, parts: Parts, *, timestamps: bool = False) 
 def read_now(attached: Attached, parts: Parts, *, timestamps: bool = False) -> Iterator[Output]:
     """Yield the current content of the nodes' files. timestamps: prefix each line with its time, to the second."""
     for shown in parts.now:
-        files = attached.engines[shown.node.name].files
-        yield from _read(files, shown.node.output, shown, timestamps=timestamps)
+        files, state = attached.engines[shown.node.name].files, attached.states.get(shown.node.name)
+        ended = None if state is not None and not state.phase.ended else state.finished if state else 0.0
+        yield from _read(files, shown.node.output, shown, timestamps=timestamps, ended=ended)
 
 
 def _find_elastic(attached: Attached, chosen: Selection) -> Parts:
@@ -195,8 +196,18 @@ def _clock(files: Files, paths: NodePaths) -> Clock:
     return Clock.parse(b"".join(islice(read_from(files, paths.clock, below=paths.output), CLOCK_PIECES)))
 
 
-def _read(files: Files, output: str, shown: Shown, stop: int | None = None, *, timestamps: bool) -> Iterator[Output]:
-    """Yield the current content of a file, up to `stop`. output: the node's output folder."""
+def _read(
+    files: Files,
+    output: str,
+    shown: Shown,
+    stop: int | None = None,
+    *,
+    timestamps: bool,
+    ended: float | None = 0.0,
+) -> Iterator[Output]:
+    """Yield the current content of a file, up to `stop`. output: the node's output folder. ended: when its container
+    did, in seconds since the epoch; 0: unknown, None: it runs.
+    """
     node, offset = shown.node.name, shown.offset
     pieces = read_from(files, shown.path, offset, stop, below=output)
     if not timestamps:
@@ -206,5 +217,7 @@ def _read(files: Files, output: str, shown: Shown, stop: int | None = None, *, t
     for line in b"".join(pieces).splitlines(keepends=True):
         offset += len(line)
         at = clock.time_of(offset)
-        stamp = datetime.fromtimestamp(at).astimezone().isoformat() if at is not None else "now"
+        if at is None and ended is not None:  # within a second of the last note, if there is one
+            at = clock.times[-1] if clock.times else ended
+        stamp = "now" if at is None else datetime.fromtimestamp(at).astimezone().isoformat() if at else "unknown"
         yield Output(node, f"{stamp} ".encode() + line)

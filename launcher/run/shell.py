@@ -32,6 +32,7 @@ from launcher.run.begin.prepare import make_plan, prepare
 from launcher.run.begin.start import start_containers
 from launcher.run.end.stop import stop
 from launcher.run.execute import note_local_ports
+from launcher.run.locate import copy_by_hand
 
 # Main process of a shell's container. It exits when the caller dies: on a node, a guard stops the container; a plain
 # process on the same machine checks the caller's PID, $1 (0: no check).
@@ -116,6 +117,7 @@ def temporary_run(
 def _remove_output(engine: Engine, output: str, run: RunId, log: Log) -> None:
     kept = [file for file in engine.files.scan(output) if not is_ours(file.path)]
     if kept:
-        log(f"{counted(len(kept), 'file')} kept in {output} on {engine.node}")
+        fix = f"to copy: {copy_by_hand(engine.host, output)}"
+        log(f"{counted(len(kept), 'file')} kept in {output} on {engine.node}; {fix}")
     else:
         output_folder.remove(engine.files, output, run)

@@ -216,6 +216,7 @@ def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> No
         assert (shell.stdout.split(), shell.returncode) == (["plain.yaml", "ticks.py", "unlimited"], 2)
         (kept,) = re.findall(r"1 file kept in (\S+) on local-0", shell.stderr)
         assert [path.name for path in Path(kept, "workdir", "local-0").iterdir()] == ["notes"]
+        assert f"; to copy: cp -r {kept} ." in shell.stderr
     finally:
         own("down")
     assert not list((home / ".launcher").glob("*/.node"))

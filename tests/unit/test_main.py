@@ -291,6 +291,13 @@ def test_an_option_that_is_not_the_commands(
     assert f"set it in the job: launcher {fix}\n" in said
 
 
+def test_an_option_without_its_value_takes_no_other_option_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(monkeypatch, "up", "job.yaml", "--resume", "--set", "run.args.lr=1") == 2
+    assert "launcher up: --resume has no value: --set follows it\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("call", ["up job.yaml --detatch", "up --set", "up a.yaml b.yaml"])
 def test_other_mistakes_are_typers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: str
