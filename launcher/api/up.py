@@ -95,7 +95,6 @@ def start_run(
     with ExitStack() as on_error:
         fleet = on_error.enter_context(destination.connect(options.ssh_config))
         run = start_on(fleet, job, destination, inputs, group, options)
-        options.started.set()
         on_error.pop_all()
         return run
 
@@ -216,13 +215,14 @@ class _NewRun:
                     raise
                 lost, who = error, in_use(error)
             else:
+                self.options.started.set()
                 return plan
             now = prepared.at(wait_for_gpus(self.job, self.fleet, waiting))
-            if now.allotment.exclusive == prepared.allotment.exclusive:  # the job names them
+            if now.allotment.exclusive == prepared.allotment.exclusive:  # the job names them, or they are free again
                 waiting.after(lost)
-                continue
-            waiting.log(f"{who}: the run is planned again")
-            prepared, plan = now, self.plan(now, plan.run)
+            else:
+                waiting.log(f"{who}: the run is planned again")
+            prepared, plan = now, self.plan(now, plan.run)  # also for its time: old locks count as abandoned
             record.write_plan(plan)
 
 
@@ -235,6 +235,8 @@ def _failure_recorded(record: Record) -> Iterator[None]:
         record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
         raise
     except KeyboardInterrupt:
+        if record.started:
+            raise
         if record.paths.plan.exists():
             why = "Ctrl-C before it started"
             record.finish({"state": "stopped", "exit_code": StoppedByUser.exit_code, "why": why})

@@ -210,6 +210,7 @@ end_for_budget() {
 at_limit() {
     our_caught=1
     [ -z "$our_at_budget$our_at_hang" ] || return
+    case $our_forwarded in *TERM*) return ;; esac
     end_for_limit # if this blocks because the log is not read, tick still sends SIGKILL
     forward TERM
 }

@@ -280,6 +280,20 @@ def test_a_program_that_was_told_to_end_may_save_without_output(one: Box, limit:
     assert b"no output" not in out
 
 
+def test_a_program_that_is_being_stopped_does_not_reach_its_time_limit(one: Box) -> None:
+    """Of two nodes, the one that failed would not be the first failure."""
+    ready = one.root / "ready"
+    one.change(
+        '        if [ -n "$our_deadline" ] && [ "$(seconds)" -ge "$our_deadline" ]', f"        if [ -e '{ready}' ]"
+    )
+    program = f"trap ': >{ready}; sleep 3; exit 7' TERM; echo ready; while :; do sleep 0.1; done"
+    process = one.start("/bin/sh", "-c", program, env={"LAUNCHER_TIMEOUT": "60"})
+    one.until(b"ready")
+    process.send_signal(signal.SIGTERM)
+    out = process.communicate(timeout=60)[0]
+    assert (process.returncode, out) == (7, b"ready\n")
+
+
 def test_a_short_program_is_not_reported_as_timed_out(box: Box) -> None:
     assert {box.run("true", env={"LAUNCHER_TIMEOUT": "60"})[0] for _ in range(30)} == {0}
 

@@ -229,6 +229,13 @@ def test_a_suspended_rank_is_not_the_cause_where_another_one_was_killed(oom: boo
     assert (found.node, found.exit_code) == ("n1", 137)
 
 
+def test_a_node_that_was_done_after_the_other_one_was_stopped_did_not_leave_it() -> None:
+    """`docker stop` of one; the launcher then stops its peer, which saves and exits with 0."""
+    found = first_failure([evidence(0, "step 3\n", 0, finished=15.0), evidence(1, "step 3\n", 143, finished=10.0)])
+    assert found is not None
+    assert (found.node, found.exit_code) == ("n1", 143)
+
+
 def test_the_node_that_ended_the_generation_is_reported_even_if_another_one_exited_last() -> None:
     def one(rank: int, code: int, ended: EndedGeneration, finished: float) -> Evidence:
         return dataclasses.replace(evidence(rank, "a step\n", code, finished=finished), ended_generation=ended)

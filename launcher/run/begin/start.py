@@ -18,7 +18,7 @@ from launcher.model.plan import Plan
 from launcher.node import image_cache, output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all, uninterrupted
+from launcher.node.parallel import run_all, run_all_catching, uninterrupted
 from launcher.records.written import not_fetched, written_to
 from launcher.run.begin.claims import claim_all
 
@@ -152,8 +152,10 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException, sent: bytes | None = No
             raise NodeUnfit(f"node {engine.node}", what, f"to download it: launcher fetch {plan.run} --checkpoints")
         output_folder.remove(engine.files, folder, plan.run)
 
-    try:
-        fleet.each(remove)
-        fleet.each(remove_folder)
-    except LauncherError as left:
-        raise NodesFailed([*([cause] if isinstance(cause, LauncherError) else []), left]) from cause
+    removed = run_all_catching([partial(remove, engine) for engine in fleet.engines])
+    pairs = [*zip(fleet.engines, removed, strict=True)]
+    in_use = {engine.host for engine, outcome in pairs if isinstance(outcome, LauncherError)}
+    rest = [partial(remove_folder, engine) for engine in fleet.engines if engine.host not in in_use]
+    left = [each for each in (*removed, *run_all_catching(rest)) if isinstance(each, LauncherError)]
+    if left:
+        raise NodesFailed([*([cause] if isinstance(cause, LauncherError) else []), *left]) from cause

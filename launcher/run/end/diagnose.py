@@ -117,8 +117,11 @@ def killed_first(failed: Sequence[Evidence]) -> Evidence | None:
 
 def failure_of_early_exit(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
     """Return the ranks that exited with code 0 while others waited for them, or None."""
+    lost_one = blamed_as(victim) is Blamed.LOST_PEER  # whose container may have ended later than its connections
     for each in evidence:
         ranks = [*each.node.ranks]
+        if not lost_one and each.state.exit_code == 0 and each.ended_at[0] > victim.ended_at[0]:
+            continue
         if each.state.exit_code != 0 and not each.last.ranks_had_exited:
             failed = {rank for rank, _ in each.last.failed} or {int(r) for r, _ in _REPORTED.findall(each.log)}
             unknown = not failed or "closing signal" in each.log  # torchrun has stopped some of them

@@ -109,7 +109,7 @@ class Supervision:
 
     def _stop_peers(self, after: float) -> None:
         """Stop peers that have not exited by then. A stopped container is not restarted by its policy."""
-        if self._following.end_seen.wait(after):
+        if self._following.end_seen.wait(after) or self._closed:
             return
         known, attached = self._following.known, self._attached
         names = peers_to_stop(known)
