@@ -292,6 +292,9 @@ def output(view: View) -> Iterator[Broken]:
 def kept(view: View) -> Iterator[Broken]:
     """5. Nothing that a program wrote below its output folder and working directory is removed unasked."""
     for crash in view.history.all(Crashed):
+        killed = any(fault.how == "kill" and fault.at < crash.at for fault in view.struck(crash.run))
+        if killed and crash.what.startswith("BrokenPipeError"):  # what copies its output was killed a moment earlier
+            continue
         yield Broken(5, f"{crash.node} of {crash.run} misses something while it runs: {crash.what}", crash.at)
     for file in view.history.all(Kept):
         asked = [c for c in view.asked if c.has("--unfetched") and (view.may_mean(c, file.run) or c.command == "clean")]

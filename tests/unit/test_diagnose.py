@@ -236,6 +236,13 @@ def test_a_node_that_was_done_after_the_other_one_was_stopped_did_not_leave_it()
     assert (found.node, found.exit_code) == ("n1", 143)
 
 
+def test_of_nodes_that_ended_within_a_second_the_killed_one_was_first() -> None:
+    """The log of the killed one was longer, so that its container ended later."""
+    found = first_failure([evidence(0, VICTIM, finished=10.2), evidence(1, "step 3\n", 137, finished=10.6)])
+    assert found is not None
+    assert (found.node, found.exit_code) == ("n1", 137)
+
+
 def test_the_node_that_ended_the_generation_is_reported_even_if_another_one_exited_last() -> None:
     def one(rank: int, code: int, ended: EndedGeneration, finished: float) -> Evidence:
         return dataclasses.replace(evidence(rank, "a step\n", code, finished=finished), ended_generation=ended)
@@ -280,6 +287,19 @@ def test_truncated_and_unknown_error_files_do_not_hide_the_failure(tmp_path: Pat
         found = first_failure([gather(tmp_path, node, state(1))])
         assert found is not None
         assert found.words in ("some output", "boom")
+
+
+@pytest.mark.parametrize(("time", "words"), [(150, "boom"), (250, "boom"), (99, "some output")])
+def test_an_error_of_an_earlier_attempt_is_not_that_of_the_last(tmp_path: Path, time: int, words: str) -> None:
+    error = f'{{"message": {{"message": "boom", "extraInfo": {{"timestamp": "{time}"}}}}}}'
+    attempts = "start 10\nexit 1 100\nstart 120\nexit 137 200\n"
+    texts = {"errors/n0.json": error, "logs/n0.log": "some output\n", "state/n0.attempts": attempts}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = first_failure([gather(tmp_path, NodeOfRun("n0", "n0", 0, "c", "/o", range(1)), state(137))])
+    assert found is not None
+    assert found.words == words
 
 
 def test_without_a_log_file_the_engines_log_is_read(tmp_path: Path) -> None:

@@ -164,6 +164,11 @@ KEEP = {
         *VARIANT,
         *(replace(each, variant="b") if isinstance(each, Began) else each for each in AGAIN),
     ],
+    "what copies its output is killed before the program is": [
+        *WHOLE,
+        Fault(2.1, "kill", RUN, "local-0"),
+        Crashed(2.2, RUN, "local-0", 10, "BrokenPipeError(32, 'Broken pipe')"),
+    ],
     "a variant that was stopped": [
         SWEEP,
         *VARIANT,

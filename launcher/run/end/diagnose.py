@@ -105,14 +105,21 @@ def to_blame(failed: Sequence[Evidence]) -> Evidence | None:
 
 
 def killed_first(failed: Sequence[Evidence]) -> Evidence | None:
-    """Return the node that ended first, if SIGKILL ended it and it did not say why: the others lost it as a peer."""
-    earliest = min(failed, key=lambda each: each.ended_at, default=None)
-    if earliest is None or earliest.state.exit_code != SIGKILL_CODE:
+    """Return the node that ended first, if SIGKILL ended it and it did not say why: the others lost it as a peer.
+
+    Of those that ended within the same second, it comes first: a container ends only when its log is complete.
+    """
+
+    def was_killed(each: Evidence) -> bool:
+        said = each.error is not None or lost_peer(own_output(each))
+        in_last = each.ended_generation is None or each.node.name in each.ended_generation.nodes
+        known = said or each.last.ranks_had_exited or each.last.halted
+        return each.state.exit_code == SIGKILL_CODE and in_last and not known
+
+    killed = min(filter(was_killed, failed), key=lambda each: each.ended_at, default=None)
+    if killed is None or killed.ended_at[0] > min(each.ended_at[0] for each in failed):
         return None
-    last = earliest.last
-    said = earliest.error is not None or lost_peer(own_output(earliest)) or last.ranks_had_exited or bool(last.halted)
-    in_last = earliest.ended_generation is None or earliest.node.name in earliest.ended_generation.nodes
-    return earliest if not said and in_last else None
+    return killed
 
 
 def failure_of_early_exit(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:

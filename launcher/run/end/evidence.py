@@ -94,6 +94,7 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
     """
     paths = NodePaths(str(root), node.name)
     tried = read_end(paths.attempts, LIMIT)
+    attempts = parse(tried)
     files = {rank: Path(paths.rank_log(rank)) for rank in node.ranks}
     if generations := [each for each in parse_generations(tried) if node.name in each.members]:
         last = generations[-1]
@@ -103,11 +104,11 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
         node=node,
         state=state,
         log=(read_end(paths.log, TAIL) or fallback).decode("utf-8", "replace"),
-        error=_worker_error(read_end(paths.error, LIMIT)),
+        error=_worker_error(read_end(paths.error, LIMIT), attempts[-1].started if attempts else 0.0),
         rank_logs={
             r: read_end(str(file), TAIL).decode("utf-8", "replace") for r, file in files.items() if file.is_file()
         },
-        attempts=parse(tried),
+        attempts=attempts,
         nccl=gradients.collected(root, [node])[node.name],
         ended_generation=parse_ended_generation(tried),
         give_up_reason=give_up_reason(tried),
@@ -116,8 +117,11 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
     )
 
 
-def _worker_error(content: bytes) -> WorkerError | None:
-    """Return None if the error file is missing, or incomplete because of a full disk or a kill."""
+def _worker_error(content: bytes, started: float) -> WorkerError | None:
+    """Return None if the error file is missing, incomplete because of a full disk or a kill, or of an earlier attempt.
+
+    started: the last attempt.
+    """
     message = (parse_object(content) or {}).get("message")
     if not isinstance(message, dict):
         return WorkerError(str(message), 0.0) if message else None
@@ -127,4 +131,6 @@ def _worker_error(content: bytes) -> WorkerError | None:
         time = float(str(extra.get("timestamp")))
     except ValueError:
         time = 0.0
+    if time and time < started:  # entry.sh has removed it on the node, and the last attempt has left none
+        return None
     return WorkerError(str(extra.get("py_callstack") or message.get("message", "")), time)

@@ -128,7 +128,7 @@ def missing_node(run: EndedRun) -> Failure | None:
 def killed_before_all(run: EndedRun) -> Failure | None:
     """The others, whatever their exit codes, ended after it."""
     killed = diagnose.killed_first(run.failed)
-    if killed is None or killed is not min(run.evidence, key=lambda each: each.ended_at):
+    if killed is None or killed.ended_at[0] > min(each.ended_at[0] for each in run.evidence):
         return None
     return _of_program(killed, run.known)
 
