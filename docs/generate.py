@@ -289,7 +289,7 @@ def commands_page() -> list[str]:
         "",
         *_table(("exit code", "meaning"), ((str(code), text) for code, text in EXIT_CODES.items())),
         "",
-        "`launcher exec` and `launcher shell` exit with the code of the command that they ran.",
+        "`launcher exec` and `launcher shell` exit with their command's code, or ssh's 255 if it lost the connection.",
         "",
     ]
     for name, command in commands.items():

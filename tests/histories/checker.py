@@ -37,6 +37,7 @@ ENDED = {"done", "failed", "stopped"}
 SECRET = "a-secret-that-is-never-shown"
 MASTERS = {"local", "local-0", "node1"}  # whose program has rank 0, where it takes part
 COMMAND_CODE = 7  # of the command that `exec` runs
+SSH_LOST = 255  # of the OpenSSH client, by which `exec` runs a command
 
 
 @dataclass(frozen=True)
@@ -419,6 +420,7 @@ def exit_codes(view: View) -> Iterator[Broken]:
             allowed |= {COMMAND_CODE, 128 - KILLED}  # that of the command, which ends with its container
             runs = [run for run in view.lives if view.names(call, run)]
             untouched = not hits and not view.away(call.at, end.at)
+            allowed |= set() if untouched else {SSH_LOST}
             if runs and untouched and end.code != COMMAND_CODE and _alive_throughout(view, runs[0], call.at, end.at):
                 allowed = frozenset({COMMAND_CODE})
         runs = [run for run in view.lives if view.may_mean(call, run)]
