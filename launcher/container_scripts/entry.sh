@@ -236,8 +236,9 @@ signs() {
     (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log state/*.alive metrics.jsonl generations/*/* 2>/dev/null)
 }
 tick() { # $$: the pid of the main shell, in a subshell, too
-    our_late=0 our_saving=0 our_drained=0 # seconds since the limit, the budget, the program's end
-    our_state_before='' our_signs_before=none our_last_sign=0 our_stuck='' our_silence=$LAUNCHER_HANG_TIMEOUT
+    our_late=0 our_over_budget=0 our_drained=0 # seconds since the limit, the budget, the program's end
+    our_state_before='' our_signs_before=none our_last_sign=0 our_stuck=''
+    our_silence=$LAUNCHER_HANG_TIMEOUT # seconds: until a hang, after one until SIGKILL; '': not awaited
     while :; do
         our_state=$(log_state)
         [ "$our_state" = "$our_state_before" ] || echo "$our_state"
@@ -248,10 +249,10 @@ tick() { # $$: the pid of the main shell, in a subshell, too
             [ $our_late -ne $our_grace ] || kill -s KILL "$our_child"
             our_late=$((our_late + 1))
         fi
-        if [ -n "$LAUNCHER_BUDGET" ] && { [ $our_saving -ne 0 ] || reaches_budget; }; then
-            [ $our_saving -ne 0 ] || kill -s PROF $$
-            [ $our_saving -ne $our_grace ] || kill -s KILL "$our_child"
-            our_saving=$((our_saving + 1))
+        if [ -n "$LAUNCHER_BUDGET" ] && { [ $our_over_budget -ne 0 ] || reaches_budget; }; then
+            [ $our_over_budget -ne 0 ] || kill -s PROF $$
+            [ $our_over_budget -ne $our_grace ] || kill -s KILL "$our_child"
+            our_over_budget=$((our_over_budget + 1))
         fi
         if [ -n "$our_silence" ]; then
             our_signs=$(signs)

@@ -31,8 +31,8 @@ LINGER = 60.0  # seconds
 
 def main() -> None:
     """Call torchrun with the options of this process. Raises SystemExit if a rank failed or a signal stopped it."""
-    _wait_for_ranks(PContext, int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING)))
-    name_lingering(PContext, LINGER)
+    _replace_close(PContext, int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING)))
+    replace_wait(PContext, LINGER)
     try:
         torch.distributed.run.main()
     except ChildFailedError as error:
@@ -41,7 +41,7 @@ def main() -> None:
         sys.exit(128 + int(error.sigval))
 
 
-def _wait_for_ranks(context: Any, limit: int) -> None:
+def _replace_close(context: Any, limit: int) -> None:
     """Replace `close` of torchrun's processes: stopped by a signal, it then waits `limit` seconds for its ranks, and
     those that it kills are reported.
     """
@@ -53,7 +53,7 @@ def _wait_for_ranks(context: Any, limit: int) -> None:
             return
         handlers = getattr(self, "subprocess_handlers", {})
         running = {local: each.proc for local, each in handlers.items() if each.proc.poll() is None}
-        own_close(self, *args[:1], timeout=limit)  # the signal
+        own_close(self, *args[:1], **{**options, "timeout": limit})  # the signal
         killed = [local for local, process in running.items() if process.poll() == -signal.SIGKILL]
         ranks = [int(self.envs[local]["RANK"]) for local in killed]
         for rank in ranks:
@@ -64,7 +64,7 @@ def _wait_for_ranks(context: Any, limit: int) -> None:
     context.close = close
 
 
-def name_lingering(context: Any, limit: float) -> None:
+def replace_wait(context: Any, limit: float) -> None:
     """Replace `wait` of torchrun's processes, by which it looks at its ranks: those are named that run `limit` seconds
     after one has exited with code 0.
     """

@@ -1,4 +1,5 @@
-"""What a run gets of its machines: decided once, from their facts, before anything is copied, and handed on."""
+"""What a run gets of its machines: decided together, from their facts, and handed on;
+again, as a whole, if another run was faster."""
 
 from __future__ import annotations
 

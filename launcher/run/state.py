@@ -56,8 +56,8 @@ def state_of(
     """Return the state of a run. No other function decides whether and how a run has ended.
 
     containers: those that still exist on its `nodes` nodes. min_nodes: nodes that the run needs at least; 0: all.
-    unreachable: number of nodes that do not answer. removed: number of nodes that answer, without a container of the
-    run any more. incomplete: of the end of a node less is known, such as that its files could not be collected.
+    unreachable: number of nodes that do not answer. removed: number of nodes without a container of the run any
+    more, or given up. incomplete: of the end of a node less is known, such as that its files could not be collected.
     stopped: by a user. recorded: the state in result.json.
     """
     states = list(containers)

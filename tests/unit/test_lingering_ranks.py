@@ -31,7 +31,7 @@ def test_ranks_that_do_not_exit_are_named_once(
         def wait(self, timeout: float) -> str:
             return f"{timeout} of torch"
 
-    script.name_lingering(Context, 0.3)
+    script.replace_wait(Context, 0.3)
     stays = "import time; time.sleep(100)"
     ranks, other = Context("", stays, "", stays), Context("", "raise SystemExit(3)")
     processes = [each.proc for context in (ranks, other) for each in context.subprocess_handlers.values()]

@@ -32,27 +32,27 @@ _SEES = "check whether {} sees the cluster's workdir and can write there: launch
 
 
 def ended_by_slurm(run: EndedRun) -> Failure | None:
-    first = run.first
-    found = re.match(r"was ended by Slurm: job \S+ (\w+)", first.state.error) if first else None
-    if first is None or found is None:
+    blamed = run.blamed
+    found = re.match(r"was ended by Slurm: job \S+ (\w+)", blamed.state.error) if blamed else None
+    if blamed is None or found is None:
         return None
     # What the program printed when it was stopped is not the reason
-    return replace(failure_of(first, first.state.error, _FIXES.get(found[1], ""), ""), rank=None)
+    return replace(failure_of(blamed, blamed.state.error, _FIXES.get(found[1], ""), ""), rank=None)
 
 
 def not_started(run: EndedRun) -> Failure | None:
-    first = run.first
-    found = _UNSTARTED.fullmatch(first.state.error) if first else None
-    if first is None or found is None:
+    blamed = run.blamed
+    found = _UNSTARTED.fullmatch(blamed.state.error) if blamed else None
+    if blamed is None or found is None:
         return None
-    return failure_of(first, f"could not be started: {first.state.error}", _sees(found[1]))
+    return failure_of(blamed, f"could not be started: {blamed.state.error}", _sees(found[1]))
 
 
 def without_a_word(run: EndedRun) -> Failure | None:
-    first = run.first
-    if first is None or not did_not_start(first) or first.state.exit_code not in (SIGTERM_CODE, SIGKILL_CODE):
+    blamed = run.blamed
+    if blamed is None or not did_not_start(blamed) or blamed.state.exit_code not in (SIGTERM_CODE, SIGKILL_CODE):
         return None
-    return failure_of(first, "did not start its program", _sees(None))
+    return failure_of(blamed, "did not start its program", _sees(None))
 
 
 CAUSES: Sequence[Explanation] = (ended_by_slurm, not_started, without_a_word)

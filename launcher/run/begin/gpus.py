@@ -22,7 +22,8 @@ PAUSE = 3.0  # seconds between two attempts
 
 
 def job_facts(job: Job, fleet: Fleet, *, gpus: bool | None = None) -> list[NodeFacts]:
-    """Return the facts of the job's nodes that its plan needs. gpus: with locked GPUs; None: if the job needs it.
+    """Return the facts of the job's nodes that its plan needs. gpus: also which GPUs are locked; None: if the job
+    needs it.
 
     Raises NodesFailed.
     """
@@ -42,9 +43,9 @@ def uses_gpus(job: Job) -> bool:
 
 
 def wait_for_gpus(job: Job, fleet: Fleet, waiting: Waiting) -> Allotment:
-    """Return what the job gets of its nodes when they have enough GPUs for it and its port is free; wait if allowed.
+    """Return what the job gets of its nodes once they have enough GPUs for it and its port is free.
 
-    Raises the errors of `allot`.
+    Without --wait, raises the errors of `allot` instead of waiting.
     """
     while True:
         facts = job_facts(job, fleet)

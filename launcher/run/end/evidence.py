@@ -60,7 +60,10 @@ class Evidence:
 
     @property
     def failed_at(self) -> float:
-        """When its failing worker raised its error, else when it ended, by this machine's clock; 0: unknown."""
+        """When its failing worker raised its error, else when it ended, by this machine's clock; 0: unknown.
+
+        Of nodes that are blamed alike; `ended_at` is what others can have noticed: a program that had failed may go on.
+        """
         when = (self.error and self.error.time) or self.state.finished
         return when and when - self.ahead
 

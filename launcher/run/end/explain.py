@@ -54,7 +54,7 @@ class EndedRun:
         return [each for each in self.evidence if each.state.exit_code not in (0, None) or each.state.error]
 
     @cached_property
-    def first(self) -> Evidence | None:
+    def blamed(self) -> Evidence | None:
         """The node to blame, a victim if all are; None if none has failed."""
         return diagnose.to_blame(self.failed)
 
@@ -63,50 +63,50 @@ class EndedRun:
 
 
 def suspended(run: EndedRun) -> Failure | None:
-    first = run.first
-    if first is None or not first.last.halted:
+    blamed = run.blamed
+    if blamed is None or not blamed.last.halted:
         return None
     what = "was suspended (SIGSTOP, or a debugger) while the others waited for it"
-    stack = diagnose.last_stack(first.rank_logs.get(min(first.last.halted), ""))
-    return diagnose.failure_of(first, what, "find out what stopped it; `kill -CONT` resumes such a process", stack)
+    stack = diagnose.last_stack(blamed.rank_logs.get(min(blamed.last.halted), ""))
+    return diagnose.failure_of(blamed, what, "find out what stopped it; `kill -CONT` resumes such a process", stack)
 
 
 def hung(run: EndedRun) -> Failure | None:
-    first = run.first
-    return diagnose.failure_of_hang(first, run.evidence) if first and diagnose.ended_at_hang_timeout(first) else None
+    blamed = run.blamed
+    return diagnose.failure_of_hang(blamed, run.evidence) if blamed and diagnose.ended_at_hang_timeout(blamed) else None
 
 
 def by_its_cluster(run: EndedRun) -> Failure | None:
     """What the cluster says that the run was on."""
-    return _first(of_cluster(run.first.node.host), run) if run.first else None
+    return _first(of_cluster(run.blamed.node.host), run) if run.blamed else None
 
 
 def out_of_memory(run: EndedRun) -> Failure | None:
-    first = run.first
-    if first is None or not first.state.oom_killed:
+    blamed = run.blamed
+    if blamed is None or not blamed.state.oom_killed:
         return None
     fix = "make the program use less memory, or raise resources.memory"
-    return diagnose.failure_of(first, "was killed: out of memory", fix)
+    return diagnose.failure_of(blamed, "was killed: out of memory", fix)
 
 
 def at_time_limit(run: EndedRun) -> Failure | None:
-    first = run.first
+    blamed = run.blamed
     what = "reached the job's time limit (`timeout`)"
-    return diagnose.failure_of(first, what) if first and diagnose.ended_at_time_limit(first) else None
+    return diagnose.failure_of(blamed, what) if blamed and diagnose.ended_at_time_limit(blamed) else None
 
 
 def not_started(run: EndedRun) -> Failure | None:
-    first = run.first
-    if first is None or not first.state.error:
+    blamed = run.blamed
+    if blamed is None or not blamed.state.error:
         return None
-    cause = cause_of_report(ENGINE, first.state.error)
-    return diagnose.failure_of(first, f"could not be started: {first.state.error}", cause.fix if cause else "")
+    cause = cause_of_report(ENGINE, blamed.state.error)
+    return diagnose.failure_of(blamed, f"could not be started: {blamed.state.error}", cause.fix if cause else "")
 
 
 def own_error(run: EndedRun) -> Failure | None:
     """Of a program that failed by itself."""
-    first = run.first
-    return _of_program(first, run.known) if first and not diagnose.is_victim(first) else None
+    blamed = run.blamed
+    return _of_program(blamed, run.known) if blamed and not diagnose.is_victim(blamed) else None
 
 
 def unrecorded(run: EndedRun) -> Failure | None:
@@ -134,13 +134,13 @@ def killed_before_all(run: EndedRun) -> Failure | None:
 
 
 def left_early(run: EndedRun) -> Failure | None:
-    return diagnose.failure_of_early_exit(run.first, run.evidence) if run.first else None
+    return diagnose.failure_of_early_exit(run.blamed, run.evidence) if run.blamed else None
 
 
 def only_victims(run: EndedRun) -> Failure | None:
     """Of the one that was killed before the others failed, else the first one says what it lost."""
-    first = diagnose.killed_first(run.failed) or run.first
-    return _of_program(first, run.known) if first else None
+    blamed = diagnose.killed_first(run.failed) or run.blamed
+    return _of_program(blamed, run.known) if blamed else None
 
 
 Explanation = Callable[[EndedRun], Failure | None]

@@ -101,7 +101,7 @@ def conclude(
     )
     failure: Failure | None = None
     resume: str | None = None
-    if state not in (RunState.DONE, RunState.STOPPED):  # possibly without missing nodes
+    if state not in (RunState.DONE, RunState.STOPPED):  # it may have no missing node
         clocks = warn_on_error(
             "whether clocks differ is not known", partial(clocks_ahead, attached, evidence), dict[str, float](), warn
         )

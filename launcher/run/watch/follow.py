@@ -248,6 +248,7 @@ class Follow:
             each = {name: result for folder, result in zip(folders, results, strict=True) for name in folder.nodes}
             found = FilesCollected(each, final)
             if found.new and not self.known.gradients:
+                # once they are known, all nodes have met, so that `apart` is settled, too
                 with suppress(Exception):  # read again at the end, and said then
                     apart = "" if final or self.known.apart else membership.so_far(record)
                     found = replace(found, gradients=gradients.line(record), apart=apart)

@@ -121,7 +121,8 @@ class ObservedNode:
     answering. failures: requests for its state that failed in a row. killed: its container was killed, and may be about
     to be removed. waits: for what, in a queue. attempts: the end of that file; of it, `reported_starts`, `gave_up`,
     `stopped` and `budget` were reported. end: what was said of the end of its container. rest_read: nothing of its
-    files remains to be read. collected: the same of collecting, or it is impossible, because of `problem`.
+    files remains to be read. collected: the same of collecting, or it is impossible; `problem`: why, if it did
+    not answer. Other errors of collecting are in `missed`.
     """
 
     of_run: NodeOfRun
@@ -387,7 +388,7 @@ def _on_event_of_node(known: Observed, node: ObservedNode, event: Event, now: Mo
 
 def _on_state(node: ObservedNode, state: ContainerState, now: Moment) -> NodeAndMessages:
     if state.exit_code == SIGKILL_CODE and not state.oom_killed and not node.killed:
-        return replace(node, killed=True, failures=0), []  # asked again: it may be about to be removed
+        return replace(node, killed=True, failures=0), []  # asked again after REMOVAL: it may be about to be removed
     node, found = _came_back(replace(node, killed=False, failures=0), now)
     if node.of_run.rank == 0 and not state.phase.ended and state.error != node.waits:
         queued = bool(state.error) and state.phase is not Phase.RUNNING

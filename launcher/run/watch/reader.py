@@ -106,7 +106,7 @@ class NodeReader:
         self._report(event)
 
     def attempts(self, limit: int) -> bytes:
-        """Return the start of its attempts file. Raises FileNotFoundError, NodeUnreachable, NodeUnfit."""
+        """Return at most `limit` bytes of its attempts file. Raises FileNotFoundError, NodeUnreachable, NodeUnfit."""
         path = NodePaths(self.node.output, self.name).attempts
         return self.engine.files.read(path, limit=limit, below=self.node.output)
 
