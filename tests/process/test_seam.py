@@ -105,7 +105,7 @@ def test_the_engines_own_log_is_capped(machine: Machine) -> None:
         echo end
     """
     engine, name = machine.start(machine.spec(program, entry=False))
-    engine.wait(name, 60)
+    assert engine.wait(name, 240).exit_code == 0
     log = machine.output / ".node" / "local-0" / "output.log"
     assert log.stat().st_size < 30_000_000
     assert engine.logs(name, tail=1) == b"end\n"
