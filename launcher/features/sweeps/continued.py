@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher.api.run import Run
 from launcher.errors import LauncherError, UsageError
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
@@ -14,6 +15,7 @@ from launcher.model.progress import Log
 from launcher.records.groups import budget_of, latest_of, runs_of, settings, settings_of, short
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record, job_of
+from launcher.run.result import Outcome
 
 
 def known_sweep(job: Job, most: int | None = None) -> KnownSweep:
@@ -81,6 +83,19 @@ def continued(job: Job, group: str, log: Log) -> dict[str, Record]:
         what = f"the job has changed since {group} was started: {', '.join(changed)}"
         log(f"warning: {what}; the variants that are started now use it")
     return earlier
+
+
+def ended_meanwhile(run: Run, timeout: float) -> Outcome | None:
+    """Record how a run ended that no launcher followed, and return it. None: it runs, or that is not known.
+
+    timeout: seconds for collecting its files.
+    """
+    try:
+        states = run.containers().values()
+        ended = len(states) == len(run.nodes) and all(state.phase.ended for state in states)
+        return run.wait(timeout) if ended else None
+    except Exception:  # noqa: BLE001 - whoever follows it then meets the error again, and says it
+        return None
 
 
 def _changed(record: Record, job: Job) -> list[str]:

@@ -22,7 +22,7 @@ from launcher.api.up import StartOptions
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
 from launcher.features.sweeps.attempt import attempt
 from launcher.features.sweeps.codes import code_of
-from launcher.features.sweeps.continued import added, continued, known_sweep, member
+from launcher.features.sweeps.continued import added, continued, ended_meanwhile, known_sweep, member
 from launcher.features.sweeps.machines import Machines
 from launcher.features.sweeps.pool import Placement
 from launcher.job.models import Job
@@ -283,6 +283,9 @@ class Sweep:
                 self._conclude(work, run.outcome)
         elif record.started or _was_started(run, record):
             work.earlier = run.id
+            if outcome := ended_meanwhile(run, self._lost_after):
+                self._take_over_ended(work, run, outcome)
+                return
             nodes = tuple(node.name for node in record.nodes())
             placement = Placement(nodes, record.port)
             self._machines.occupy(placement)
@@ -291,6 +294,19 @@ class Sweep:
             in_background(partial(self._attend, work, placement, lambda: run))
         else:
             self._remove_unstarted(work, run)
+
+    def _take_over_ended(self, work: _Work, run: Run, outcome: Outcome) -> None:
+        """Keep the result of a run whose end is recorded only now; without one, the variant waits to be run again."""
+        with run:
+            if outcome.state is RunState.DONE:
+                self._show(work, nodes=run.nodes)
+                self._conclude(work, outcome)
+            else:
+                why = f", {outcome.failure.node}: {outcome.failure.what}" if outcome.failure else ""
+                how = f"{run.id} ended while no launcher followed it ({outcome.state.value}{why})"
+                self._log(f"{work.shown.name}: {how}; it is run again")
+            if written := run.written():
+                self._log(f"{work.shown.name}: {run.mask(str(written))}")
 
     def _remove_unstarted(self, work: _Work, run: Run) -> None:
         """Remove the remains of a run whose launcher was killed during the start: they would never end."""

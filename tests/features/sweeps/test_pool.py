@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,11 @@ def wait_until_started(cli: Cli, runs: int) -> None:
 
 def states(cli: Cli, group: str) -> dict[str, str]:
     return {row["label"]: row["state"] for row in json.loads(cli("compare", group, "--json").stdout)}
+
+
+def now(cli: Cli, group: str) -> dict[str, dict[str, Any]]:
+    """The rows of `status`, by variant."""
+    return {row["variant"]: row for row in json.loads(cli("status", group, "--json", code=None).stdout)}
 
 
 def test_as_many_variants_run_at_once_as_there_are_machines(home_cli: Cli) -> None:
@@ -204,6 +210,36 @@ def test_a_resumed_sweep_repeats_nothing(home_cli: Cli, how: signal.Signals) -> 
     assert Counter(job.lines()) == Counter(
         [*(f"begin {x}" for x in range(1, 6)), *(f"end {x}" for x in (1, 2, 4, 5)), "begin 3"]
     )  # failed variants are run again
+
+
+def test_what_ended_while_nobody_followed_is_concluded_before_it_is_run_again(home_cli: Cli) -> None:
+    """Each variant exits with the code in a file of its own, once that is there."""
+    here = home_cli.cwd
+    program = "until [ -s end$2 ]; do sleep 0.05; done; exit $(cat end$2)"
+    run = {"command": ["sh", "-c", f"cd '{here}' && {program}", "sh"]}
+    keys = {"runtime": "process", "nodes": {"pool": ["local"] * 2}, "sweep": {"grid": {"x": [1, 2]}}}
+    job = home_cli.job("pool", run=run, **keys)
+    up = home_cli.start("up", job)
+    wait_until_started(home_cli, 2)
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 0
+    group = group_of(home_cli)
+    (here / "end1").write_text("0")
+    (here / "end2").write_text("4")
+    deadline = time.monotonic() + 60
+    seen = now(home_cli, group)
+    while (seen["x=1"]["state"], seen["x=2"]["state"]) != ("done", "failed"):
+        assert time.monotonic() < deadline, seen
+        seen = now(home_cli, group)
+    first = seen["x=2"]["run"]
+    (here / "end2").write_text("0")
+    messages = home_cli("up", job, "--resume", group).stderr
+    assert len(home_cli.runs()) == 3
+    assert re.findall("(x=.): running on .*: launcher logs (.*)", messages) == [("x=2", home_cli.runs()[-1].name)]
+    assert "x=1: done" in messages
+    assert f"x=2: {first} ended while no launcher followed it (failed, " in messages
+    assert "2 done" in messages
+    assert json.loads((here / "runs" / first / "result.json").read_text())["state"] == "failed"
 
 
 @pytest.mark.ci
