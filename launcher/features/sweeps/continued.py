@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from launcher.api.run import Run
 from launcher.errors import LauncherError, UsageError
@@ -15,7 +15,10 @@ from launcher.model.progress import Log
 from launcher.records.groups import budget_of, latest_of, runs_of, settings, settings_of, short
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record, job_of
+from launcher.records.sweeps import known
 from launcher.run.result import Outcome
+
+_NAMED = 5  # variants in a message
 
 
 def known_sweep(job: Job, most: int | None = None) -> KnownSweep:
@@ -54,18 +57,19 @@ def with_budget(job: Job, group: RunId, option: str) -> Job:
     """
     runs = runs_of(group)
     of_this_job = runs and job_of(runs[0]) == job.name  # another one is refused for that
-    known = budget_of(Record(RunPaths(RUNS / runs[0]))) if of_this_job else None
-    if known is None or known == job.budget:
+    budget = budget_of(Record(RunPaths(RUNS / runs[0]))) if of_this_job else None
+    if budget is None or budget == job.budget:
         return job
     if job.budget is None:
-        return job.model_copy(update={"budget": known})
-    what = f"the job has budget {show_duration(job.budget)}, and {group} began with {show_duration(known)}"
+        return job.model_copy(update={"budget": budget})
+    what = f"the job has budget {show_duration(job.budget)}, and {group} began with {show_duration(budget)}"
     fix = "remove `budget` from the job, or from --set: the variants of a sweep have the same one"
     raise UsageError(option, what, fix)
 
 
 def continued(job: Job, group: str, log: Log) -> dict[str, Record]:
-    """Return the latest run of each variant of a recorded group. Settings of the job that have changed since are said.
+    """Return the latest run of each variant of a recorded group. Settings of the job that have changed since are
+    said, and variants that it does not have any more.
 
     Raises UsageError if the group is unknown here, or of a job with another name.
     """
@@ -82,7 +86,20 @@ def continued(job: Job, group: str, log: Log) -> dict[str, Record]:
     if changed := sorted({text for record, each in started for text in _changed(record, each)}):
         what = f"the job has changed since {group} was started: {', '.join(changed)}"
         log(f"warning: {what}; the variants that are started now use it")
+    if left := _not_in_job(group, earlier, now):
+        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        what = f"{', '.join(left[:_NAMED])}{more}"
+        log(f"warning: variants of {group} that are not in the job are left as they are: {what}")
     return earlier
+
+
+def _not_in_job(group: str, earlier: Mapping[str, Record], now: Collection[str]) -> list[str]:
+    """Return the recorded variants of a sweep, but for those that --into has added, that are not among these."""
+    sweep = known(group)
+    own = [name for name, record in earlier.items() if record.group is None or not record.group.added]
+    every = dict.fromkeys([*(sweep.variants if sweep else ()), *own])
+    mask = next(iter(earlier.values())).mask  # names are recorded so
+    return [name for name in every if name not in {*now, *map(mask, now)}]
 
 
 def ended_meanwhile(run: Run, timeout: float) -> Outcome | None:

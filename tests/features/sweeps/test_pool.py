@@ -309,11 +309,16 @@ def test_a_sweep_that_is_resumed_by_another_job_is_told(home_cli: Cli) -> None:
     refused = home_cli("up", job.file, "--resume", group, "--set", "name=other", code=2).stderr
     assert f"{group} is a sweep of pool, and this job is other" in refused
     assert len(home_cli.runs()) == 1
-    assert "has changed" not in home_cli(*first, "--resume", group).stderr
+    same = home_cli(*first, "--resume", group).stderr
+    assert "has changed" not in same
+    assert "not in the job" not in same
     known = json.loads((home_cli.cwd / "runs" / ".sweeps" / f"{group}.json").read_text())
     assert known["options"] == [*first[2:]]
     messages = home_cli("up", job.file, "--resume", group, "--set", "env.RATE=0.2").stderr
     assert f"the job has changed since {group} was started: RATE=0.2 (0.1 before)" in messages
+    assert "not in the job" not in messages
+    fewer = home_cli("up", job.file, "--resume", group, "--set", "sweep=[{x: 2}]").stderr
+    assert f"variants of {group} that are not in the job are left as they are: x=1\n" in fewer
 
 
 @pytest.mark.ci
