@@ -47,7 +47,7 @@ def up_into(job: Job, asked: Asked, text: str) -> int:
     Raises as launcher.up; RunUnknown; UsageError if it is no sweep, or one of another job, or with another budget, or a
     launcher runs it; InUse if a variant runs on each machine of the pool and asked.wait is False.
     """
-    if job.codes and any("sweep" in word or "codes" in word for word in job.options[1::2]):
+    if job.codes and _sets_codes(job):
         raise UsageError("--into", "adds one variant, without the sweep", "give its code: --set revision=REVISION")
     group = _group(text, job)
     single = resolved(job.model_copy(update={"sweep": (), "codes": ()}), Path.cwd())
@@ -66,6 +66,12 @@ def up_into(job: Job, asked: Asked, text: str) -> int:
                 run = _submit(of_one_run(single), group, options, on_cluster(asked.on))
     with run:
         return attend(run, asked) or 0
+
+
+def _sets_codes(job: Job) -> bool:
+    """Return whether --set, not only the job file, gives the codes of the sweep."""
+    keys = [word.partition("=")[0].strip() for word in job.options[1::2]]
+    return any(key == "sweep" or f"{key}.".startswith(("sweep.code.", "codes.")) for key in keys)
 
 
 def _group(text: str, job: Job) -> RunId:

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.api.jobs import load
 from launcher.features.sweeps.into import _member as member
+from launcher.features.sweeps.into import _sets_codes as sets_codes
 from tests.e2e.cli import Cli
 from tests.features.sweeps.test_pool import Job, group_of, wait_until_started
 
@@ -87,3 +88,17 @@ def test_an_added_variant_is_named_after_what_is_set(sets: list[str], name: str,
     job = load({"name": "pool", "runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}}, set=sets)
     made = member("pool-20261128-200000-bbbb", job)
     assert (made.variant, made.values) == (name, values)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "given"),
+    [
+        ("sweep.code=[./a, ./b]", True),
+        ("sweep={code: [./a]}", True),
+        ("sweep.budget=20s", False),
+        ("run.args.note=a sweep", False),
+    ],
+)
+def test_only_codes_that_are_set_are_refused_as_such(assignment: str, given: bool) -> None:
+    keys = {"name": "pool", "runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}}
+    assert sets_codes(load({**keys, "sweep": {"code": ["./a"]}}, set=[assignment])) is given
