@@ -61,7 +61,7 @@ def refuse_others(command: str, args: Sequence[str], taking: Mapping[str, bool],
             sets.append(f"--set {_key(name)}={shlex.quote(value) if value else 'true'}")
         elif word.startswith("-") and word != "-":
             value = words.pop(0) if not equals and taking.get(word) and words else ""
-            if value in taking:
+            if value.startswith("-") and value in taking:
                 fix = f"see its options: launcher {command} --help"
                 raise UsageError(f"launcher {command}", f"{word} has no value: {value} follows it", fix)
             continue

@@ -115,7 +115,7 @@ def test_the_commands_of_a_block_exist_with_these_options(
         if name == "python":
             trained = arguments[2:]
             if trained[:1] and trained[0].startswith("--"):
-                assert _refusal(tuple(trained)) == "", trained
+                assert _refusal(tuple(trained), ()) == "", trained
             continue
         command = arguments.pop(0)
         if command.startswith("-"):

@@ -427,7 +427,8 @@ class World:
 
     def programs(self, kind: type[h.R]) -> list[h.R]:
         """What programs have written down."""
-        lines = [line for log in self.logs() if log.exists() for line in log.read_text().splitlines()]
+        texts = [log.read_text() for log in self.logs() if log.exists()]
+        lines = [line for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]  # one is just written
         return [each for each in h.load(lines) if isinstance(each, kind)]
 
     def logs(self) -> list[Path]:

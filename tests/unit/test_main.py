@@ -296,6 +296,8 @@ def test_an_option_without_its_value_takes_no_other_option_for_it(
 ) -> None:
     assert exit_code(monkeypatch, "up", "job.yaml", "--resume", "--set", "run.args.lr=1") == 2
     assert "launcher up: --resume has no value: --set follows it\n" in capsys.readouterr().err
+    assert exit_code(monkeypatch, "up", "missing.yaml", "--resume", "job") == 2  # a run may be named like an argument
+    assert "has no value" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("call", ["up job.yaml --detatch", "up --set", "up a.yaml b.yaml"])
