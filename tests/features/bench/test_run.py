@@ -45,7 +45,7 @@ def test_a_node_that_misses_one_or_two_queries_is_not_lost(
     monkeypatch.setattr(run, "_POLL", 0.3)
     monkeypatch.setattr(run, "_SILENT", 2.0)
     container = SimpleNamespace(output_dir="/output", name="c")
-    plan: Any = SimpleNamespace(on=lambda _: SimpleNamespace(container=container, node="gpu-a", rank=0))
+    plan: Any = SimpleNamespace(node_plan=lambda _: SimpleNamespace(container=container, node="gpu-a", rank=0))
     fleet: Any = SimpleNamespace(engines=[Engine(silent)])
     observed = run._Observed(MachineState())
     run._follow(fleet, plan, {"gpu-a": observed}, 20)
