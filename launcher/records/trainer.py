@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.job.arguments import argv_of, option_of
 from launcher.job.models import Job
-from launcher.job.overrides import expand_sweep
+from launcher.job.overrides import expand_sweep, of_one_run
 from launcher.job.parts import NodeEntry
 from launcher.job.problems import Path as KeyPath
 from launcher.job.scalars import Args
@@ -81,7 +81,7 @@ def check_options(job: Job, folder: Path, added: Path | None, log: Callable[[str
         return
     programs = [
         (argv_of(variant.args_of(node)), tuple(_known(variant, node).items()))
-        for variant in expand_sweep(job)
+        for variant in expand_sweep(of_one_run(job))  # of a pool, --into has no sweep
         for node in variant.machines
     ]
     for argv, known in dict.fromkeys(programs):

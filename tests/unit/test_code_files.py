@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import JobInvalid
-from launcher.job.loader import parse_job
+from launcher.job.loader import job_from, parse_job
 from launcher.job.models import Job
 from launcher.records import snapshot as snapshots
 from launcher.records import trainer
@@ -174,6 +174,14 @@ def test_options_that_exclude_each_other_are_refused_before_the_start(
     given = job("train", f"  args: {args}\n{more}")
     with pytest.raises(JobInvalid, match=says) if says else nullcontext():
         check_options(given, tmp_path, ROOT / "train", print)
+
+
+def test_a_variant_that_is_added_to_a_pools_sweep_runs_on_few_of_its_machines(tmp_path: Path) -> None:
+    """`up --into` has the job's pool, and no sweep."""
+    pool = {"name": "p", "image": {"ref": "x:1"}, "gpus": "none", "nodes": {"pool": ["a", "b"], "each": 1}}
+    run = {"module": "train", "args": {"data": "x", "parallel": "single"}}
+    given = job_from({**pool, "run": run, "sweep": [{"lr": 1}]}).model_copy(update={"sweep": ()})
+    check_options(given, tmp_path, ROOT / "train", print)
 
 
 def test_the_trainers_options_are_those_of_each_variant(tmp_path: Path) -> None:
