@@ -268,6 +268,10 @@ class Sweep:
         if new:
             self.log(text)
 
+    def _warn(self, work: _Work, text: str) -> None:
+        assert work.run is not None
+        self._log(f"warning: {work.shown.name}: {work.run.mask(text)}")
+
     def _show(self, work: _Work, **changes: Any) -> None:
         with self._changed:
             work.shown = replace(work.shown, **changes)
@@ -378,6 +382,14 @@ class Sweep:
                 self._log(f"{node}: no connection since {messages.clock(since)} ({reason})")
             case messages.NodeBack(node):
                 work.silent.pop(node, None)
+            case messages.NodeStopped(node, by):
+                self._log(f"{work.shown.name}: {by} is stopping it on {node}, from another terminal")
+            case messages.NodeRemoved(node):
+                self._log(f"{work.shown.name}: what ran on {node} was removed by another process")
+            case messages.NotCollected(reason):
+                self._warn(work, f"not downloaded: {reason}")
+            case messages.Warned(reason):
+                self._warn(work, reason)
         if any(time.time() - since > self._lost_after for since in work.silent.values()):
             raise _LostError
 

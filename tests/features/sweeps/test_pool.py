@@ -242,6 +242,24 @@ def test_what_ended_while_nobody_followed_is_concluded_before_it_is_run_again(ho
     assert json.loads((here / "runs" / first / "result.json").read_text())["state"] == "failed"
 
 
+def test_what_could_not_be_done_at_the_end_of_a_variant_is_said_with_its_name(home_cli: Cli) -> None:
+    """The program takes the place of a recorded result, and no notification can be sent."""
+    settings = Path(home_cli.env["HOME"], "settings")
+    (settings / "launcher").mkdir(parents=True)
+    (settings / "launcher" / "settings.yaml").write_text("notify: {command: ['false']}")
+    (settings / "launcher" / "settings.yaml").chmod(0o600)
+    program = f"if [ $2 = 1 ]; then mkdir '{home_cli.cwd}'/runs/$LAUNCHER_RUN/result.json; fi"
+    keys = {"runtime": "process", "nodes": {"pool": ["local"]}, "sweep": {"grid": {"x": [1, 2]}}}
+    job = home_cli.job("pool", run={"command": ["sh", "-c", program, "sh"]}, **keys)
+    cli = Cli(home_cli.cwd, {**home_cli.env, "XDG_CONFIG_HOME": str(settings)})
+    messages = cli("up", job).stderr
+    assert "2 done" in messages
+    for x in (1, 2):
+        assert f"warning: x={x}: no notification was sent: notify.command false: exit code 1" in messages
+    first = home_cli.runs()[0].name
+    assert f"warning: x=1: not downloaded: runs/{first}/result.json was not written: " in messages
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["create", "start"])
 def test_a_variant_whose_start_was_interrupted_is_started_again(home_cli: Cli, name: str) -> None:

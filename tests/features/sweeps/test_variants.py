@@ -51,6 +51,17 @@ def test_a_lost_connection_does_not_make_a_machine_silent(sweep: Sweep) -> None:
     sweep._note(work, messages.Tick())
 
 
+def test_who_stops_or_removes_a_variant_is_said(sweep: Sweep, said: list[str]) -> None:
+    (work,) = sweep._work
+    said.clear()
+    for message in (messages.NodeStopped("local-1", "me@host"), messages.NodeRemoved("local-0", "/folder")):
+        sweep._note(work, message)
+    assert said == [
+        "lr=1: me@host is stopping it on local-1, from another terminal",
+        "lr=1: what ran on local-0 was removed by another process",
+    ]
+
+
 @pytest.mark.parametrize(("failed", "moves"), [("local-1", True), ("local-0", False)])
 def test_a_variant_that_failed_with_its_lost_machine_moves(
     sweep: Sweep, said: list[str], failed: str, moves: bool
