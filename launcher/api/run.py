@@ -427,7 +427,7 @@ class Run:
         why = why if outcome.stopped_by is None else f" by {outcome.stopped_by}"
         text = f"{outcome.run} {outcome.state.value}{why}"
         problems = send(notify, Notice(outcome.run, outcome.state.value, outcome.exit_code, text))
-        return [f"no notification was sent: {problem}" for problem in problems]
+        return [f"notification failed: {problem}" for problem in problems]
 
     def _remove_failed(self, show: Show) -> list[str]:
         """Remove everything but the output folders from the nodes; all evidence has been recorded. Return errors."""

@@ -34,7 +34,7 @@ class Notice:
 
 
 def send(notify: Notify, notice: Notice) -> list[str]:
-    """Send the notice, for at most LIMIT; return a line per error, whatever it is."""
+    """Send the notice, for at most LIMIT; return a line per error, whatever it is, which also says what went well."""
     body = json.dumps(vars(notice)).encode()
     ways: dict[str, Callable[[], str]] = {}
     if notify.command:
@@ -43,12 +43,12 @@ def send(notify: Notify, notice: Notice) -> list[str]:
         ways["notify.webhook"] = partial(_post, notify.webhook, body)
     sent = {name: in_background(way) for name, way in ways.items()}
     until = time.monotonic() + LIMIT
-    problems = []
+    problems = {}
     for name, job in sent.items():
         done = job.wait(max(0.0, until - time.monotonic()))
-        if problem := job() if done else f"timed out after {LIMIT:g} s":
-            problems.append(f"{name}: {problem}")
-    return problems
+        problems[name] = job() if done else f"timed out after {LIMIT:g} s"
+    well = "".join(f"; {name} succeeded" for name, problem in problems.items() if not problem)
+    return [f"{name}: {problem}{well}" for name, problem in problems.items() if problem]
 
 
 def _call(command: tuple[str, ...], notice: Notice, body: bytes) -> str:
@@ -60,7 +60,7 @@ def _call(command: tuple[str, ...], notice: Notice, body: bytes) -> str:
     except Exception as error:  # noqa: BLE001 - said; a NUL in the command is a ValueError
         return str(error)
     output = (done.stderr or done.stdout).decode(errors="replace").strip()[-300:]
-    return f"exit code {done.returncode}: {output}" if done.returncode else ""
+    return ": ".join(filter(None, (f"exit code {done.returncode}", output))) if done.returncode else ""
 
 
 def _post(address: str, body: bytes) -> str:

@@ -93,8 +93,8 @@ def test_a_failed_notification_is_reported_and_changes_nothing(
 ) -> None:
     write_settings(noticed_cli, command=["false"], webhook=posted[0] + "/broken")
     done = noticed_cli("up", job(noticed_cli, "true"))
-    assert "no notification was sent: notify.command false: exit code 1" in done.stderr
-    assert "no notification was sent: notify.webhook: HTTP status 500" in done.stderr
+    assert "notification failed: notify.command false: exit code 1" in done.stderr
+    assert "notification failed: notify.webhook: HTTP status 500" in done.stderr
     assert posted[0] not in done.stderr
 
 
@@ -106,7 +106,7 @@ def test_an_answer_that_is_not_http_changes_neither_outcome_nor_clean_up(noticed
         assert not Path(noticed_cli.env["HOME"], ".launcher", noticed_cli.runs()[-1].name, ".node").exists()
         swept = noticed_cli("up", job(noticed_cli, "true", sweep=[{"a": 1}, {"a": 2}]))
     for ended, count in ((done, 1), (failed, 1), (swept, 2)):
-        assert ended.stderr.count("warning: no notification was sent: notify.webhook: its answer") == count
+        assert ended.stderr.count("warning: notification failed: notify.webhook: its answer") == count
         assert "unexpected" not in ended.stderr
     assert "local exited with code 3" in failed.stderr
 

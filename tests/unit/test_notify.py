@@ -62,6 +62,13 @@ def test_a_webhook_that_answers_a_byte_a_second_and_a_slow_command_are_waited_fo
     assert took < 60  # of the command
 
 
+def test_what_failed_and_what_succeeded_are_told_apart() -> None:
+    with hook(b"HTTP/1.1 500 Broken\r\n\r\n") as served:
+        one, both = (send(Notify(command=(name,), webhook=served.address), NOTICE) for name in ("true", "false"))
+    assert one == ["notify.webhook: HTTP status 500; notify.command true succeeded"]
+    assert both == ["notify.command false: exit code 1", "notify.webhook: HTTP status 500"]
+
+
 @pytest.mark.parametrize("command", [("/nowhere/T",), ("a\0b",), ("/",)])
 def test_a_command_that_cannot_run_is_one_line(command: tuple[str, ...]) -> None:
     assert len(send(Notify(command=command), NOTICE)) == 1
