@@ -18,14 +18,14 @@ WRITE = os.O_RDWR | os.O_CREAT
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file atomically: a reader never sees a partial file. Raises OSError."""
+    """Write a file atomically: a reader never sees a partial file. Raises OSError with the file's name."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         partial.write_bytes(data)
         partial.replace(path)
-    except OSError:
+    except OSError as error:
         partial.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a write has no name
 
 
 def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> BinaryIO:

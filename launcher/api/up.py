@@ -176,10 +176,14 @@ class _NewRun:
     def write(self, record: Record, plan: Plan) -> None:
         """Write runs/<run id>/ with everything that is known before the start."""
         code = self.inputs.code()
-        record.write(plan, dump_job(self.job), code.archive, self.group)
-        if self.group is not None:
-            sweeps.keep(self.group, record.mask, self.inputs.runs)
-        record.write_left_out(code.folder, code.left_out)
+        try:
+            record.write(plan, dump_job(self.job), code.archive, self.group)
+            if self.group is not None:
+                sweeps.keep(self.group, record.mask, self.inputs.runs)
+            record.write_left_out(code.folder, code.left_out)
+        except OSError:  # with a plan and without a result it would be the latest run
+            record.remove()
+            raise
         if code.revision is not None:
             record.of_revision(code.revision)
         if self.job.is_of_file:

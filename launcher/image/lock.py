@@ -71,4 +71,5 @@ def write(path: Path, lock: Lock) -> None:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_atomic(path, text.encode())
     except OSError as error:
-        raise JobInvalid(str(path), f"cannot be written: {error.strerror}", "make the job's folder writable") from error
+        fix = "check free space and permissions of the job's folder"
+        raise JobInvalid(str(path), f"cannot be written: {error.strerror}", fix) from error

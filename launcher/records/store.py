@@ -238,8 +238,10 @@ class Record:
         return ""
 
     def remove(self) -> None:
-        """Remove the record of a run that never started; errors are ignored."""
+        """Remove the record of a run that never started, and runs/ if it is then empty; errors are ignored."""
         shutil.rmtree(self.paths.root, ignore_errors=True)
+        with suppress(OSError):
+            self.paths.root.parent.rmdir()
 
     def result(self) -> dict[str, Any] | None:
         """The recorded result; None if the end is unknown: a lost node may become reachable again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import Cli
+from tests.e2e.cli import Cli, small_disk
 
 JOB = {
     "runtime": "process",
@@ -81,6 +82,19 @@ def test_a_runs_path_that_is_no_folder_is_reported_with_a_fix(home_cli: Cli, the
         assert f"error runs: {problem}" in " ".join(refused.split()), command
     assert not list(Path(home_cli.env["HOME"], ".launcher").glob("a-*"))
     runs.unlink()
+
+
+@pytest.mark.parametrize("size", ["4k", "12k"])  # without and with a plan, by which a folder is a run
+def test_a_start_without_room_for_its_record_names_the_file_and_leaves_nothing(
+    home_cli: Cli, tmp_path: Path, size: str
+) -> None:
+    job = home_cli.job("roomless", **JOB, code=str(home_cli.cwd))
+    with small_disk(tmp_path / "small", size):
+        cli = replace(home_cli, cwd=tmp_path / "small")
+        refused = cli("up", job, code=3).stderr
+        where = re.escape(f"error this machine: the disk of {cli.cwd}/runs/roomless-")
+        assert re.search(where + r"[0-9a-f-]+/\w+[.\w]+ is full\n  -> free some space there", refused), refused
+        assert list(cli.cwd.iterdir()) == []
 
 
 def test_a_dangling_link_in_runs_hides_no_other_run(home_cli: Cli) -> None:

@@ -206,7 +206,9 @@ def _write(path: Path, folder: str, packed: Sequence[ReportFile]) -> int:
             file.write(buffer.getvalue())
             file.close()
             Path(file.name).replace(path)
-        except BaseException:
+        except BaseException as error:
             Path(file.name).unlink(missing_ok=True)
+            if isinstance(error, OSError):  # a write has no name
+                raise OSError(error.errno, error.strerror, str(path)) from error
             raise
     return len(buffer.getvalue())
