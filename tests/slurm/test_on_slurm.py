@@ -370,16 +370,18 @@ def test_a_sweep_is_a_job_array_and_every_command_finds_its_runs(slurm: SlurmBed
 
 
 def test_a_resumed_sweep_submits_only_variants_without_a_result(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
-    """By the job's name. Each program counts its starts."""
-    del slurm
+    """By the job's name; none was followed to its end. Each program counts its starts."""
     log, mended = tmp_path / "log", tmp_path / "mended"
     script = f'echo "$0" >>{log}; [ "$0" = good ] || [ -e {mended} ]'
     keys = {"run": {"command": ["sh", "-c", script]}, "sweep": [["good"], ["bad"], ["worse"]]}
     file = cli.job(runtime="process", nodes=1, gpus="none", **keys)
-    failed = cli("up", file, "--on", "hpc", code=1).stderr
-    assert "1 done, 2 failed" in failed
+    cli("up", file, "--on", "hpc", "-d")
+    until(lambda: not slurm.jobs(), "the array does not end")
     mended.touch()
+    ended = [run.name for run in cli.runs()]
     done = cli("up", file, "--on", "hpc", "--resume", "job").stderr
+    for name, run in zip(("bad", "worse"), ended[1:], strict=True):
+        assert f"{name}: {run} ended while no launcher followed it (failed, " in done
     assert "3 done" in done
     assert sorted(log.read_text().split()) == ["bad", "bad", "good", "worse", "worse"]
     assert "3 done" in cli("runs").stdout

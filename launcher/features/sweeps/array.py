@@ -14,7 +14,7 @@ from launcher.api.until_started import until_started
 from launcher.api.up import StartOptions, run_to_resume, start_on
 from launcher.errors import LauncherError, StoppedByUser
 from launcher.features.sweeps.codes import code_of
-from launcher.features.sweeps.continued import added, continued, known_sweep, member
+from launcher.features.sweeps.continued import added, continued, ended_meanwhile, known_sweep, member, say_ended
 from launcher.job.models import Job
 from launcher.job.overrides import variants
 from launcher.model.plan import Membership, new_run_id
@@ -27,6 +27,8 @@ from launcher.run.begin.earlier import Earlier
 from launcher.run.begin.start import undo
 from launcher.run.cluster import Destination
 from launcher.run.state import RunState
+
+COLLECTS = 300.0  # seconds for collecting the files of a run that has ended
 
 
 def members(job: Job) -> list[tuple[Job, Membership]]:
@@ -63,12 +65,15 @@ def _left(job: Job, group: str, log: Log, ssh_config: Path | None) -> tuple[list
             left.append((each, own, None, None))
             continue
         run = Run(record, ssh_config, log)
+        if run.outcome is None and (outcome := ended_meanwhile(run, COLLECTS)):
+            say_ended(own.variant, run, outcome, log)
         if run.outcome is None and run.status().state != RunState.REMOVED:
             followed.append(run)
-        elif run.outcome is None or run.outcome.state is not RunState.DONE:
+            continue
+        run.close()
+        if run.outcome is None or run.outcome.state is not RunState.DONE:
             had, earlier = record if job.codes or own.added else None, run.id if record.started else record.resumes
             left.append((each, own, None if earlier is None else Earlier(earlier, required=False), had))
-            run.close()
     return left, followed
 
 

@@ -17,6 +17,7 @@ from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record, job_of
 from launcher.records.sweeps import known
 from launcher.run.result import Outcome
+from launcher.run.state import RunState
 
 _NAMED = 5  # variants in a message
 
@@ -113,6 +114,16 @@ def ended_meanwhile(run: Run, timeout: float) -> Outcome | None:
         return run.wait(timeout) if ended else None
     except Exception:  # noqa: BLE001 - whoever follows it then meets the error again, and says it
         return None
+
+
+def say_ended(variant: str, run: Run, outcome: Outcome, log: Log) -> None:
+    """Say of a run that `ended_meanwhile` that it is run again, if it has no result, and what is left on its nodes."""
+    if outcome.state is not RunState.DONE:
+        why = f", {outcome.failure.node}: {outcome.failure.what}" if outcome.failure else ""
+        how = f"{run.id} ended while no launcher followed it ({outcome.state.value}{why})"
+        log(f"{variant}: {run.mask(how)}; it is run again")
+    if written := run.written():
+        log(f"{variant}: {run.mask(str(written))}")
 
 
 def _changed(record: Record, job: Job) -> list[str]:

@@ -22,7 +22,7 @@ from launcher.api.up import StartOptions
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
 from launcher.features.sweeps.attempt import attempt
 from launcher.features.sweeps.codes import code_of
-from launcher.features.sweeps.continued import added, continued, ended_meanwhile, known_sweep, member
+from launcher.features.sweeps.continued import added, continued, ended_meanwhile, known_sweep, member, say_ended
 from launcher.features.sweeps.machines import Machines
 from launcher.features.sweeps.pool import Placement
 from launcher.job.models import Job
@@ -305,12 +305,7 @@ class Sweep:
             if outcome.state is RunState.DONE:
                 self._show(work, nodes=run.nodes)
                 self._conclude(work, outcome)
-            else:
-                why = f", {outcome.failure.node}: {outcome.failure.what}" if outcome.failure else ""
-                how = f"{run.id} ended while no launcher followed it ({outcome.state.value}{why})"
-                self._log(f"{work.shown.name}: {how}; it is run again")
-            if written := run.written():
-                self._log(f"{work.shown.name}: {run.mask(str(written))}")
+            say_ended(work.shown.name, run, outcome, self._log)
 
     def _remove_unstarted(self, work: _Work, run: Run) -> None:
         """Remove the remains of a run whose launcher was killed during the start: they would never end."""
