@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -33,6 +33,7 @@ from launcher.run.watch import attempts
 
 NOT_STARTED = "not started"  # state of a variant of a sweep that has no run yet
 REFUSED = "refused"  # state of a run whose `up` failed before every container was started
+DISCARDED = "discarded"  # state of a run that has ended after its sweep had moved its variant to another machine
 RUNS_TIMEOUT = 5.0  # seconds to connect to a node, which is only asked whether a run is still active
 
 
@@ -70,7 +71,14 @@ def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None =
         code, group = result.get("exit_code"), record.group
         ended_by = result.get("ended_by")
         rows.append(RunRow(record.run, state, code, names, best, stopped_by=by, group=group, ended_by=ended_by))
-    return rows
+    return _with_discarded(rows, {record.run for record in records if record.abandoned})
+
+
+def _with_discarded(rows: Sequence[RunRow], abandoned: Collection[RunId]) -> list[RunRow]:
+    """Return the rows with the state of abandoned runs that have ended, unless nothing has run in place of them."""
+    latest = {row.group: row.run for row in rows}
+    gone = {row.run for row in rows if row.run in abandoned and row.run != latest[row.group]}
+    return [replace(row, state=DISCARDED) if row.run in gone and row.exit_code is not None else row for row in rows]
 
 
 def runs_on(

@@ -40,6 +40,7 @@ JUST_NOW = 10.0  # seconds: what was seen of its nodes may be older than its end
 STOPPING_AT_MOST = 120.0  # seconds that a stop takes: run.end.stop.GRACE, and files to collect and containers to remove
 PURGED = "purged"  # event: the output folder on a host was deleted
 BROUGHT = "brought"  # event: `fetch` copied what a program had written elsewhere in a node's container
+ABANDONED = "abandoned"  # event: its sweep runs the variant on another machine
 _STARTS = ("started", "undone")  # events; with `up --wait`, several
 # The values of result.json and of a container in plan.json that are used; anybody may have written these files
 _RESULT = {
@@ -293,6 +294,11 @@ class Record:
         """Whether its `up` was rolled back, or ended before anything was started. False if that is unknown."""
         ends = [line["event"] for line in read_json_lines(self.paths.events) if line.get("event") in _STARTS]
         return ends[-1] == "undone" if ends else "why" in (self.result() or {})
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its sweep has moved its variant to another machine, or was about to."""
+        return any(self.events(ABANDONED))
 
     @property
     def rebuilt(self) -> bool:

@@ -34,8 +34,8 @@ from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.parallel import in_background, run_all, run_all_catching, uninterrupted
 from launcher.node.ssh.config import chosen_config
 from launcher.records.measured import TrainingProgress, top1, training_progress
-from launcher.records.paths import RUNS
-from launcher.records.store import Record
+from launcher.records.paths import RUNS, RunPaths
+from launcher.records.store import ABANDONED, Record
 from launcher.records.sweeps import command_of
 from launcher.run.begin.earlier import Earlier
 from launcher.run.cluster import own_machines
@@ -426,6 +426,7 @@ class Sweep:
         self._log(f"{', '.join(silent)} {why}: {what}")
         for node in silent:
             self._machines.leave_out(node, NodeUnreachable(f"node {node}", why))
+        Record(RunPaths(work.run.folder)).event(ABANDONED, why=why)
         work.earlier = run
         self._given_up.append(run)
         in_background(partial(self._discard, run))  # on its reachable machines

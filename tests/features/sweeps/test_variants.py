@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.api.history import recorded_runs
 from launcher.api.jobs import load
 from launcher.api.run import Run
 from launcher.features.sweeps.sweep import Sweep, SweepState, _LostError
 from launcher.records.paths import RunPaths
-from launcher.records.store import Record
+from launcher.records.store import NodeOfRun, Record
 from launcher.run.result import Failure, Outcome
 from launcher.run.state import RunState
 from launcher.run.watch import messages
@@ -75,3 +76,16 @@ def test_a_variant_that_failed_with_its_lost_machine_moves(
     assert any(line.startswith("local-1 stopped responding: lr=1 moves") for line in said) is moves
     sweep.leave()
     assert any(f"launcher down {RUN}" in line for line in said) is moves
+
+
+def test_a_run_whose_variant_has_moved_is_listed_as_discarded_whatever_became_of_it(sweep: Sweep) -> None:
+    """Until another one runs in its place, it is what it is: a resumed sweep may follow it again."""
+    (work,) = sweep._work
+    started = [RUN, "job-20260101-000001-000a"]
+    for run in started:
+        nodes = [NodeOfRun("local-0", "local", 0, run, str(Path.home() / ".launcher" / run), range(1))]
+        if run != RUN:
+            sweep._give_up(work, "stopped responding")
+            assert [row.state for row in recorded_runs()] == ["done"]
+        Record.rebuild(run, "process", nodes, group=work.own).finish({"state": "done", "exit_code": 0})
+    assert [(row.run, row.state) for row in recorded_runs()] == [(RUN, "discarded"), (started[1], "done")]
