@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RunUnknown, UsageError
 from launcher.extras import in_words, warn_on_error
-from launcher.job.settings import read_settings
+from launcher.job.settings import read_settings, use_valid_settings
 from launcher.logs.lines import Lines
 from launcher.model.container import ContainerState
 from launcher.model.forward import parse_forward
@@ -291,6 +291,7 @@ class Run:
         """
         from launcher.run.end.stop import not_confirmed, take_down
 
+        use_valid_settings(os.environ, self._warn)
         attached = self._now(claims=True, any_owner=any_owner)
         if attached.owner is Owner.OTHER and not any_owner:
             what = f"belongs to another user: {attached.started_by}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ import typer
 
 from launcher.api.leftovers import leftovers
 from launcher.cli import options, terminal
+from launcher.cli.terminal import Reporter
 from launcher.errors import NodesFailed, NotConfirmed
+from launcher.job.settings import use_valid_settings
 from launcher.model.facts import ImageInfo
 from launcher.model.sizes import counted, size_text
 from launcher.run.end.leftovers import OF_IMAGE, Leftovers, OldCache, OldContainer, OldOutput
@@ -50,6 +53,7 @@ def clean(
 
     Example: launcher clean --nodes gpu-a,gpu-b
     """
+    use_valid_settings(os.environ, Reporter().warn)
     with leftovers(options.hosts(nodes), ssh_config=ssh_config) as listed:
         every = listed.nodes
         found = list(every if all_projects else map(_of_this_folder, every))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from launcher.api.run import runs_to_stop
 from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NotConfirmed, RunUnknown, UsageError
+from launcher.job.settings import use_valid_settings
 from launcher.model import labels
 from launcher.run.end.stop import EndedContainer, Removed, not_confirmed
 from launcher.run.locate import Note
@@ -61,6 +63,7 @@ def down(
     Example: launcher down imagenet
     """
     report = Reporter()
+    use_valid_settings(os.environ, report.warn)
     log = cache(report.log)  # each note once, for any number of runs
     all_ = all_ or all_projects
     if all_ and run is not None:

@@ -101,7 +101,7 @@ class _Composer:
         for event in self._events:
             mark = self.mark(event.start_mark.line)
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
-                raise refusal([Problem(mark, (), "a second YAML document starts here; a job file has exactly one")])
+                raise refusal([Problem(mark, (), "a second YAML document starts here; expected exactly one")])
             if isinstance(event, yaml.NodeEvent):
                 root = self._node(event, ())
         return root
@@ -117,7 +117,7 @@ class _Composer:
             node = replace(self._anchors[event.anchor], mark=mark)
         else:
             if event.tag not in _PLAIN_TAGS:
-                self.problems.append(Problem(mark, path, f"the tag {show(event.tag)} is not supported in job files"))
+                self.problems.append(Problem(mark, path, f"the tag {show(event.tag)} is not supported"))
             if isinstance(event, yaml.ScalarEvent):
                 value = resolve(event.value) if _is_plain(event) else event.value
                 node = Node(mark, value, 1 + len(event.value) // 100)

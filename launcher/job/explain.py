@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from launcher.job.arguments import argv_of, merged
 from launcher.job.models import MOST_VARIANTS, Job
 from launcher.job.parts import DockerOptions, Image, NodeEntry, Part, Resources, RunPart
-from launcher.job.problems import LocatedError, Path, Positions, nearest, printable, show
+from launcher.job.problems import LocatedError, Path, Positions, expected, nearest, printable, unknown_key
 from launcher.job.scalars import ANY, LOCAL, machine, show_duration
 from launcher.model.container import CODE, KIT
 
@@ -79,28 +78,8 @@ def _refused(error: ValidationError, data: Mapping[str, Any], origin: Positions)
         elif detail["type"] == "extra_forbidden":
             yield path, "unknown key" + (_hint_of_program(path, data, origin) or _hint(path))
         else:
-            yield path, _message(detail["type"], path, detail["input"], detail)
-
-
-def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> str:
-    if kind == "missing":
-        return "required key is missing"
-    if kind == "string_type":
-        return f"expected text, not {show(value)}"
-    if kind == "literal_error":
-        expected = detail["ctx"]["expected"]
-        known = expected.replace("'", "").replace(" or ", ", ").split(", ")
-        return f"expected {expected}, not {show(value)}" + (nearest(value, known) if isinstance(value, str) else "")
-    if kind in ("model_type", "model_attributes_type", "dict_type", "mapping_type"):
-        part = _part_at(path)
-        keys = f" with keys such as {', '.join(list(part.model_fields)[:4])}" if part else ""
-        return f"expected a mapping{keys}, not {show(value)}"
-    if kind in ("tuple_type", "list_type"):
-        hint = "; put it in [...]" if isinstance(value, str) else ""
-        if isinstance(value, str) and re.fullmatch(r"[\w.@-]+([,\s]+[\w.@-]+)+", value):
-            hint += ": [" + ", ".join(re.split(r"[,\s]+", value)) + "]"
-        return f"expected a list, not {show(value)}{hint}"
-    return str(detail["msg"])
+            part = _part_at(path)
+            yield path, expected(detail, list(part.model_fields) if part else ())
 
 
 def _hint_of_program(path: Path, data: Mapping[str, Any], origin: Positions) -> str:
@@ -130,7 +109,7 @@ def _hint(path: Path) -> str:
     for parent_path, other in _PARTS.items():
         if key in other.model_fields and other is not part:
             return f"; '{key}' belongs under '{parent_path[0]}'" if parent_path else f"; '{key}' is a top-level key"
-    return nearest(key, known) or f"; expected one of {', '.join(known)}"
+    return unknown_key(key, known)
 
 
 def _part_at(path: Path) -> type[Part] | None:

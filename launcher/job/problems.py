@@ -1,9 +1,10 @@
-"""Problems of a job file, with their positions, and the message that reports all of them."""
+"""Problems of a job file or of the settings file, with their positions, and the message that reports all of them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -116,6 +117,36 @@ def nearest(name: str, known: Iterable[str], similar: float = 0.6) -> str:
     """Return `; did you mean 'x'?`, or "" if no known name is similar."""
     close = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=similar)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def unknown_key(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?`, or all known keys if none is similar."""
+    return nearest(name, known) or f"; expected one of {', '.join(known)}"
+
+
+def expected(detail: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
+    """Return what an error of pydantic says. keys: those of a mapping that is expected here, if it has fixed ones."""
+    kind, value = detail["type"], detail["input"]
+    if kind == "missing":
+        return "required key is missing"
+    if kind == "string_type":
+        return f"expected text, not {show(value)}"
+    if kind in ("literal_error", "union_tag_invalid"):
+        value = detail["ctx"].get("tag", value)
+        options = detail["ctx"].get("expected") or detail["ctx"]["expected_tags"].replace(", ", " or ")
+        known = options.replace("'", "").replace(" or ", ", ").split(", ")
+        return f"expected {options}, not {show(value)}" + (nearest(value, known) if isinstance(value, str) else "")
+    if kind in ("model_type", "model_attributes_type", "dict_type", "mapping_type"):
+        such = f" with keys such as {', '.join(keys[:4])}" if keys else ""
+        return f"expected a mapping{such}, not {show(value)}"
+    if kind in ("tuple_type", "list_type"):
+        hint = "; put it in [...]" if isinstance(value, str) else ""
+        if isinstance(value, str) and re.fullmatch(r"[\w.@-]+([,\s]+[\w.@-]+)+", value):
+            hint += ": [" + ", ".join(re.split(r"[,\s]+", value)) + "]"
+        return f"expected a list, not {show(value)}{hint}"
+    if kind == "string_pattern_mismatch":
+        return f"expected text of the form {detail['ctx']['pattern']}, not {show(value)}"
+    return str(detail["msg"])
 
 
 def printable(text: str) -> str:

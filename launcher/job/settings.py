@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from launcher.errors import UsageError
+from launcher.errors import JobInvalid, UsageError
 from launcher.features import FEATURES
+from launcher.job.document import compose
 from launcher.job.fields import Duration, SbatchOption, SbatchWord, Size
-from launcher.job.problems import nearest
+from launcher.job.problems import Path, Positions, Problem, expected, refusal, unknown_key
 from launcher.model.limits import DEFAULT_LIMITS, settings_file
 
 _FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
@@ -210,13 +211,17 @@ class Settings(_Section):
     def _named(self, name: str) -> Cluster | Kubernetes:
         if name not in self.clusters:
             known = ", ".join(self.clusters) or "none"
-            what = f"no such cluster in the settings file; known clusters: {known}"
-            fix = "add it: clusters: {NAME: {kind: slurm, login: ..., workdir: /shared/...}}"
+            what = f"no such cluster in {settings_file(os.environ)}; known clusters: {known}"
+            fix = f"add it there: clusters: {{{name}: {{kind: slurm, login: ..., workdir: /shared/...}}}}"
             raise UsageError(f"--on {name}", what, fix)
         return self.clusters[name]
 
 
-_read: dict[str, Settings] = {}  # last valid settings of this process, by file
+_MODELS: Mapping[Path, type[BaseModel]] = {(): Settings, ("notify",): Notify, ("limits",): Limits}
+_KINDS: Mapping[str, type[BaseModel]] = {"slurm": Cluster, "kubernetes": Kubernetes}
+_FIX = "correct or remove it"
+
+_read: dict[str, Settings] = {}  # last settings that were used in this process, by file
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -225,45 +230,89 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     If the file becomes invalid while this process runs, the last valid settings are used.
     """
     file = settings_file(environ)
-    try:
-        settings = _read[str(file)] = _read_file(file)
-    except UsageError:
-        if str(file) not in _read:
-            raise
-        settings = _read[str(file)]
-    return settings
+    settings, wrong = _read_file(file)
+    if wrong is None:
+        _read[str(file)] = settings
+    elif str(file) not in _read:
+        raise wrong
+    return _read[str(file)]
 
 
-def _read_file(file: Path) -> Settings:
+def use_valid_settings(environ: Mapping[str, str], warn: Callable[[str], None]) -> None:
+    """In this process, use what is valid of the file: what stops or cleans must not depend on the rest.
+
+    warn: called with what is wrong, once.
+    """
+    file = settings_file(environ)
+    settings, wrong = _read_file(file)
+    if wrong is not None and str(file) not in _read:
+        _read[str(file)] = settings
+        warn(f"{wrong.where}: {wrong.what}\nthis command uses what is valid of the file")
+
+
+def _read_file(file: FilePath) -> tuple[Settings, UsageError | None]:
+    """Return what is valid of the file, and what is wrong with it."""
+    nothing = Settings.model_construct()
     try:
         status, text = file.stat(), file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return Settings.model_construct()
+        return nothing, None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(str(file), f"cannot be read: {error}", "correct or remove it") from error
+        return nothing, UsageError(str(file), f"cannot be read: {error}", _FIX)
     if status.st_mode & _FOR_ALL or status.st_uid not in (os.geteuid(), 0):
-        raise UsageError(str(file), "is writable by others, and contains a command to run", f"run: chmod 600 {file}")
+        what = "is writable by others, and contains a command to run"
+        return nothing, UsageError(str(file), what, f"run: chmod 600 {shlex.quote(str(file))}")
     try:
-        return Settings.model_validate(yaml.safe_load(text) or {})
-    except yaml.YAMLError as error:
-        raise UsageError(str(file), f"is not valid YAML: {error}", "correct or remove it") from error
-    except ValidationError as error:
-        where, what, fix = _explained(error)
-        raise UsageError(f"{file}: {where}", what, fix) from error
+        root, problems = compose(text, str(file))
+    except JobInvalid as error:
+        return nothing, UsageError(error.where, error.what, _FIX)
+    if root is None or root.value is None:
+        return nothing, None
+    settings, found = _valid(root.plain())
+    positions, known = Positions(root.marks()), {problem.path for problem in problems}
+    problems += (Problem(positions.where(at) or root.mark, at, text) for at, text in found if at not in known)
+    if not problems:
+        return settings, None
+    refused = refusal(problems)
+    return settings, UsageError(refused.where, refused.what, "all keys: docs/job.md#the-settings-file")
 
 
-def _explained(error: ValidationError) -> tuple[str, str, str]:
-    """Return position, message and hint for the first error."""
-    first = error.errors()[0]
-    where, what = list(first["loc"]), first["msg"]
-    known_limits = ", ".join(Limits.model_fields)
-    fix = f"known keys: notify.command, notify.webhook, clusters, data_root, and limits.{known_limits}"
-    if where[:1] == ["clusters"] and len(where) == 2:
-        what, fix = "kind is missing or unknown", "set kind: slurm or kind: kubernetes"
-    elif where[:1] == ["clusters"] and len(where) > 2:
-        kind = where.pop(2)
-        known = (Cluster if kind == "slurm" else Kubernetes).model_fields
-        fix = f"keys of a cluster of kind {kind}: {', '.join(known)}"
-        if first["type"] == "extra_forbidden":
-            what = f"unknown key{nearest(str(where[-1]), known)}"
-    return ".".join(map(str, where)), what, fix
+def _valid(data: Any) -> tuple[Settings, list[tuple[Path, str]]]:
+    """Return the settings without the keys that are invalid, and the problems of these."""
+    problems: list[tuple[Path, str]] = []
+    while True:
+        try:
+            return Settings.model_validate(data), problems
+        except ValidationError as error:
+            found = list(_explained(error))
+        problems = problems or found
+        data = _without(data, found[0][0]) or {}
+
+
+def _without(data: Any, path: Path) -> Any:
+    """Return the mapping without this key, or without the mapping that lacks it; None if nothing is left."""
+    if not path or not isinstance(data, dict) or path[0] not in data:
+        return None
+    inner = _without(data[path[0]], path[1:])
+    return {key: value if key != path[0] else inner for key, value in data.items() if key != path[0] or inner} or None
+
+
+def _explained(error: ValidationError) -> Iterator[tuple[Path, str]]:
+    """Yield path and message of every error."""
+    for detail in error.errors(include_url=False):
+        path: Path = tuple(part for part in detail["loc"] if part != "[key]")
+        models = dict(_MODELS)
+        if path[:1] == ("clusters",) and len(path) > 2:
+            models[path[:2]] = _KINDS[str(path[2])]
+            path = (*path[:2], *path[3:])
+        cause = detail.get("ctx", {}).get("error")
+        if path[:1] == ("data_root",):
+            yield path[:1], "expected an absolute path, or a mapping of hosts to such paths"
+        elif isinstance(cause, ValueError):
+            yield path, str(cause)
+        elif detail["type"] == "extra_forbidden":
+            yield path, "unknown key" + unknown_key(str(path[-1]), models[path[:-1]].model_fields)
+        elif detail["type"] == "union_tag_not_found":
+            yield (*path, "kind"), f"required key is missing; expected {' or '.join(_KINDS)}"
+        else:
+            yield path, expected(detail, list(models[path].model_fields) if path in models else ())

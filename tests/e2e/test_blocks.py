@@ -141,7 +141,7 @@ def test_a_job_file_loads_and_so_do_keys_of_one(text: str, tmp_path: Path) -> No
     assert isinstance(keys, dict)
     if not set(keys) <= set(Job.model_fields):
         (tmp_path / "launcher").mkdir()
-        (tmp_path / "launcher" / "config.yaml").write_text(text)
+        (tmp_path / "launcher" / "settings.yaml").write_text(text)
         read_settings({"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)})
         return
     base = {key: value for key, value in MINIMAL.items() if key != "image" or keys.get("runtime") != "process"}

@@ -140,12 +140,24 @@ def test_ctrl_c_in_a_sweep_does_not_call_a_variant_running_that_is_being_announc
 def test_invalid_or_writable_settings_are_refused_before_anything_starts(noticed_cli: Cli) -> None:
     here = job(noticed_cli, "true")
     file = write_settings(noticed_cli, webhok="x")
-    assert f"{file}: notify.webhok" in noticed_cli("up", here, code=2).stderr
+    assert f"{file}:2: notify.webhok: unknown key; did you mean 'webhook'?" in noticed_cli("up", here, code=2).stderr
     write_settings(noticed_cli, webhook="file:///etc/passwd")
     assert "notify.webhook" in noticed_cli("up", here, code=2).stderr
     write_settings(noticed_cli, mode=0o622, command=["true"])
     assert "is writable by others" in noticed_cli("up", here, code=2).stderr
     assert noticed_cli.runs() == []
+
+
+@pytest.mark.parametrize("text", ["notfy: 1\nlimits: {wiat: 5m}\n", "notify: [\n"])
+def test_an_invalid_settings_file_does_not_stand_between_a_run_and_its_end(noticed_cli: Cli, text: str) -> None:
+    noticed_cli("up", "-d", job(noticed_cli, "sleep 1000"))
+    file = write_settings(noticed_cli)
+    file.write_text(text)
+    for command in (("down",), ("down", "--all"), ("clean", "--yes")):
+        assert f"warning: {file}:" in noticed_cli(*command).stderr
+    assert noticed_cli.result()["state"] == "stopped"
+    assert f"error {file}:" in noticed_cli("up", job(noticed_cli, "true"), code=2).stderr
+    file.unlink()
 
 
 def test_a_job_file_cannot_set_a_notification(noticed_cli: Cli, tmp_path: Path) -> None:

@@ -763,26 +763,22 @@ def test_doctor_asks_a_node_for_its_enroot(
 
 
 @pytest.mark.parametrize(
-    ("cluster", "where", "expected"),
+    ("cluster", "expected"),
     [
-        (
-            {"partion": "gpu"},
-            "clusters.hpc.partion: unknown key; did you mean 'partition'?",
-            "slurm: kind, login",
-        ),
-        ({"kind": "slrum"}, "clusters.hpc: kind is missing or unknown", "kind: slurm or kind"),
-        ({"time": "soon"}, "clusters.hpc.time: ", ": kind, login, workdir"),
+        ({"partion": "gpu"}, "6: clusters.hpc.partion: unknown key; did you mean 'partition'?"),
+        ({"ab": "gpu"}, "6: clusters.hpc.ab: unknown key; expected one of kind, login, workdir"),
+        ({"kind": "slrum"}, "2: clusters.hpc: expected 'slurm' or 'kubernetes', not 'slrum'; did you mean 'slurm'?"),
+        ({"time": "soon"}, "6: clusters.hpc.time: expected a duration"),
     ],
 )
-def test_a_mistake_in_a_cluster_of_the_settings_file_lists_the_known_keys(
-    cluster: dict[str, str], where: str, expected: str, tmp_path: Path
+def test_a_mistake_in_a_cluster_of_the_settings_file_has_its_line_and_what_is_meant(
+    cluster: dict[str, str], expected: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "launcher" / "settings.yaml"
     file.parent.mkdir()
     hpc = {"kind": "slurm", "login": "local", "workdir": "/shared", **cluster}
-    file.write_text(yaml.safe_dump({"clusters": {"hpc": hpc}}))
+    file.write_text(yaml.safe_dump({"clusters": {"hpc": hpc}}, sort_keys=False))
     file.chmod(0o600)
     with pytest.raises(UsageError) as caught:
         read_settings({"XDG_CONFIG_HOME": str(tmp_path)})
-    assert str(caught.value).startswith(f"{file}: {where}")
-    assert expected in caught.value.next_step
+    assert str(caught.value).startswith(f"{file}:{expected}")
