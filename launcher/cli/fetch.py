@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -51,14 +51,15 @@ def fetch(
 
     Example: launcher fetch imagenet --checkpoints
     """
-    named = options.named(run, nodes, on, ssh_config)
+    log = cache(Reporter().log)  # each note once, for any number of variants
+    named = options.named(run, nodes, on, ssh_config, log)
     chosen = next(filter(None, (option(partial(_folders, named, nodes, on, ssh_config)) for option in added)), None)
     if chosen is not None:
         named, checkpoints = Named([chosen.run]), True
     done, failed = list[dict[str, object]](), list[LauncherError]()
     for one in named.runs:
         try:
-            with options.find(one, nodes, on, ssh_config) as found:
+            with options.find(one, nodes, on, ssh_config, log) as found:
                 target = dest / found.id if dest is not None and named.group is not None else dest
                 fetched = found.fetch(target, checkpoints=checkpoints)
                 written = None if checkpoints else found.written()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -104,7 +105,9 @@ def find(
     elif found.group is not None and found.group.group.startswith(run):
         log(f"the latest variant of {found.group.group} is {found.id}")
     if found.group is not None and (run is None or found.group.group.startswith(run)):
-        log(f"it is {found.group.shown}; for another variant give its run ID: launcher runs {found.group.group}")
+        where = [*(["--nodes", nodes] if nodes else []), *(["--on", on] if on else [])]
+        command = shlex.join(["launcher", "runs", found.group.group, *where])
+        log(f"it is {found.group.shown}; for another variant give its run ID: {command}")
     return found
 
 

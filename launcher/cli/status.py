@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,10 +50,11 @@ def status(
     console = terminal.console(soft_wrap=False)
     machines, reasons = _machines(nodes, ssh_config) if run is None and on is None else ([], [])
     every, rows, unmasked = list[RunStatus](), list[RunRow](), list[str]()
-    named = options.named(run, nodes, on, ssh_config)
+    log = cache(Reporter().log)  # each note once, for any number of variants
+    named = options.named(run, nodes, on, ssh_config, log)
     for one in named.runs:
         try:
-            with options.find(one, nodes, on, ssh_config) as found:
+            with options.find(one, nodes, on, ssh_config, log) as found:
                 seen = _watch(found.status, console) if watch and not json else found.status()
         except (RunUnknown, NodesFailed) as error:
             if not machines and (named.group is None or not isinstance(error, RunUnknown)):

@@ -25,7 +25,7 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_catching, run_both
 from launcher.records import store
 from launcher.records.groups import begun_by
-from launcher.records.paths import RunPaths
+from launcher.records.paths import RunPaths, as_shown
 from launcher.records.store import NodeOfRun, Record
 
 Note = Callable[[str], None]  # reports containers that were found but ignored
@@ -142,6 +142,8 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
         except RunUnknown as unknown:
             raise _only_files(text, fleet, runs) or unknown from None
         run, nodes = found[0].labels, tuple(f.node for f in found)
+        if not Record(RunPaths(runs / run.run)).nodes():
+            note(f"not recorded here before: a record is made in {as_shown(runs)}/, from the labels of its containers")
         record = Record.rebuild(
             run.run,
             run.runtime,

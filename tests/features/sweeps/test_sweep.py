@@ -82,10 +82,15 @@ def test_a_sweep_is_selected_by_its_id_also_on_nodes_that_have_only_some_of_its_
     group = json.loads((cli.runs()[0] / "events.jsonl").read_text().splitlines()[0])["group"]
     (cli.cwd / "other").mkdir()
     other = Cli(cli.cwd / "other", cli.env)  # without their records
-    for name in (group, "sweep"):
-        assert [one["run"] for one in json.loads(other("status", name, "--nodes", "local", "--json").stdout)] == [
-            *(first, second)
-        ]
+    for name, made in ((group, 1), ("sweep", 0)):
+        asked = other("status", name, "--nodes", "local", "--json")
+        assert [one["run"] for one in json.loads(asked.stdout)] == [first, second]
+        assert asked.stderr.count("not recorded here before: a record is made in runs/") == made
+    advised = f"launcher runs {group} --nodes local"
+    assert f"for another variant give its run ID: {advised}\n" in other("status", "--nodes", "local").stderr
+    listed = other(*advised.split()[1:]).stdout
+    assert first in listed
+    assert second in listed
     assert second in other("down", "sweep", "--nodes", "local").stderr  # a job's name is its latest run
     cli("up", job, "--set", 'sweep=[["2"], ["3"]]')
     first, second = (run.name for run in cli.runs()[2:])
