@@ -204,7 +204,8 @@ def _container(container: OldContainer) -> str:
 def _cache(cache: OldCache, *, models: bool) -> str:
     days = int(cache.age // 86400)
     age = f"{counted(days, 'day')} old" if days else "of today"
-    line = f"{cache.path}  {counted(cache.files, 'file')}, {size_text(cache.size)}, {age}"
+    holds = f"{counted(cache.files, 'file')}, {size_text(cache.size)}, {age}" if cache.files else "empty"
+    line = f"{cache.path}  {holds}"
     if cache.kept == "models":
         return line if models else f"{line}; to remove them: --models"
     if cache.kept == OF_IMAGE:

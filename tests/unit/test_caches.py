@@ -63,8 +63,13 @@ def test_only_its_user_may_enter_a_folder(tmp_path: Path) -> None:
     image_cache.make(HERE, str(folder))
     assert [stat.S_IMODE(each.stat().st_mode) for each in (folder.parent, folder)] == [0o700, 0o700]
     assert (folder / "kernel").exists()
+    image_cache.make(HERE, str(folder.with_name("models")))
+    assert image_cache.names(HERE, str(tmp_path)) == ["0123-4567", "models"]
     image_cache.remove(HERE, str(folder))
-    assert [*folder.parent.iterdir()] == []
+    assert image_cache.names(HERE, str(tmp_path)) == ["models"]
+    image_cache.remove(HERE, str(folder.with_name("models")))
+    assert [*tmp_path.iterdir()] == []
+    assert image_cache.names(HERE, str(tmp_path)) == []
 
 
 @pytest.mark.parametrize("link", ["cache", "cache/models"])

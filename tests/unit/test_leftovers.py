@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 from launcher.cli.clean import _of_this_folder
 from launcher.image.names import PARTIAL, RECIPE
-from launcher.model import labels
+from launcher.model import caches, labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import ImageInfo
 from launcher.node.process.engine import ProcessEngine
 from launcher.records.store import Record, records
-from launcher.run.end.leftovers import Leftovers, find_leftovers, unused_images
+from launcher.run.end.leftovers import Leftovers, find_leftovers, remove_leftovers, unused_images
 
 HERE, REBUILT = "job-20260101-000000-aaaa", "job-20260101-000000-bbbb"
 
@@ -103,6 +103,28 @@ def test_containers_of_runs_that_ended_are_left_over_and_what_is_just_starting_i
     (found,) = find_leftovers([Listed("local")], records())
     assert isinstance(found, Leftovers)
     assert [each.state.name for each in found.containers] == ["taken-down", "never-started"]
+
+
+def test_an_empty_cache_of_an_image_that_is_gone_is_left_over_and_its_folder_goes_with_it(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    engine, folder = Engine("local"), tmp_path / ".launcher" / "cache"
+    gone, there = (folder / caches.name(f"sha256:{name}", engine.facts().machine) for name in ("gone", "byid"))
+    (gone / "torchinductor").mkdir(parents=True)
+    there.mkdir()
+    monkeypatch.setattr(f"{__name__}.IMAGES", [image("byid")])
+    (found,) = find_leftovers([engine], [])
+    assert isinstance(found, Leftovers)
+    assert [cache.path for cache in found.caches] == [str(gone)]
+    remove_leftovers(replace(found, images=()))
+    assert [*folder.iterdir()] == [there]
+    monkeypatch.setattr(f"{__name__}.IMAGES", [])
+    (left,) = find_leftovers([engine], [])
+    assert isinstance(left, Leftovers)
+    remove_leftovers(left)
+    assert [*folder.parent.iterdir()] == []
 
 
 def test_an_image_that_was_pulled_by_its_digest_is_not_a_copy_that_a_killed_launcher_left() -> None:

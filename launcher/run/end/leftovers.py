@@ -76,7 +76,7 @@ OF_IMAGE = "its image is there"  # of a cache: why it is kept
 
 @dataclass(frozen=True)
 class OldCache:
-    """A folder that outlives containers (model.caches). age: seconds since something was written there.
+    """A folder that outlives containers (model.caches). age: seconds since the last write of a file; 0 if it has none.
 
     kept: why it is no leftover; "" if nothing uses it.
     """
@@ -204,8 +204,11 @@ def _examine(
 
 
 def _caches(engine: Engine, machine: NodeFacts, root: str, files: Sequence[FileEntry]) -> list[OldCache]:
-    """files: of the folder of all caches. A cache of an image that this machine no longer has is of no use."""
-    by_name: dict[str, list[FileEntry]] = {}
+    """files: of the folder of all caches. A cache of an image that this machine no longer has is of no use.
+
+    An empty one is a leftover or none at all.
+    """
+    by_name: dict[str, list[FileEntry]] = {name: [] for name in image_cache.names(engine.files, root)}
     for file in files:
         by_name.setdefault(file.path.partition("/")[0], []).append(file)
     existing = None if engine.images is None else {image.id for image in engine.images.list({})}
@@ -223,7 +226,9 @@ def _caches(engine: Engine, machine: NodeFacts, root: str, files: Sequence[FileE
                 if existing is None or parts["image"] in images
                 else ""
             )
-            age = max(0.0, now - max(file.mtime for file in own))
+            if kept not in ("", "models") and not own:
+                continue
+            age = max(0.0, now - max((file.mtime for file in own), default=now))
             path = posixpath.join(root, caches.FOLDER, name)
             found.append(OldCache(path, len(own), sum(file.size for file in own), age, kept))
     return found
