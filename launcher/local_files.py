@@ -33,11 +33,11 @@ def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> BinaryIO:
     return os.fdopen(descriptor_of(path, flags), "rb" if flags == os.O_RDONLY else "r+b")
 
 
-def read_end(path: str, most: int) -> bytes:
-    """Return the end of a regular file: at most so many bytes; b"" if it is missing or unreadable."""
+def read_end(path: str, most: int, start: int = 0) -> bytes:
+    """Return the end of a regular file: at most so many bytes, none before `start`; b"" if it cannot be read."""
     try:
         with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            file.seek(max(start, file.seek(0, os.SEEK_END) - most))
             return file.read(most)
     except OSError:
         return b""

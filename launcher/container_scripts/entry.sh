@@ -6,7 +6,9 @@
 # Files for this node in LAUNCHER_OUTPUT:
 #   logs/NODE.log         stdout and stderr, merged in order, appended across restarts
 #   logs/NODE.clock       `<epoch seconds> <size of the log in bytes>`, at most once a second, while the log grows
-#   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; `halted <rank> <epoch>` for a suspended rank;
+#   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; after a restart `begins <size of the log in bytes>`, of
+#                         a rank's log with its rank (rank.sh): what is before is of earlier attempts;
+#                         `halted <rank> <epoch>` for a suspended rank;
 #                         `left <epoch>` if all ranks had exited before the program was stopped; on the node with
 #                         rank 0 `stepped <epoch>` and `budget <epoch>`: its first step, and its budget; torchrun.py
 #                         adds `failed <rank> <code> <epoch>` (code: negative for a signal), and `killed <rank> <epoch>` for one
@@ -99,6 +101,8 @@ if stat -c '%Y %s' "$our_log" >/dev/null 2>&1; then
 else
     log_state() { stat -f '%m %z' "$our_log"; }
 fi
+our_log_before=$(log_state) # of earlier attempts: nothing has been printed yet
+our_log_before=${our_log_before#* }
 # Elapsed time: seconds since the machine was booted, not affected by clock adjustments.
 seconds() {
     if read -r our_uptime our_rest 2>/dev/null </proc/uptime; then echo "${our_uptime%%.*}"; else date +%s; fi
@@ -299,7 +303,9 @@ if [ "$our_soft" != unlimited ] && [ "$our_soft" -lt "$our_files" ]; then ulimit
 rm -rf "$our_kit/home/.flight_recorder" "$our_quiet" # the pipes of an earlier attempt; it was told to end
 [ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # of an earlier attempt
 # cat says why it cannot write, unlike the echo of some shells
-our_why=$( (echo "start $(date +%s)" | LC_ALL=C cat >>"$our_attempts") 2>&1) || cannot_write "$our_why"
+our_start="start $(date +%s)"
+[ "$our_log_before" = 0 ] || our_start=$(printf '%s\nbegins %s' "$our_start" "$our_log_before")
+our_why=$( (echo "$our_start" | LC_ALL=C cat >>"$our_attempts") 2>&1) || cannot_write "$our_why"
 # When the time limit and the budget are reached. Times are those of seconds(), which begins anew when the machine boots.
 if [ -n "$LAUNCHER_TIMEOUT$LAUNCHER_BUDGET" ]; then
     our_boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo none)

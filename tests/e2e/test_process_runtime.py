@@ -54,6 +54,16 @@ def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> 
     assert left(home_cli) == []
 
 
+def test_the_error_of_an_attempt_is_not_told_of_a_later_one_that_says_nothing(home_cli: Cli) -> None:
+    program = f"if mkdir again 2>/dev/null; then {sys.executable} -c 'raise KeyError(7)'; fi; exit 3"
+    job = home_cli.job(**process_job(nodes=["local"], restarts=1, run={"command": ["sh", "-c", program]}))
+    ended = home_cli("up", job, code=1)
+    assert "KeyError: 7" in ended.stdout + ended.stderr
+    failure = home_cli.result()["failure"]
+    assert (failure["what"], failure["exit_code"]) == ("exited with code 3", 3)
+    assert failure["words"] == ""
+
+
 CURVES = """
 import os, pathlib, sys, time
 from torch.utils.tensorboard import SummaryWriter

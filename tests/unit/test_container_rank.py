@@ -23,11 +23,14 @@ class Worker:
         self.root = root
         self.log = root / "out" / "logs" / "rank-3.log"
         self.log.parent.mkdir(parents=True)
+        self.attempts = root / "out" / "state" / "gpu-a.attempts"
+        self.attempts.parent.mkdir()
         (root / "kit" / "home").mkdir(parents=True)
         for name, text in container_scripts.scripts().items():
             (root / "kit" / name).parent.mkdir(parents=True, exist_ok=True)
             (root / "kit" / name).write_bytes(text)
         self.env = {"PATH": os.environ["PATH"], "RANK": "3", "LAUNCHER_OUTPUT": str(root / "out")}
+        self.env["LAUNCHER_NODE"] = "gpu-a"
         self.shell = [shutil.which(shell) or ""]
         if shell == "busybox":
             tools = root / "applets"
@@ -74,10 +77,24 @@ def test_a_burst_of_any_bytes_arrives_in_both_outputs(worker: Worker) -> None:
     assert out == worker.log.read_bytes() == bytes(range(256)) * 4096 * 4
 
 
-def test_a_second_attempt_appends(worker: Worker) -> None:
+def test_a_second_attempt_appends_and_notes_where(worker: Worker) -> None:
+    worker.attempts.touch()
     worker.run("echo", "one")
     worker.run("echo", "two")
     assert worker.log.read_bytes() == b"one\ntwo\n"
+    assert worker.attempts.read_text() == "begins 0 3\nbegins 4 3\n"
+
+
+def test_a_generations_log_is_its_own(worker: Worker) -> None:
+    worker.attempts.touch()
+    worker.env["LAUNCHER_GENERATION_OUTPUT"] = str(worker.root)
+    worker.run("echo", "one")
+    assert ((worker.root / "rank-3.log").read_bytes(), worker.attempts.read_bytes()) == (b"one\n", b"")
+
+
+def test_notes_that_are_a_pipe_of_the_program_do_not_block(worker: Worker) -> None:
+    os.mkfifo(worker.attempts)
+    assert worker.run("echo", "one") == (0, b"one\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

@@ -302,6 +302,31 @@ def test_an_error_of_an_earlier_attempt_is_not_that_of_the_last(tmp_path: Path, 
     assert found.words == words
 
 
+@pytest.mark.parametrize(
+    ("noted", "printed", "words"),
+    [
+        ("begins {size}\nbegins {size} 0\n", "", ""),
+        ("begins {size}\nbegins {size} 0\n", "no more data\n", "no more data"),
+        ("begins {size}\n", "", ""),  # torchrun did not start its ranks
+        ("generation 2 {size} n0 rank 0 is now on n0, world 1 of 2\n", "", ""),
+        ("", "", "KeyError: 'dog'"),  # scripts of an earlier version do not tell
+    ],
+)
+def test_what_an_earlier_attempt_printed_is_not_the_error_of_the_last(
+    tmp_path: Path, noted: str, printed: str, words: str
+) -> None:
+    before = f"step 1\n{TRACEBACK}\nKeyError: 'dog'\n"
+    attempts = f"start 10\nbegins 0 0\nexit 1 100\nstart 120\n{noted.format(size=len(before))}exit 1 200\n"
+    logs = dict.fromkeys(("logs/n0.log", "logs/rank-0.log"), before + printed)
+    for name, text in {**logs, "generations/0001-0/rank-0.log": before, "state/n0.attempts": attempts}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = first_failure([gather(tmp_path, NodeOfRun("n0", "n0", 0, "c", "/o", range(1)), state(1))])
+    assert found is not None
+    assert found.words.rpartition("\n")[2] == words
+    assert ("KeyError" in found.what) == ("KeyError" in words)
+
+
 def test_without_a_log_file_the_engines_log_is_read(tmp_path: Path) -> None:
     node = NodeOfRun("n0", "n0", 0, "c", "/o", range(1))
     found = first_failure([gather(tmp_path, node, state(127), b"sh: not found\n")])

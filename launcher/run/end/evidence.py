@@ -18,6 +18,7 @@ from launcher.run.watch.attempts import (
     AtBreakpoint,
     Attempt,
     EndedGeneration,
+    begun,
     give_up_reason,
     parse,
     parse_ended_generation,
@@ -39,7 +40,7 @@ class WorkerError:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known about how a node ended."""
+    """What is known about how a node ended: its last attempt, or, in a job with min_nodes, its last generation."""
 
     node: NodeOfRun
     state: ContainerState
@@ -93,23 +94,29 @@ def collective_failed(evidence: Iterable[Evidence]) -> bool:
 def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
     """Return the evidence for a node, from the run's files that were collected in `root`.
 
+    What earlier attempts printed is not evidence: the last one may have ended without a word.
     fallback: the engine's log, used if the node's log file is missing or empty.
     """
     paths = NodePaths(str(root), node.name)
     tried = read_end(paths.attempts, LIMIT)
-    attempts = parse(tried)
+    attempts, begins = parse(tried), begun(tried)
     files = {rank: Path(paths.rank_log(rank)) for rank in node.ranks}
+    if None in begins:  # else there is nothing of an earlier attempt
+        files = {rank: file for rank, file in files.items() if rank in begins}
     if generations := [each for each in parse_generations(tried) if node.name in each.members]:
         last = generations[-1]
+        begins = {None: last.offset}
         own = Path(paths.in_generation(last.number, last.members.index(node.name)))
         files = {int(file.stem[5:]): file for file in own.glob("rank-*.log")}
     return Evidence(
         node=node,
         state=state,
-        log=(read_end(paths.log, TAIL) or fallback).decode("utf-8", "replace"),
+        log=(read_end(paths.log, TAIL, begins.get(None, 0)) or fallback).decode("utf-8", "replace"),
         error=_worker_error(read_end(paths.error, LIMIT), attempts[-1].started if attempts else 0.0),
         rank_logs={
-            r: read_end(str(file), TAIL).decode("utf-8", "replace") for r, file in files.items() if file.is_file()
+            rank: read_end(str(file), TAIL, begins.get(rank, 0)).decode("utf-8", "replace")
+            for rank, file in files.items()
+            if file.is_file()
         },
         attempts=attempts,
         nccl=gradients.collected(root, [node])[node.name],

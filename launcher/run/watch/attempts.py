@@ -30,6 +30,7 @@ _WAITS = re.compile(
 )
 _SKIPS = re.compile(r"^skips (?P<rank>\d{1,9}) \d{1,15} \d{1,15} (?P<place>[ -~]{1,400})$", re.MULTILINE)
 _STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # the format of locate.caller()
+_BEGINS = re.compile(r"^begins (?P<size>\d{1,15})(?: (?P<rank>\d{1,9}))?$", re.MULTILINE)
 _BUDGET = re.compile(rb"^budget \d{1,15}$", re.MULTILINE)
 _START = re.compile(rb"^start ", re.MULTILINE)  # anchored: a node may be called kickstart
 _GENERATION = re.compile(
@@ -146,6 +147,15 @@ def last_start(text: bytes) -> float:
 def started(root: Path, node: NodeOfRun) -> float:
     """Return when a node's last attempt started, from its collected file; 0 if it is not known."""
     return last_start(read_end(NodePaths(str(root), node.name).attempts, LIMIT))
+
+
+def begun(text: bytes) -> dict[int | None, int]:
+    """Return the sizes in bytes that the logs had when the last attempt began: by rank, and of the node's own by None.
+
+    Without None the node had printed nothing before, or its scripts are of an earlier version.
+    """
+    found = _BEGINS.finditer(_of_last_attempt(text).decode("utf-8", "replace"))
+    return {None if match["rank"] is None else int(match["rank"]): int(match["size"]) for match in found}
 
 
 def reasons(attempts: Sequence[Attempt]) -> list[str]:
