@@ -105,3 +105,22 @@ def test_a_ranks_own_error_ends_a_generation_because_of_its_node(
     found = begun.StartedGeneration(tmp_path, tmp_path / "n.log", 0).error(1, torchrun=True)
     assert found.startswith(own)
     assert bool(found) == bool(own)
+
+
+@pytest.mark.parametrize(
+    ("printed", "error"),
+    [
+        (RAISED.format("data.py", "ValueError: bad record 12345"), "ValueError: bad record N"),
+        ("usage: main.py [-h]\nmain.py: error: no such option: --lr\n", "main.py: error: no such option: --lr"),
+        ("step 7\n", "exit code 3"),
+    ],
+)
+def test_the_error_of_a_command_is_what_it_says_since_its_generation_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, error: str
+) -> None:
+    for folder in (container_scripts, of_elastic):
+        monkeypatch.syspath_prepend(str(Path(folder.__file__).parent))
+    begun = importlib.import_module("begun")
+    log, before = tmp_path / "n.log", RAISED.format("data.py", "KeyError: 'of the generation before'")
+    log.write_text(before + printed)
+    assert begun.StartedGeneration(tmp_path, log, len(before)).error(3, torchrun=False) == error

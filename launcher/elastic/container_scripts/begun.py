@@ -29,7 +29,7 @@ class StartedGeneration:
     offset: int  # size of the log in bytes before it started
 
     def error(self, code: int, *, torchrun: bool) -> str:
-        """Return the program's error (the exit code for a command); "" if it failed because it lost its peers."""
+        """Return the program's error, or its exit code if it named none; "" if it failed because it lost its peers."""
         ranks = sorted(self.folder.glob("rank-*.log"))
         texts = [_end_of(file) for file in ranks] if torchrun else [_end_of(self.log, self.offset)]
         lost = words.lost_peer if torchrun else words.lost_connection
@@ -37,7 +37,7 @@ class StartedGeneration:
         own = next((error for text, victim in victims.items() if not victim and (error := words.error(text))), "")
         if any(victims.values()) and not own:
             return ""
-        return own if own and torchrun else f"exit code {code}"
+        return own or f"exit code {code}"
 
     def step(self, further: int) -> int:
         """Return the last step in the metrics of this generation. further: the step to assume for lines without one."""
