@@ -66,6 +66,8 @@ def state_of(
         return active
     if recorded is not None:
         return recorded
+    if unreachable:
+        return RunState.UNREACHABLE  # whatever the others did, the run may go on there
     may_lose = nodes - min_nodes if min_nodes else 0
     if stopped:
         return RunState.STOPPED
@@ -73,8 +75,6 @@ def state_of(
         return RunState.DONE
     if removed > may_lose or any(state.exit_code not in (0, None) for state in states):
         return RunState.FAILED
-    if unreachable > may_lose:
-        return RunState.UNREACHABLE
     if not states:
         return RunState.REMOVED
     unknown = any(state.exit_code is None for state in states)

@@ -148,7 +148,7 @@ def run_status(attached: Attached) -> RunStatus:
         attached.size,
         min_nodes=attached.record.min_nodes,
         unreachable=unreachable,
-        stopped=bool(stopped_by) and not unreachable,  # by another folder's `down`
+        stopped=bool(stopped_by),  # by another folder's `down`
         recorded=recorded_end(result),
     )
     generation = attempts.newest({answer.row.node: answer.generations for answer in answers})

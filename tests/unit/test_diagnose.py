@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -349,6 +350,15 @@ def test_a_runs_state_follows_from_its_containers() -> None:
     assert state_of([state(3), unknown], 2) is RunState.FAILED
     paused = dataclasses.replace(state(None), phase=Phase.PAUSED)
     assert state_of([state(3), paused], 2) is RunState.RUNNING
+
+
+def test_a_run_has_not_ended_while_one_of_its_nodes_does_not_answer() -> None:
+    ends = [[], [state(0)], [state(3)], [state(143)]]
+    for min_nodes, stopped, states in itertools.product((0, 1, 2), (False, True), ends):
+        found = state_of(states, 3, min_nodes=min_nodes, unreachable=1, removed=2 - len(states), stopped=stopped)
+        assert found is RunState.UNREACHABLE
+    assert state_of([state(3), state(None)], 3, unreachable=1) is RunState.RUNNING
+    assert state_of([state(3)], 2, unreachable=1, recorded=RunState.FAILED) is RunState.FAILED
 
 
 def test_at_its_budget_a_run_is_done_whatever_its_exit_codes_are() -> None:
