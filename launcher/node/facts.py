@@ -68,8 +68,7 @@ def collect(machine: Machine, host: str) -> MachineFacts:
     found = parse(done.out, machine.node, host, (done.started + done.first) / 2)
     if not found.complete:
         what = f"its login shell did not run our script (exit code {done.code}): {done.message[-300:]}"
-        shell = "sh -s" if host == "local" else f"ssh {host} sh -s"
-        raise NodeUnfit(machine.node, what, f"`echo 'echo works' | {shell}` must print works")
+        raise NodeUnfit(machine.node, what, f"`echo 'echo works' | {machine.typed('sh -s')}` must print works")
     if wrong := wrong_home(found.node.home):
         where = "" if host == "local" else f" in the login shell's startup file on {host}, such as ~/.profile"
         raise NodeUnfit(machine.node, wrong, f"set it to the user's home folder: export HOME=...{where}")

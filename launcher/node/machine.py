@@ -127,6 +127,10 @@ class Machine(Protocol):
         finally:
             stream.close()
 
+    def typed(self, command: str) -> str:
+        """Return the command line with which a user runs a command there, for messages. command: of the shell there."""
+        return command
+
     def script(self, text: str, *arguments: str, stdin: bytes = b"", timeout: float | None = None) -> Done:
         """Run a POSIX shell script, whose exit code the caller judges; Files.run is for those that must succeed.
 

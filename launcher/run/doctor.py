@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -228,7 +229,7 @@ def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
             elif found.strip() == "missing":
                 what, fix = f"{path} does not exist", "create it, or change `mounts`"
             else:
-                fix = f"check its owner and mode: ssh {engine.host} ls -ld {path}"
+                fix = f"check its owner and mode: {engine.machine.typed(shlex.join(['ls', '-ld', path]))}"
             yield Check(engine.node, "mount", level, what, fix)
 
 

@@ -129,7 +129,7 @@ def test_a_wrong_answer_is_an_error_with_a_fix(gate: Gate, behind: Cli) -> None:
     person.sees(r"Password: ")
     person.type("wrong\r")
     person.sees(r"gate: ssh could not log in")
-    person.sees(r"ssh gate true")
+    person.sees(r"ssh -F .*ssh_config\s+gate\s+true")
     assert person.end() == 3
     assert not gate.connections()
 

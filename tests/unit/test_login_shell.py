@@ -28,7 +28,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slow_startup_files_are_waited_for() -> None:
     """The shell is checked meanwhile, and is fine."""
     machine = Slow("gpu-a", "me")
-    assert login_shell.diagnosed(machine, "gpu-a", lambda: machine.run(["echo", "here"]).out) == b"here\n"
+    assert login_shell.diagnosed(machine, lambda: machine.run(["echo", "here"]).out) == b"here\n"
 
 
 def test_startup_files_that_are_slow_and_print_are_named() -> None:
@@ -40,4 +40,4 @@ def test_startup_files_that_are_slow_and_print_are_named() -> None:
         raise EngineFailed("gpu-a", "malformed HTTP response")
 
     with pytest.raises(NodeUnfit, match="adds 'Welcome' to the output"):
-        login_shell.diagnosed(machine, "gpu-a", ask)
+        login_shell.diagnosed(machine, ask)

@@ -23,6 +23,7 @@ from launcher.node.ssh.config import (
     resolve,
     split_paths,
     ssh_argv,
+    typed,
 )
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="no OpenSSH client")
@@ -50,6 +51,12 @@ proxyjump a,u@b:33
 
 def read(answer: str, alias: str = "gpu", **environ: str) -> SshTarget:
     return parse_answer(parse_host(alias), alias, answer, environ)
+
+
+def test_a_command_of_a_message_reaches_the_host_as_the_launcher_does() -> None:
+    assert typed("gpu-a", None, "true") == "ssh gpu-a true"
+    assert typed("me@10.0.0.1:2222", "/a b/c", "echo works") == "ssh -F '/a b/c' -p 2222 me@10.0.0.1 'echo works'"
+    assert typed("[::1]:22", None, program=["ssh-copy-id"]) == "ssh-copy-id -p 22 ::1"
 
 
 def test_every_relevant_option_is_used() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +65,19 @@ def test_a_lost_connection_is_replaced_and_the_host_key_verified_again(server: S
     server.cut()
     with pytest.raises(HostKeyChanged, match="man-in-the-middle"):
         ssh.run(["true"])
+
+
+def test_the_command_of_a_message_works_as_it_is_typed(tmp_path: Path) -> None:
+    """With an ssh config of its own, of a host that only this config has."""
+    file = tmp_path / "an ssh config"
+    file.write_text("Host nowhere\n ProxyCommand echo it is night here >&2; exit 1\n")
+    pool = SshPool(str(file))
+    with pytest.raises(NodeUnreachable, match="its ProxyCommand failed: it is night here") as caught:
+        SshMachine("a", "nowhere", pool).host_key()
+    pool.close()
+    command = caught.value.next_step.removeprefix("run: ")
+    done = subprocess.run(command, shell=True, check=False, capture_output=True, stdin=subprocess.DEVNULL)
+    assert b"it is night here" in done.stderr
 
 
 def test_connecting_to_a_busy_sshd_is_retried(server: SshServer, make: Make) -> None:

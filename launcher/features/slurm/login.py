@@ -26,6 +26,7 @@ from launcher.node.ssh.config import (
     parse_host,
     resolve,
     ssh_argv,
+    typed,
 )
 
 _SESSIONS = 8  # sshd's own limit is 10 (MaxSessions): one keeps the connection open, one is for a terminal
@@ -76,6 +77,9 @@ class Login:
         alone = ("-o", "ProxyCommand=false")
         return open_ssh_argv(self.host, self._ssh_config, command, *self._socket, *alone, *options)
 
+    def typed(self, command: str) -> str:
+        return typed(self.host, self._ssh_config, command)
+
     def is_open(self) -> bool:
         return self._control("check") == 0
 
@@ -104,7 +108,7 @@ class Login:
                 raise NodeUnfit("this machine", "has no ssh program", "install it (Debian: openssh-client)") from error
             if done.returncode:
                 what = "ssh could not log in" + (" (its message is above)" if ask else " without a prompt")
-                raise NodeUnreachable(self.host, what, f"run: ssh {self.host} true")
+                raise NodeUnreachable(self.host, what, f"run: {self.typed('true')}")
             self._undo = undo.pop_all()
 
     def _control(self, command: str) -> int:
@@ -155,6 +159,9 @@ class LoginMachine(LocalMachine):
     def __init__(self, node: str, login: Login, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         super().__init__(node, login.user, limits)
         self.login = login
+
+    def typed(self, command: str) -> str:
+        return self.login.typed(command)
 
     def check(self) -> None:
         """Raises LoginLost."""

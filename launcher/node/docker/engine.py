@@ -70,7 +70,7 @@ class DockerEngine(Engine):
 
     def open(self) -> None:
         """Check that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
-        login_shell.diagnosed(self.machine, self.host, self._client.ping)
+        login_shell.diagnosed(self.machine, self._client.ping)
 
     @property
     def images(self) -> DockerImages:
@@ -78,9 +78,7 @@ class DockerEngine(Engine):
 
     def facts(self) -> NodeFacts:
         """Raises NodeUnfit if the facts script failed, NodeUnreachable, EngineUnavailable."""
-        engine, seen = login_shell.diagnosed(
-            self.machine, self.host, lambda: run_both(self._identify, self.machine_facts)
-        )
+        engine, seen = login_shell.diagnosed(self.machine, lambda: run_both(self._identify, self.machine_facts))
         free, inodes = seen.docker_disk_free, seen.docker_inodes_free
         if engine.root_dir not in ("", node_facts.DOCKER_ROOT):
             printed = self.machine.run(["df", "-Pk", "--", engine.root_dir]).out

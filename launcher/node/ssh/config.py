@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
@@ -80,6 +80,10 @@ class SshTarget:
     alive_count: int = 3
     bind_address: str = ""
     family: int = socket.AF_UNSPEC
+    config: str | None = field(default=None, compare=False)  # the file that is used instead of the user's ssh config
+
+    def typed(self, *command: str, program: Sequence[str] = ("ssh",)) -> str:
+        return typed(self.alias, self.config, *command, program=program)
 
     @property
     def known_as(self) -> str:
@@ -152,6 +156,14 @@ def ssh_argv(spec: HostSpec, ssh_config: str | None, options: Sequence[str]) -> 
     return ["ssh", *ssh_options(ssh_config), *options, *user, *port, "--", spec.host]
 
 
+def typed(alias: str, ssh_config: str | None, *command: str, program: Sequence[str] = ("ssh",)) -> str:
+    """Return the command line with which a user reaches a host as the launcher does, for messages."""
+    spec = parse_host(alias)
+    port = ["-p", str(spec.port)] if spec.port is not None else []
+    host = f"{spec.user}@{spec.host}" if spec.user else spec.host
+    return shlex.join([*program, *ssh_options(ssh_config), *port, host, *command])
+
+
 def open_ssh_argv(alias: str, ssh_config: str | None, command: Sequence[str], *options: str) -> list[str]:
     """Return the argv of the OpenSSH client, for bulk data and terminals; it never prompts.
 
@@ -204,6 +216,7 @@ def resolve(alias: str, ssh_config: str | None = None) -> SshTarget:
     except ValueError as error:
         fix = "use an alias of your ssh config or user@host:port"
         raise UsageError(alias, f"not a node: {error}", fix) from error
+    asked = typed(alias, ssh_config, program=("ssh", "-G"))
     try:
         argv = ssh_argv(spec, ssh_config, ["-G"])
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_G_TIMEOUT, check=False)
@@ -213,12 +226,14 @@ def resolve(alias: str, ssh_config: str | None = None) -> SshTarget:
             raise UsageError(ssh_config, what, "install it (Debian: openssh-client)") from error
         return parse_answer(spec, alias, "", os.environ)
     except subprocess.TimeoutExpired as error:
-        what = f"`ssh -G {alias}` did not exit within {_SSH_G_TIMEOUT:g} s"
+        what = f"`{asked}` did not exit within {_SSH_G_TIMEOUT:g} s"
         raise NodeUnreachable(alias, what, "check `Match exec` in your ssh config") from error
     if done.returncode != 0:
         message = done.stderr.decode(errors="replace").strip()
-        raise UsageError(ssh_config or "ssh config", f"OpenSSH rejects it: {message}", f"run: ssh -G {alias}")
-    return parse_answer(spec, alias, done.stdout.decode(errors="surrogateescape"), os.environ)
+        raise UsageError(ssh_config or "ssh config", f"OpenSSH rejects it: {message}", f"run: {asked}")
+    return replace(
+        parse_answer(spec, alias, done.stdout.decode(errors="surrogateescape"), os.environ), config=ssh_config
+    )
 
 
 def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, str]) -> SshTarget:

@@ -129,7 +129,7 @@ class Connection:
         if transport is not None:
             key = transport.get_remote_server_key()
             if not certificates.verify(self.target, known, key):
-                known_hosts.verify(self.target, known, key.get_name(), key.asbytes(), self._pool.ssh_config)
+                known_hosts.verify(self.target, known, key.get_name(), key.asbytes())
             authenticate(transport, self.target, self._pool.key_files, deadline)
         return transport
 
@@ -149,7 +149,7 @@ class Connection:
             return handshake(wire, order, deadline)
         except (EOFError, OSError, paramiko.SSHException) as error:
             if message := wire.proxy_errors():
-                what, fix = f"its ProxyCommand failed: {message}", f"run: ssh {self.target.alias} true"
+                what, fix = f"its ProxyCommand failed: {message}", f"run: {self.target.typed('true')}"
                 raise NodeUnreachable(self.target.alias, what, fix) from error
             if time.monotonic() > deadline - 0.05 or isinstance(error, TimeoutError):
                 raise self._no_answer(TimeoutError("no ssh handshake within the time limit")) from error
@@ -159,7 +159,7 @@ class Connection:
 
     def _no_answer(self, error: Exception) -> NodeUnreachable:
         target, address = self.target, self._address
-        fix = f"check that the node is up and reachable from this machine: ssh {target.alias} true"
+        fix = f"check that the node is up and reachable from this machine: {target.typed('true')}"
         if isinstance(error, paramiko.ChannelException):
             what = f"jump host {target.proxy_jump[-1]} cannot reach {address}: {error.text}"
         elif isinstance(error, socket.gaierror):
@@ -202,7 +202,8 @@ class SshPool:
         if through:
             target = replace(target, proxy_jump=through)
         if target in before:
-            raise UsageError(alias, "its jump hosts form a cycle", f"check ProxyJump in the output of: ssh -G {alias}")
+            fix = f"check ProxyJump in the output of: {target.typed(program=('ssh', '-G'))}"
+            raise UsageError(alias, "its jump hosts form a cycle", fix)
         jump = target.proxy_jump
         hop = self.connection(jump[-1], jump[:-1], (*before, target)) if jump else None
         return self.add(Connection(self, target, hop))

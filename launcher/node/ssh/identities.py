@@ -210,4 +210,4 @@ def _fix(target: SshTarget, reasons: Sequence[str]) -> str:
             return "its sshd must accept keys (PubkeyAuthentication yes in sshd_config): nobody is asked for a password"
         if "closed the connection" in reason:
             return "too many keys: set IdentitiesOnly yes and IdentityFile for this host in your ssh config"
-    return f"only key authentication is supported; add your key there: ssh-copy-id {target.alias}"
+    return f"only key authentication is supported; add your key there: {target.typed(program=['ssh-copy-id'])}"

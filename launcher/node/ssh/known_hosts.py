@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import os
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -21,7 +20,7 @@ from pathlib import Path
 import paramiko
 
 from launcher.errors import HostKeyChanged, HostKeyUnknown
-from launcher.node.ssh.config import SshTarget, ssh_options
+from launcher.node.ssh.config import SshTarget
 
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")  # of an ssh-rsa key; any other type signs under its own name
 _ECDSA = tuple(f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521))
@@ -157,7 +156,7 @@ def type_of(blob: bytes) -> str:
     return blob[4 : 4 + length].decode("ascii")
 
 
-def verify(target: SshTarget, known: Sequence[KnownKey], key_type: str, blob: bytes, ssh_config: str | None) -> None:
+def verify(target: SshTarget, known: Sequence[KnownKey], key_type: str, blob: bytes) -> None:
     """Verify the server's host key as OpenSSH does. Raises HostKeyUnknown, HostKeyChanged."""
     finding = judge(known, key_type, blob)
     shown = f"{key_type} {fingerprint(blob)}"
@@ -174,9 +173,9 @@ def verify(target: SshTarget, known: Sequence[KnownKey], key_type: str, blob: by
         raise HostKeyChanged(target.alias, what, fix)
     if finding.verdict is KeyVerdict.UNKNOWN:
         if target.strict not in ("no", "accept-new"):
-            options = [*ssh_options(ssh_config), "-o", "StrictHostKeyChecking=ask"]
+            asking = target.typed("true", program=("ssh", "-o", "StrictHostKeyChecking=ask"))
             fix = f"show it: ssh-keyscan -p {target.port} {target.hostname} | ssh-keygen -lf -; "
-            fix += f"if it is the node's key, accept it: {shlex.join(['ssh', *options, target.alias, 'true'])}"
+            fix += f"if it is the node's key, accept it: {asking}"
             raise HostKeyUnknown(target.alias, f"its host key ({shown}) is not in any known_hosts file", fix)
         remember(target, key_type, blob)
 

@@ -16,7 +16,7 @@ from launcher.model.forward import Forward
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.node.forwarding import forwarded
 from launcher.node.machine import OPEN_TIMEOUT, PIECE, LocalMachine, Machine, abbreviate
-from launcher.node.ssh.config import CLIENT_FAILED, open_ssh_argv, quote
+from launcher.node.ssh.config import CLIENT_FAILED, open_ssh_argv, quote, typed
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
 from launcher.node.ssh.handshake import has_ended, has_key, open_tunnel
 
@@ -261,10 +261,13 @@ class SshMachine(Machine):
                         fix = f"set MaxSessions to {CHANNELS + 2} in its sshd_config"
                         raise NodeUnreachable(self.node, what, fix) from error
 
+    def typed(self, command: str) -> str:
+        return typed(self.host, self.ssh_config, command)
+
     def lost(self, error: Exception) -> NodeUnreachable:
         """Return the error for a connection that was lost during a call."""
         what = f"the ssh connection to {self.host} was lost ({str(error) or type(error).__name__})"
-        return NodeUnreachable(self.node, what, f"check that the node is up: ssh {self.host} true")
+        return NodeUnreachable(self.node, what, f"check that the node is up: {self.typed('true')}")
 
     def _transport(self, connection: Connection | None = None) -> paramiko.Transport:
         try:
