@@ -271,6 +271,27 @@ def test_the_log_of_another_node_is_read_from_where_rank_0_came_to_it() -> None:
     assert f"{OUT}/generations/0002-0/metrics.jsonl" in wanted.first_bytes
 
 
+def test_where_rank_0_moves_is_shown_once() -> None:
+    nodes = [of_run("a"), of_run("b", 1)]
+    moved = b"launcher: generation 3: rank 0 is now on a, world 2 of 3\n"
+    own = b"launcher: generation 2: rank 0 is now on b, world 2 of 3: a lost at 12:03 UTC\n"
+
+    def printed(data: bytes, *, moves: bool = True, away: bool = False) -> bytes:
+        shown = [Shown(nodes[1], f"{OUT}/logs/b.log", 0, moves=moves)]
+        known = observed.begin(nodes, shown, Moment(0, 0), elastic=True, isolates=True)
+        events = [WaitFailed("a", NodeUnreachable("a", "is off", ""))] if away else []
+        for event in (*events, Appended("b", f"{OUT}/logs/b.log", 0, data)):
+            known, found, _ = reduce(known, event, Moment(0, 0))
+        return b"".join(message.data for message in found if isinstance(message, messages.Output))
+
+    assert printed(own + b"step 1\n" + moved + b"step 2\n") == own + b"step 1\nstep 2\n"
+    assert printed(moved) == b""
+    assert printed(moved, away=True) == moved, "nobody else says so"
+    assert printed(moved, moves=False) == moved, "the log of one node is shown"
+    elsewhere = moved.replace(b"on a,", b"on c,")
+    assert printed(elsewhere) == elsewhere
+
+
 def test_messages_are_recorded_under_names_that_stay() -> None:
     """Old and new records are read alike, whatever the classes are called."""
     assert {each.event for each in Message.__subclasses__()} == {

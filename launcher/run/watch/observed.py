@@ -7,6 +7,7 @@ function of events.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +33,8 @@ COLLECT_SELDOM = 30.0  # while no file has changed
 # still run after PEER_TIMEOUT are stopped.
 PEER_TIMEOUT = 3.0
 DONE_TIMEOUT = 10.0  # for the nodes of a finished run, while they notify each other
+# As elastic.py prints it on each node of a generation
+_RANK_ZERO_MOVED = re.compile(rb"^launcher: generation (\d{1,9}): rank 0 is now on ([^\s,]{1,400}), .*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -431,10 +434,25 @@ def _came_back(node: ObservedNode, now: Moment) -> NodeAndMessages:
 def _on_appended(known: Observed, event: Appended) -> tuple[Observed, Sequence[Message]]:
     node = known.nodes[event.node]
     if event.path == node.log:
-        return known, [messages.Output(event.node, event.data)]
+        data = _without_moves(known, event) if known.moves else event.data
+        return known, [messages.Output(event.node, data)] if data else []
     if event.path == NodePaths(node.of_run.output, event.node).attempts:
         return _on_attempts(known, node, event.data)
     return known, [messages.Progress(found) for line in event.data.split(b"\n") if (found := parse_object(line))]
+
+
+def _without_moves(known: Observed, event: Appended) -> bytes:
+    """Return output of the node with rank 0 without the lines that say where rank 0 is next.
+
+    The output of that node begins with the same line, and is shown as soon as its attempts have been read.
+    """
+
+    def left(line: re.Match[bytes]) -> bytes:
+        other = known.nodes.get(line[2].decode("utf-8", "replace"))
+        comes = other is not None and other.name != event.node and not other.away
+        return b"" if comes and int(line[1]) > known.generation else line[0]
+
+    return _RANK_ZERO_MOVED.sub(left, event.data)
 
 
 def _at_breakpoints(name: str, before: bytes, text: bytes) -> list[Message]:
