@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -13,12 +13,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import LauncherError
+from launcher.errors import EngineAbsent, LauncherError
 from launcher.model.container import ContainerState
 from launcher.model.plan import Membership, RunId
 from launcher.model.progress import silent
 from launcher.model.runtime import TRAITS
-from launcher.node.connect import Fleet, connect
+from launcher.model.sizes import counted
+from launcher.node import output_folder
+from launcher.node.connect import LOCAL, Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import Span
 from launcher.node.parallel import run_all_catching
@@ -34,6 +36,7 @@ from launcher.run.watch import attempts
 NOT_STARTED = "not started"  # state of a variant of a sweep that has no run yet
 REFUSED = "refused"  # state of a run whose `up` failed before every container was started
 DISCARDED = "discarded"  # state of a run that has ended after its sweep had moved its variant to another machine
+_NAMED = 5  # runs in a message
 RUNS_TIMEOUT = 5.0  # seconds to connect to a node, which is only asked whether a run is still active
 
 
@@ -82,14 +85,18 @@ def _with_discarded(rows: Sequence[RunRow], abandoned: Collection[RunId]) -> lis
 
 
 def runs_on(
-    nodes: Sequence[str], log: Note = print, *, ssh_config: str | PathLike[str] | None = None
+    nodes: Sequence[str], log: Note = print, *, of: str | None = None, ssh_config: str | PathLike[str] | None = None
 ) -> tuple[list[RunRow], list[LauncherError]]:
-    """Return the runs on these nodes, and the errors of nodes that did not list theirs."""
+    """Return the runs on these nodes, and the errors of nodes that did not list theirs. Those of which only files are
+    left there are said. of: what the user has named; others are not said then.
+    """
     rows = []
     with connect([(host, host) for host in nodes], None, chosen_config(ssh_config), allow_failures=True) as fleet:
         listing = list_runs(fleet, log)
         warn_of_unsearched(fleet, store.records, log)
         stopped = _why_ended({run: [f.node for f in listing.runs[run]] for run in _ended(listing)}, fleet, listing)
+        for text in _only_files(fleet, listing, of):
+            log(text)
     for run, found in listing.runs.items():
         states, labels = [f.state for f in found], found[0].labels
         names = tuple(f.labels.node for f in found)
@@ -101,6 +108,30 @@ def runs_on(
         row = RunRow(run, state.value, code, names, None, who, stopped_by=end.stopped_by or "", group=labels.group)
         rows.append(replace(row, ended_by=end.ended_by(state)))
     return rows, [*listing.failed.values()]
+
+
+def _only_files(fleet: Fleet, listing: RunListing, of: str | None) -> Iterator[str]:
+    """Yield which runs have files on these nodes, but no container: they are not listed.
+
+    of: as for `runs_on`: a sweep, a job or a run, or the beginning of one.
+    """
+    may_run_here = fleet.no_engine is not None and not isinstance(fleet.no_engine, EngineAbsent)
+    unsearched = {*listing.failed, *([LOCAL] if may_run_here else [])}
+    asked = [engine for engine in fleet.engines if engine.node not in unsearched]
+    every = set[RunId]()
+    for answer in run_all_catching([partial(output_folder.runs, engine.files) for engine in asked]):
+        if isinstance(answer, LauncherError):
+            yield f"warning: {answer}"
+        else:
+            every |= answer
+    jobs = {run: store.job_of(run) for run in every.difference(listing.runs)}
+    left = [run for run, job in jobs.items() if of is None or of.startswith(job) or job.startswith(of)]
+    if not left:
+        return
+    latest = sorted(left, key=store.created, reverse=True)
+    which = ", ".join(latest[:_NAMED]) + (f" and {len(left) - _NAMED} more" if len(left) > _NAMED else "")
+    what = f"not listed: {counted(len(left), 'run')} with files on these nodes, but without a container: {which}"
+    yield f"{what}; to list them: launcher runs, in the folder where they were started"
 
 
 @dataclass(frozen=True)
@@ -220,7 +251,7 @@ def named(
     if text is None or nodes is None or (RUNS / text).is_dir():
         return Named([text])
     said = list[str]()
-    rows, _ = runs_on(nodes, said.append, ssh_config=ssh_config)
+    rows, _ = runs_on(nodes, said.append, of=text, ssh_config=ssh_config)
     if any(store.job_of(row.run) == text for row in rows):
         group = None if to_stop else sweep_of(text, rows)
     else:

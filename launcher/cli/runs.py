@@ -40,8 +40,9 @@ def runs(
     ssh_config: options.SshConfig = None,
 ) -> None:
     """List the runs recorded here, and a line for each sweep; nodes are queried for
-    unfinished runs. With --nodes, list the runs on those nodes. The exit code is
-    that of a command that waited for the run.
+    unfinished runs. With --nodes, list the runs that have containers on those nodes,
+    and name those of which only files are left. The exit code is that of a command
+    that waited for the run.
 
     Example: launcher runs --nodes gpu-a,gpu-b
     """
@@ -50,7 +51,7 @@ def runs(
     if hosts is None:
         rows = recorded_runs(log, ssh_config=ssh_config)
     else:
-        rows, failed = runs_on(hosts, log, ssh_config=ssh_config)
+        rows, failed = runs_on(hosts, log, of=sweep, ssh_config=ssh_config)
     every = _of(sweep, rows) if sweep is not None else rows
     shown = folded(rows, recorded=hosts is None) if sweep is None and not all_ else every
     group = sweep_of(sweep, rows) if sweep is not None and hosts is None else None

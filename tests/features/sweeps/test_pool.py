@@ -102,6 +102,13 @@ def test_as_many_variants_run_at_once_as_there_are_machines(home_cli: Cli) -> No
         home_cli("compare", group_of(home_cli), "--json").stdout
     )  # the latest sweep
 
+    (elsewhere := home_cli.cwd / "elsewhere").mkdir()
+    failed = next(run for run in home_cli.runs() if json.loads((run / "result.json").read_text())["state"] == "failed")
+    for name in ((), ("pool",), (group_of(home_cli),)):
+        seen = Cli(elsewhere, home_cli.env)("runs", *name, "--nodes", "local")
+        assert failed.name not in seen.stdout  # its container is removed
+        assert "not listed: 1 run with files on these nodes, but without a container: " + failed.name in seen.stderr
+
 
 def test_clean_names_the_variants_of_output_folders(home_cli: Cli) -> None:
     run = {"command": ["sh", "-c", 'echo "$2" >"$LAUNCHER_OUTPUT/value"', "sh"]}
@@ -255,7 +262,7 @@ def test_what_could_not_be_done_at_the_end_of_a_variant_is_said_with_its_name(ho
     messages = cli("up", job).stderr
     assert "2 done" in messages
     for x in (1, 2):
-        assert f"warning: x={x}: no notification was sent: notify.command false: exit code 1" in messages
+        assert f"warning: x={x}: notification failed: notify.command false: exit code 1" in messages
     first = home_cli.runs()[0].name
     assert f"warning: x=1: not downloaded: runs/{first}/result.json was not written: " in messages
 
