@@ -119,6 +119,12 @@ def test_an_error_while_peers_are_stopped_is_said_and_costs_no_outcome(
     assert "peers were not stopped: Input/output error: x" in problems
 
 
+def reach_budget(folder: Path) -> None:
+    attempts = Path(NodePaths(str(folder / "out"), "local-0").attempts)
+    attempts.parent.mkdir(parents=True)
+    attempts.write_text("start 1\nbudget 2\nexit 0 3\n")
+
+
 def test_an_error_while_nodes_are_told_of_the_budget_is_said(
     supervised: Callable[[Peer], Supervision], tmp_path: Path
 ) -> None:
@@ -126,9 +132,7 @@ def test_an_error_while_nodes_are_told_of_the_budget_is_said(
         def append(self, *_: object, **__: object) -> None:
             raise OSError(5, "Input/output error", "x")
 
-    attempts = Path(NodePaths(str(tmp_path / "out"), "local-0").attempts)
-    attempts.parent.mkdir(parents=True)
-    attempts.write_text("start 1\nbudget 2\nexit 0 3\n")
+    reach_budget(tmp_path)
     peer = Peer(lambda peer: None)  # whether it is stopped before the budget is read: it goes on
     peer.files = Unwritable(peer.machine)
     run = supervised(peer)
@@ -142,3 +146,32 @@ def test_an_error_while_nodes_are_told_of_the_budget_is_said(
         reading.join(60)
     told = "not all nodes were told that the run has reached its budget: Input/output error: x"
     assert told in run.record_outcome()[2]
+
+
+def test_a_node_that_cannot_be_told_of_the_budget_is_noted_once(
+    supervised: Callable[[Peer], Supervision], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = list[object]()
+
+    class CutOff(Files):
+        def append(self, *args: object, **_: object) -> None:
+            tries.append(args)
+            raise NodeUnreachable("local-1", "is cut off", "wait")
+
+    monkeypatch.setattr(supervise, "TELL", 0.01)
+    reach_budget(tmp_path)
+    peer = Peer(lambda peer: None)
+    peer.files = CutOff(peer.machine)
+    run = supervised(peer)
+    reading = threading.Thread(target=lambda: [*run.messages()], daemon=True)
+    reading.start()
+    try:
+        until(lambda: len(tries) > 2)
+    finally:
+        peer.stopping.set()
+        peer.ended.set()
+        reading.join(60)
+    events = read_json_lines(tmp_path / "runs" / RUN / "events.jsonl")
+    (noted,) = (each for each in events if each["event"] == "not told of the budget")
+    assert noted["node"] == "local-1"
+    assert "is cut off" in noted["reason"]

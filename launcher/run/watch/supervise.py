@@ -131,11 +131,15 @@ class Supervision:
 
         Again until they have ended: one may be away, or its script may just start.
         """
-        end_seen = self._following.end_seen
+        end_seen, record, noted = self._following.end_seen, self._attached.record, set[str]()
         while not (self._closed or end_seen.is_set()):
             states = self._following.known.states
             others = [node for node in self._attached.nodes if node.name not in states]
-            run_all_catching([partial(self._tell_node, node) for node in others])
+            told = run_all_catching([partial(self._tell_node, node) for node in others])
+            failed = {node.name: error for node, error in zip(others, told, strict=True) if error is not None}
+            for name in failed.keys() - noted:
+                record.event("not told of the budget", node=name, reason=str(failed[name]))
+            noted |= failed.keys()
             end_seen.wait(TELL)
 
     def _tell_node(self, node: NodeOfRun) -> None:
