@@ -242,7 +242,7 @@ def _process(job: Job) -> Iterator[Conflict]:
             if getattr(settings, key) != field.default and not possible:
                 message = "has no effect without containers; remove it, or set runtime: docker"
                 if key in ("cpus", "memory"):
-                    message += f". For a cluster (--on) give the number of nodes: nodes: {len(job.nodes)}"
+                    message += f". For a cluster (--on) give the number of nodes: nodes: {job.each or len(job.nodes)}"
                 yield (part, key), message, {part, "runtime"}
     for key in ("cache", "models"):
         if getattr(job, key) != type(job).model_fields[key].default:

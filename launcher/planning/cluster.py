@@ -88,7 +88,7 @@ def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
     if job.run.script is not None and command.script_in_code(job).startswith(".."):
         yield ("run", "script"), f"is outside the code folder {job.code}, and the nodes see only that folder"
     if job.sweep:
-        yield (
-            ("sweep",),
-            "a script or manifest is a single run: export a variant with --set sweep=null --set run.args.KEY=VALUE",
-        )
+        pool = "" if job.each is None else f"--set nodes={job.each} "  # a pool is nothing without its sweep
+        only = f"{pool}--set sweep=null --set run.args.KEY=VALUE"
+        code = "check out its code, then " * bool(job.codes)
+        yield ("sweep",), f"a script or manifest is a single run: to export a variant, {code}use {only}"

@@ -694,6 +694,9 @@ def test_a_job_without_containers_gets_the_requested_processors_on_a_cluster() -
     assert "#SBATCH --mem=6144M" in sbatch(asked)
     with pytest.raises(JobInvalid, match=r"resources.cpus: .*give the number of nodes: nodes: 2"):
         sbatch({**asked, "nodes": ["local", "local"]})
+    pool = {"nodes": {"pool": ["local"] * 4, "each": 2}, "sweep": [{"a": 1}]}
+    with pytest.raises(JobInvalid, match=r"resources.cpus: .*give the number of nodes: nodes: 2"):
+        sbatch({**asked, **pool})
     with pytest.raises(JobInvalid, match="which chooses them: --on CLUSTER"):
         parse_job(yaml.safe_dump(asked), "job.yaml").hosts()
 

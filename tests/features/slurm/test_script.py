@@ -137,7 +137,19 @@ def refused(data: dict[str, Any], cluster: Cluster, **keys: Any) -> str:
         (HPC, GPU, {"docker": {"extra_hosts": {"a": "::1"}}}, "docker.extra_hosts: containers on Slurm"),
         (HPC, GPU, {"resources": {"cpus": 1.5}}, "resources.cpus: Slurm allocates only whole CPUs"),
         (HPC, GPU, {"run": {"script": "../x.py"}}, "run.script: is outside the code folder"),
-        (HPC, GPU, {"sweep": [{"a": 1}]}, "sweep: a script or manifest is a single run"),
+        (
+            HPC,
+            GPU,
+            {"sweep": [{"a": 1}]},
+            "sweep: a script or manifest is a single run: to export a variant, use --set s",
+        ),
+        (
+            HPC,
+            GPU,
+            {"sweep": [{"a": 1}], "nodes": {"pool": [*"abcd"], "each": 2}},
+            "a variant, use --set nodes=2 --set sweep=null --set run.args.KEY",
+        ),
+        (HPC, GPU, {"sweep": {"code": ["a", "b"]}}, "to export a variant, check out its code, then use --set sweep=n"),
     ],
 )
 def test_unsupported_keys_are_refused_with_their_line(
