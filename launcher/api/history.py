@@ -19,6 +19,7 @@ from launcher.model.plan import Membership, RunId
 from launcher.model.progress import silent
 from launcher.model.runtime import TRAITS
 from launcher.model.sizes import counted
+from launcher.naming import first_of
 from launcher.node import output_folder
 from launcher.node.connect import LOCAL, Fleet, connect
 from launcher.node.engine import Engine
@@ -129,7 +130,7 @@ def _only_files(fleet: Fleet, listing: RunListing, of: str | None) -> Iterator[s
     if not left:
         return
     latest = sorted(left, key=store.created, reverse=True)
-    which = ", ".join(latest[:_NAMED]) + (f" and {len(left) - _NAMED} more" if len(left) > _NAMED else "")
+    which = first_of(latest, _NAMED)
     what = f"not listed: {counted(len(left), 'run')} with files on these nodes, but without a container: {which}"
     yield f"{what}; to list them: launcher runs, in the folder where they were started"
 

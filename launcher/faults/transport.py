@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.container_scripts.words import bounded
 from launcher.faults.cause import Cause
+from launcher.naming import first_of
 
 TCP, LINKS = "TCP", {"IB": "InfiniBand", "RoCE": "RoCE"}
 _SHOWN = 4  # devices that are named
@@ -273,7 +274,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def shortened(names: Sequence[str]) -> str:
     """Return `a, b, c, d and 4 more`."""
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return first_of(names, _SHOWN)
 
 
 def _by_number(name: str) -> list[tuple[str, int]]:

@@ -19,6 +19,7 @@ from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
 from launcher.model.plan import Revision
 from launcher.model.sizes import counted
+from launcher.naming import first_of
 from launcher.records.code_files import code_files, with_parents
 from launcher.records.git import GitError, git
 
@@ -185,8 +186,7 @@ def _described(repository: _Repository, commit: str) -> Revision:
 
 
 def _refusal(commit: str, names: list[str], kind: str, what: str, fix: str) -> BadValueError:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    which = f"{', '.join(names[:_NAMED])}{more} ({counted(len(names), kind)})"
+    which = f"{first_of(names, _NAMED)} ({counted(len(names), kind)})"
     how = f"git worktree add ../{short_commit(commit)} {short_commit(commit)}, {fix} there, and give that folder"
     return BadValueError(f"{short_commit(commit)} has {which}: {what} not in the repository", how)
 
@@ -236,6 +236,5 @@ def _uncommitted(job: Job, cwd: Path, repository: _Repository, commit: str) -> s
     names = [name for state, name in found if name != given and (state != "??" or name in new)]
     if not names:
         return ""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     what = f"{counted(len(names), 'file')} with uncommitted changes {'are' if len(names) > 1 else 'is'} not in it"
-    return f"{short_commit(commit)} is HEAD; {what}: {', '.join(names[:_NAMED])}{more}"
+    return f"{short_commit(commit)} is HEAD; {what}: {first_of(names, _NAMED)}"

@@ -22,6 +22,7 @@ from launcher.job.overrides import short_commit
 from launcher.model.plan import Revision
 from launcher.model.progress import Log
 from launcher.model.sizes import size_text
+from launcher.naming import first_of
 from launcher.records.code_files import CodeFile, code_files, holds_credentials, readable
 from launcher.records.left_out import CREDENTIALS, ENVIRONMENT, REPORT, LeftOut
 from launcher.records.links import check_links
@@ -122,16 +123,16 @@ def pack(listing: CodeListing, log: Log) -> Snapshot:
     if (lines := Counter(listing.left_out.lines())) and not files:
         line = lines.most_common(1)[0][0]
         names = [name for name, reason in why.items() if reason.endswith(f" {line}")]
-        log(f"warning: no file of {listing.folder} is sent: {line} excludes {_named(names)}")
+        log(f"warning: no file of {listing.folder} is sent: {line} excludes {first_of(names, _MOST_NAMED)}")
     if secret := [name for name, reason in why.items() if reason == CREDENTIALS]:
         fix = f"pass values with `secrets`; to send it nevertheless, add a line `!{secret[0]}` to .dockerignore"
-        log(f"left out of the code, as {CREDENTIALS}: {_named(secret)}; {fix}")
+        log(f"left out of the code, as {CREDENTIALS}: {first_of(secret, _MOST_NAMED)}; {fix}")
     if environments := [name for name, reason in why.items() if reason == ENVIRONMENT]:
-        log(f"left out of the code, as virtual environments: {_named(environments)}")
+        log(f"left out of the code, as virtual environments: {first_of(environments, _MOST_NAMED)}")
     if reports := [name for name, reason in why.items() if reason == REPORT]:
-        log(f"left out of the code, as archives of launcher report: {_named(reports)}")
+        log(f"left out of the code, as archives of launcher report: {first_of(reports, _MOST_NAMED)}")
     if listing.broken:
-        log(f"links in the code that lead nowhere: {_named(listing.broken)}")
+        log(f"links in the code that lead nowhere: {first_of(listing.broken, _MOST_NAMED)}")
     return packed
 
 
@@ -202,17 +203,12 @@ def _summary(files: Sequence[CodeFile], left_out: LeftOut) -> str:
     if size > LARGE:
         parts[-1] += "; the largest: " + ", ".join(f"{f.name} ({size_text(f.status.st_size)})" for f in _largest(files))
     if saved := [file.name for file in files if is_saved(file.name) and not file.tracked]:
-        parts.append(f"with {_named(saved, 3)}, from which a program may start")
+        parts.append(f"with {first_of(saved, 3)}, from which a program may start")
     return f"code: {', '.join(parts)}"
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _named(names: Sequence[str], most: int = _MOST_NAMED) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _archive(listing: CodeListing, watch: _Watch) -> tuple[Snapshot, list[CodeFile]]:

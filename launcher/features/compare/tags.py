@@ -14,6 +14,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.features.compare.comparison import fill_page
 from launcher.features.compare.curves import Best, Curve, best_of, in_order, tags_of
+from launcher.naming import first_of
 from launcher.records.paths import RunPaths, as_shown
 from launcher.run.state import BUDGET
 
@@ -119,8 +120,7 @@ def table(rows: Sequence[TagRow], tags: Sequence[str], by: str | None, width: in
     first, *rest = [f"| {' | '.join(line)} |" for line in padded]
     text = "\n".join([first, rule, *rest])
     if hidden := [tag for tag in tags_of([row.curves for row in rows], 10**6) if tag not in (*shown, by)]:
-        more = f" and {len(hidden) - _NAMED} more" if len(hidden) > _NAMED else ""
-        text += "\n\n" + textwrap.fill(f"other tags (--tag): {', '.join(hidden[:_NAMED])}{more}", width or 80)
+        text += "\n\n" + textwrap.fill(f"other tags (--tag): {first_of(hidden, _NAMED)}", width or 80)
     return text
 
 
@@ -196,6 +196,5 @@ def sentence(rows: Sequence[TagRow], *, lowest: bool) -> str:
     text = f"{text} (the highest; for the lowest: --min)" if doubtful else text
     ties = [other.named for other in others if other.best is not None and other.best.point.value == point.value]
     if ties:
-        more = f" and {len(ties) - _NAMED} more" if len(ties) > _NAMED else ""
-        text += f"; with the same value: {', '.join(ties[:_NAMED])}{more}"
+        text += f"; with the same value: {first_of(ties, _NAMED)}"
     return text

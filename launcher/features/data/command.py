@@ -25,6 +25,7 @@ from launcher.features.data.locations import Copy, copies, parse_source, remove,
 from launcher.features.data.push import verify as verify_copy
 from launcher.image.image_locations import image_store
 from launcher.job.settings import read_settings
+from launcher.naming import first_of
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_catching
@@ -213,8 +214,7 @@ def _verify(engine: Engine, copy: Copy, image: str | None) -> None:
     node = with_image_of_copy(DataNode(engine, engine.facts(), image or ""), root, copy.name)
     damaged = verify_copy(node.endpoint(root), copy.name)
     if damaged:
-        names = ", ".join(damaged[:10]) + (f" and {len(damaged) - 10} more" if len(damaged) > 10 else "")
-        what = f"{copy.name[:12]} ({copy.source}) differs in {names}"
+        what = f"{copy.name[:12]} ({copy.source}) differs in {first_of(damaged, 10)}"
         raise DataFailed(engine.node, what, "to transfer these pieces again, run: launcher data push")
 
 

@@ -31,6 +31,7 @@ from launcher.job.models import Job
 from launcher.model.facts import NodeFacts
 from launcher.model.host import cluster_name
 from launcher.model.sizes import counted, size_text
+from launcher.naming import first_of
 from launcher.node.ssh.config import chosen_config
 from launcher.planning.checks import Check
 from launcher.records.paths import RUNS, RunPaths
@@ -92,8 +93,7 @@ def report(
     if renamed := [
         f"{old} is {new}" for old, new in mask.pseudonyms.items() if new in everything and "address" not in new
     ]:
-        more = f", and {len(renamed) - _NAMED} more" * (len(renamed) > _NAMED)
-        log(f"in the report, {', '.join(renamed[:_NAMED])}{more}")
+        log(f"in the report, {first_of(renamed, _NAMED)}")
     log(f"wrote {name}.tar.gz ({size_text(size)}); nothing was sent; look at it with: tar tzvf {name}.tar.gz")
 
 

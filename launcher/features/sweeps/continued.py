@@ -12,6 +12,7 @@ from launcher.job.overrides import JobVariant, variants
 from launcher.job.scalars import ArgValue, show_duration
 from launcher.model.plan import KnownSweep, Membership, RunId
 from launcher.model.progress import Log
+from launcher.naming import first_of
 from launcher.records.groups import budget_of, latest_of, runs_of, settings, settings_of, short
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record, job_of
@@ -88,9 +89,8 @@ def continued(job: Job, group: str, log: Log) -> dict[str, Record]:
         what = f"the job has changed since {group} was started: {', '.join(changed)}"
         log(f"warning: {what}; the variants that are started now use it")
     if left := _not_in_job(group, earlier, now):
-        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-        what = f"{', '.join(left[:_NAMED])}{more}"
-        log(f"warning: variants of {group} that are not in the job are left as they are: {what}")
+        named = first_of(left, _NAMED)
+        log(f"warning: variants of {group} that are not in the job are left as they are: {named}")
     return earlier
 
 

@@ -21,6 +21,7 @@ from launcher.model.container import WORKDIR, Phase
 from launcher.model.facts import CLOCK_SLACK
 from launcher.model.plan import Plan, RunId
 from launcher.model.sizes import size_text
+from launcher.naming import first_of
 from launcher.node import trees
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
@@ -269,8 +270,7 @@ def _shown(path: str, holder: Holder, entry: Entry) -> str:
 
 
 def _named(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    return f"{', '.join(sorted(paths)[:3])}{more}"
+    return first_of(sorted(paths), 3)
 
 
 def _copy_all(copies: Sequence[_Copy]) -> None:

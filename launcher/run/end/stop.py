@@ -18,6 +18,7 @@ from launcher.model.labels import RunLabels
 from launcher.model.plan import RunId
 from launcher.model.progress import silent
 from launcher.model.sizes import size_text
+from launcher.naming import first_of
 from launcher.node import output_folder
 from launcher.node.connect import connect
 from launcher.node.engine import Engine
@@ -82,9 +83,8 @@ class Removed:
         """What is left in shared memory, as a sentence; "" for nothing."""
         if not self.left_in_shm:
             return ""
-        shown = ", ".join(f"{each.name} ({size_text(each.size)})" for each in self.left_in_shm[:_NAMED])
-        more = f" and {len(self.left_in_shm) - _NAMED} more" if len(self.left_in_shm) > _NAMED else ""
-        return f"left in /dev/shm: {shown}{more}; to remove them: launcher clean --shared-memory"
+        named = [f"{each.name} ({size_text(each.size)})" for each in self.left_in_shm]
+        return f"left in /dev/shm: {first_of(named, _NAMED)}; to remove them: launcher clean --shared-memory"
 
 
 def stop(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from launcher.faults.table import RESET
 from launcher.features.bench.health.problem import HealthProblem, number, plain
+from launcher.naming import first_of
 
 # docs.nvidia.com/deploy/nvml-api, NvmlClocksEventReasons; the fixes require physical access to the machine
 _REASONS = {
@@ -208,9 +209,8 @@ def _power(gpu: GpuState) -> Iterator[tuple[str, str]]:
 def _others(gpu: GpuState) -> Iterator[tuple[str, str]]:
     """Other processes on the GPU; not checked under load, when the benchmark's own pids on the machine are unknown."""
     if gpu.processes:
-        listed = ", ".join(f"{each.name} (pid {each.pid}, {each.memory_mib} MiB)" for each in gpu.processes[:3])
-        more = f" and {len(gpu.processes) - 3} more" if len(gpu.processes) > 3 else ""
-        yield f"in use by {listed}{more}", "ask their owner to stop them, or use other GPUs"
+        named = [f"{each.name} (pid {each.pid}, {each.memory_mib} MiB)" for each in gpu.processes]
+        yield f"in use by {first_of(named, 3)}", "ask their owner to stop them, or use other GPUs"
 
 
 def _loaded(gpu: GpuState) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from launcher.features.bench.health.problem import HealthProblem
 from launcher.model.rdma import Port
+from launcher.naming import first_of
 
 _WIRE = "check its cable and the port at the other end; ibstat shows its state"
 
@@ -64,10 +65,10 @@ def between(states: Mapping[str, Sequence[Port]]) -> Iterator[HealthProblem]:
         down = [port for port in ports if not port.active and port.name in names]
         for port in down:
             if f"InfiniBand {port.name}" not in reported:
-                what = f"down ({port.physical or port.state}), but active on {_some(full)}"
+                what = f"down ({port.physical or port.state}), but active on {first_of(full, 3)}"
                 yield HealthProblem(node, f"InfiniBand {port.name}", what, _off(port))
         if not down and not reported:
-            what = f"{len(active[node])} active ports, but {usual} on {_some(full)}"
+            what = f"{len(active[node])} active ports, but {usual} on {first_of(full, 3)}"
             fix = "check the hardware (lspci | grep -i -e mellanox -e infiniband) and the driver (ibstat)"
             yield HealthProblem(node, "InfiniBand", what, fix)
     for name in sorted({name for ports in active.values() for name in ports}):
@@ -75,7 +76,7 @@ def between(states: Mapping[str, Sequence[Port]]) -> Iterator[HealthProblem]:
         usual_rate = common(rates.values())
         for node, rate in rates.items():
             if rate < usual_rate:
-                others = _some([other for other, its in rates.items() if its == usual_rate])
+                others = first_of([other for other, its in rates.items() if its == usual_rate], 3)
                 yield HealthProblem(node, f"InfiniBand {name}", f"{rate:g} Gb/s, but {usual_rate:g} on {others}", _WIRE)
 
 
@@ -83,7 +84,3 @@ def common(values: Iterable[float]) -> float:
     """Return the most frequent value, the greatest in case of a tie (so the lesser of two is reported); 0 for none."""
     listed = list(values)
     return max(listed, key=lambda value: (listed.count(value), value), default=0)
-
-
-def _some(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
