@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.model.container import ContainerState, Phase
 
+REFUSED_CODE = 73  # entry.sh could not start the program
 TIMEOUT_CODE = 124
 HANG_CODE = 125
 SIGKILL_CODE = 137

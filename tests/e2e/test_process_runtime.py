@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -55,13 +56,24 @@ def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> 
 
 
 def test_the_error_of_an_attempt_is_not_told_of_a_later_one_that_says_nothing(home_cli: Cli) -> None:
-    program = f"if mkdir again 2>/dev/null; then {sys.executable} -c 'raise KeyError(7)'; fi; exit 3"
+    program = f"if mkdir again 2>/dev/null; then {quote(sys.executable)} -c 'raise KeyError(7)'; fi; exit 3"
     job = home_cli.job(**process_job(nodes=["local"], restarts=1, run={"command": ["sh", "-c", program]}))
     ended = home_cli("up", job, code=1)
     assert "KeyError: 7" in ended.stdout + ended.stderr
     failure = home_cli.result()["failure"]
     assert (failure["what"], failure["exit_code"]) == ("exited with code 3", 3)
     assert failure["words"] == ""
+
+
+def test_why_a_program_was_not_started_again_is_told_instead_of_its_earlier_error(home_cli: Cli) -> None:
+    """It has replaced a file of the launcher: such a start leaves nothing but a line in the engine's log."""
+    pipe = 'cd "$LAUNCHER_OUTPUT/logs"; rm local.clock; mkfifo local.clock'
+    program = f"{pipe}; exec {quote(sys.executable)} -c 'raise KeyError(7)'"
+    job = home_cli.job(**process_job(nodes=["local"], restarts=1, run={"command": ["sh", "-c", program]}))
+    home_cli("up", job, code=1)
+    failure, (node,) = home_cli.result()["failure"], home_cli.result()["nodes"]
+    assert re.fullmatch(r"exited with code 73: \S.*/logs/local.clock is not a regular file: remove it", failure["what"])
+    assert (failure["exit_code"], node["restarts"]) == (73, 1)
 
 
 CURVES = """

@@ -12,7 +12,7 @@ from launcher.container_scripts.words import TRACEBACK, last_traceback
 from launcher.model.container import ContainerState, Phase
 from launcher.records.store import NodeOfRun
 from launcher.run.end.diagnose import is_victim, last_stack
-from launcher.run.end.evidence import Evidence, gather
+from launcher.run.end.evidence import Evidence, gather, refusal
 from launcher.run.state import RunState, at_budget, state_of
 from launcher.run.watch.attempts import AtBreakpoint, Attempt, EndedGeneration
 from tests.failures import first_failure
@@ -326,6 +326,27 @@ def test_what_an_earlier_attempt_printed_is_not_the_error_of_the_last(
     assert found is not None
     assert found.words.rpartition("\n")[2] == words
     assert ("KeyError" in found.what) == ("KeyError" in words)
+
+
+@pytest.mark.parametrize(
+    ("last", "what"),
+    [
+        ("exit 1 200", "exited with code 73: the output folder's disk is full"),
+        ("failed 0 1 200", "exited with code 73: the output folder's disk is full"),
+        ("exit 73 200", "exited with code 73: KeyError: 'dog'"),  # of the program itself
+    ],
+)
+def test_why_a_program_was_not_started_again_is_not_its_earlier_error(tmp_path: Path, last: str, what: str) -> None:
+    texts = {"logs/n0.log": f"{TRACEBACK}\nKeyError: 'dog'\n", "state/n0.attempts": f"start 100\n{last}\n"}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    refused = refusal(b"step 1\nlauncher: node n0: the output folder's disk is full\n", "n0")
+    node = NodeOfRun("n0", "n0", 0, "c", "/o", range(1))
+    found = first_failure([gather(tmp_path, node, state(73), refused=refused)])
+    assert found is not None
+    assert (found.what, found.exit_code) == (what, 73)
+    assert refusal(b"launcher: node n0: x\nstep 1\n", "n0") == refusal(b"launcher: node n1: x\n", "n0") == b""
 
 
 def test_without_a_log_file_the_engines_log_is_read(tmp_path: Path) -> None:

@@ -91,15 +91,25 @@ def collective_failed(evidence: Iterable[Evidence]) -> bool:
     return any(unmet(log) for one in evidence for log in one.logs)
 
 
-def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
+def refusal(logged: bytes, node: str) -> bytes:
+    """Return why entry.sh has not started the program, or b"". logged: the engine's log of the container."""
+    last = logged.rstrip().rpartition(b"\n")[2]
+    return last if last.startswith(f"launcher: node {node}: ".encode()) else b""
+
+
+def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes = b"", refused: bytes = b"") -> Evidence:
     """Return the evidence for a node, from the run's files that were collected in `root`.
 
     What earlier attempts printed is not evidence: the last one may have ended without a word.
-    fallback: the engine's log, used if the node's log file is missing or empty.
+    fallback: the engine's log, used if the node's log file is missing or empty. refused: why the program was not
+    started again, of which the files have nothing.
     """
     paths = NodePaths(str(root), node.name)
     tried = read_end(paths.attempts, LIMIT)
     attempts, begins = parse(tried), begun(tried)
+    if refused and not (attempts and attempts[-1].exit_code == state.exit_code):  # else the program exited with it
+        again = (*attempts, Attempt(state.started))
+        return Evidence(node, state, refused.decode("utf-8", "replace"), None, {}, again, budget=reached_budget(tried))
     files = {rank: Path(paths.rank_log(rank)) for rank in node.ranks}
     if None in begins:  # else there is nothing of an earlier attempt
         files = {rank: file for rank, file in files.items() if rank in begins}

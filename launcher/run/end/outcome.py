@@ -22,12 +22,12 @@ from launcher.records.store import NodeOfRun, Record, read_json_lines
 from launcher.run import membership
 from launcher.run.end import gradients
 from launcher.run.end.diagnose import is_victim
-from launcher.run.end.evidence import Evidence, gather
+from launcher.run.end.evidence import Evidence, gather, refusal
 from launcher.run.end.explain import EndedRun, explain
 from launcher.run.end.resumable import left_to_resume
 from launcher.run.locate import Attached
 from launcher.run.result import Failure, NodeResult, Outcome
-from launcher.run.state import BUDGET, RunState, at_budget, state_of
+from launcher.run.state import BUDGET, REFUSED_CODE, RunState, at_budget, state_of
 from launcher.run.watch import messages
 from launcher.run.watch.attempts import reasons
 
@@ -174,11 +174,14 @@ def _of_run(record: Record) -> dict[str, str]:
 
 def _gather(attached: Attached, node: NodeOfRun, state: ContainerState, warn: Callable[[str], object]) -> Evidence:
     """Gather the evidence of a node; use the engine's log if the entry script failed before it could write one."""
-    root, fallback = attached.record.paths.root, b""
-    log = Path(NodePaths(str(root), node.name).log)
+    root, fallback, refused = attached.record.paths.root, b"", b""
+    log, ask = Path(NodePaths(str(root), node.name).log), partial(attached.engines[node.name].logs, node.container)
     if state.exit_code != 0 and not (log.is_file() and log.stat().st_size):
-        fallback = attached.engines[node.name].logs(node.container)
-    read, nothing = partial(gather, root, node, state, fallback), Evidence(node, state, "", None, {})
+        fallback = ask()
+    elif state.exit_code == REFUSED_CODE:
+        unknown = f"whether {node.name} was started again is not known"
+        refused = refusal(warn_on_error(unknown, ask, b"", warn), node.name)
+    read, nothing = partial(gather, root, node, state, fallback, refused), Evidence(node, state, "", None, {})
     return warn_on_error(f"the logs of {node.name} could not be read", read, nothing, warn)
 
 
