@@ -3,7 +3,7 @@
 Commands run in a real shell, in the node's own folder, except these, which are answered in this process:
 
 - the launcher's facts script: its output on this machine, recorded once, with the node's own home, port and time;
-- the clean-up of /dev/shm, because that folder is this machine's: answered as if there were nothing to remove;
+- the search and clean-up of /dev/shm, because that folder is this machine's: answered as if nothing were there;
 - the uid of the node's user: this process's;
 - the scripts of launcher/node/files.py that run on every node: make a folder, list one, send files, follow them. Their
   effect on the files is the same. A shell and its tools would take some milliseconds of CPU time, on a real node the
@@ -26,15 +26,18 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from launcher.node import engine, facts, output_folder
+from launcher.model.limits import DEFAULT_LIMITS
+from launcher.node import engine, facts, output_folder, shared_memory
 from launcher.node.files import Files, Span
+from launcher.node.machine import Machine
 from launcher.node.ssh.config import quote
-from launcher.run.watch import attempts
 
 TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
+BOUNDED = re.compile(r"timeout -s KILL \S+ (?=sh -c )")  # as launcher.node.opened.bounded begins
 POLL = 0.2  # seconds, as in the script's `tail -s`
 BASELINE = ("docker run ", "docker rm ")
 QUOTED = quote(["!"]).rpartition(" ")[0]  # start of commands that shells parse differently
@@ -48,25 +51,23 @@ run_for_real: Counter[str] = Counter()  # commands run in a real shell, by their
 class _Asked(Exception):  # noqa: N818 - control flow, not an error
     def __init__(self, argv: Sequence[str]) -> None:
         super().__init__()
-        self.script = argv[2]  # of sh -c SCRIPT ARGUMENTS
+        self.script = argv[argv.index("-c") + 1]  # of [timeout ...] sh -c SCRIPT ARGUMENTS
 
 
-class _Recorder:
-    """The part of a Machine that Files uses; records the command."""
+class _Recorder(Machine):
+    """Runs nothing: raises the command."""
 
     node = user = "recorder"
+    limits = DEFAULT_LIMITS
 
-    def run(self, argv: Sequence[str], *_: object, **__: object) -> Any:
+    def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> NoReturn:  # noqa: ARG002 - nothing is run
         raise _Asked(argv)
-
-    open = run
 
 
 def script_of(ask: Callable[[Files], object]) -> str:
     """Return the script that Files runs for `ask`."""
-    recorder: Any = _Recorder()
     try:
-        ask(Files(recorder))
+        ask(Files(_Recorder()))
     except _Asked as asked:
         return asked.script
     raise AssertionError("nothing was run")
@@ -96,13 +97,14 @@ class Commands:
         }
         self._scripts: dict[str, Answer] = {
             facts.script(): self._facts,
-            engine.CLEAR: self._nothing,
-            attempts.ANNOUNCE: self._nothing,
+            shared_memory.CLEAR: self._nothing,
+            shared_memory.LEFT: self._nothing,
+            script_of(lambda files: files.append("/x/y", "", below="/x")): self._nothing,
             engine.UID: self._uid,
-            script_of(lambda files: output_folder.make(files, "/x", "x")): self._make_output,
+            script_of(lambda files: output_folder.make(files, "/x", "x", "/x/y")): self._make_output,
             script_of(lambda files: files.scan("/x")): self._scan,
-            script_of(lambda files: next(files.read_spans([Span("/x", 0, 1)]))): self._spans,
-            script_of(lambda files: files.tail("/x", 0, {})): self._follow,
+            script_of(lambda files: next(files.read_spans([Span("/x/y", 0, 1)], below="/x"))): self._spans,
+            script_of(lambda files: files.tail("/x/y", 0, {}, below="/x")): self._follow,
         }
 
     async def run(self, process: Process, command: str) -> int:
@@ -111,7 +113,7 @@ class Commands:
         if command.startswith(QUOTED):
             text = shlex.split(command)[-1]
             command = re.sub(r"\\0(\d{3})", lambda found: chr(int(found[1], 8)), text)
-        if command.startswith("sh -c "):
+        if (command := BOUNDED.sub("", command, count=1)).startswith("sh -c "):
             _, _, script, *arguments = shlex.split(command)
             if answer := self._scripts.get(script):
                 return await answer(process, arguments[1:])
@@ -134,42 +136,45 @@ class Commands:
         return 0
 
     async def _make_output(self, _: Process, arguments: Sequence[str]) -> int:
-        folder, run = arguments
+        folder, run, workdir = arguments
         Path(folder).mkdir(0o700, parents=True, exist_ok=True)
         Path(folder, output_folder.MARKER).write_text(f"{run}\n")
+        Path(workdir).mkdir(parents=True, exist_ok=True)
         return 0
 
     async def _scan(self, process: Process, arguments: Sequence[str]) -> int:
-        root = Path(arguments[0])
+        root, few, named = Path(*arguments[:2]), arguments[2], arguments[3]
         if not root.is_dir():
-            process.stderr.write(b"find: '%s/': No such file or directory\n" % bytes(root))
-            return 1
+            process.stderr.write(b"ls: cannot access '%s': No such file or directory\n" % bytes(root))
+            return 2
         for path in root.rglob("*"):
-            if path.is_file():
+            name = path.relative_to(root)
+            if path.is_file() and not (fnmatch(f"./{name}", few) and not fnmatch(path.name, named)):
                 found = path.stat()
-                process.stdout.write(b"%d %.6f %s\0" % (found.st_size, found.st_mtime, bytes(path.relative_to(root))))
+                process.stdout.write(b"f %d %.6f %s\0" % (found.st_size, found.st_mtime, bytes(name)))
         return 0
 
     async def _spans(self, process: Process, arguments: Sequence[str]) -> int:
-        mark = arguments[0].encode() + b"\n"
+        folder, mark = arguments[0], arguments[1].encode() + b"\n"
         process.stdout.write(mark)
         for line in (await process.stdin.read()).splitlines():
             offset, length, path = line.split(b" ", 2)
             data = b""
-            with contextlib.suppress(OSError), Path(os.fsdecode(path)).open("rb") as file:
-                file.seek(int(offset))
-                data = file.read(int(length))
+            with contextlib.suppress(OSError), Path(folder, os.fsdecode(path)).open("rb") as file:
+                file.seek(int(offset), os.SEEK_SET if int(offset) >= 0 else os.SEEK_END)
+                data = file.read(min(int(length), os.fstat(file.fileno()).st_size))
             process.stdout.write(b"%d\n%s%s" % (len(data), data, mark))
         return 0
 
     async def _follow(self, process: Process, arguments: Sequence[str]) -> int:
         """Runs until stdin ends."""
         ended = asyncio.create_task(process.stdin.read())
-        positions = [int(offset) - 1 for offset in arguments[1::2]]
+        folder, *pairs = arguments
+        positions = [int(offset) - 1 for offset in pairs[1::2]]
         while not ended.done():
-            for number, name in enumerate(arguments[::2]):
+            for number, name in enumerate(pairs[::2]):
                 data = b""
-                with contextlib.suppress(OSError), Path(name).open("rb") as file:
+                with contextlib.suppress(OSError), Path(folder, name).open("rb") as file:
                     file.seek(positions[number])
                     data = file.read()
                 if number:

@@ -38,7 +38,12 @@ def _without_ignore(self: SSHConnection, kind: int, *args: bytes, **handler: Any
 
 
 class Server(asyncssh.SSHServer):
-    """Forwards connections for its client, as sshd does."""
+    """Forwards connections for its client, as sshd does. Anybody on this machine may log in: a client that first asks
+    for the method "none", as paramiko and ssh do, could not try a key with paramiko, which asyncssh lets ask only once.
+    """
+
+    def begin_auth(self, username: str) -> bool:  # noqa: ARG002 - asyncssh's
+        return False
 
     def connection_requested(self, *_: object) -> bool:
         return True
