@@ -178,8 +178,8 @@ def folded(rows: Sequence[RunRow], *, recorded: bool) -> list[RunRow | SweepRow]
 
 def unstarted(sweep: str, rows: Sequence[RunRow]) -> list[RunRow]:
     """Return a row for each variant of a recorded sweep that has no run. rows: those of its runs."""
-    names = sweeps.not_started(sweep, {row.group.variant for row in rows if row.group})
-    return [RunRow("", NOT_STARTED, None, (), group=Membership(sweep, name)) for name in names]
+    left = sweeps.members_left(sweep, {row.group.variant for row in rows if row.group})
+    return [RunRow("", NOT_STARTED, None, (), group=member) for member in left]
 
 
 def sweep_row(sweep: str, rows: Sequence[RunRow], *, recorded: bool = True) -> SweepRow:

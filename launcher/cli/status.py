@@ -29,6 +29,7 @@ REFRESH = 2.0
 NARROW = 12  # minimum columns of "last line"; if narrower, it is omitted, then other columns from the right
 MOST = 200  # rows
 LONGEST_NAME = 24  # columns of a node's name: `user@host.example.org:22` may be one
+LONGEST_VARIANT = 40  # columns of a variant: `code=1a2b3c4d (main) lr=0.1`
 
 
 def status(
@@ -68,7 +69,7 @@ def status(
     if not every and named.group is not None:
         raise options.nothing_of_sweep(named.group, nodes, on)
     if named.group is not None and nodes is None and on is None and (left := unstarted(named.group, rows)):
-        names = [row.group.variant for row in left if row.group]
+        names = [row.group.shown for row in left if row.group]
         every += [RunStatus("", NOT_STARTED, None, (), None, variant=name) for name in names]
         terminal.note(sweep_row(named.group, rows).left)
     if named.group is not None and not json and not watch:
@@ -190,7 +191,8 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
     room = width
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, wanted in needed.items():
-        columns = min(wanted, LONGEST_NAME if name in ("node", "nodes", "variant") else width)
+        longest = {"node": LONGEST_NAME, "nodes": LONGEST_NAME, "variant": LONGEST_VARIANT}
+        columns = min(wanted, longest.get(name, width))
         if name not in ALWAYS and room < (min(columns, NARROW) if name == "last line" else columns):
             continue
         table.add_column(name, no_wrap=True, overflow="ellipsis", width=max(1, min(columns, room)))

@@ -278,7 +278,9 @@ class Job(Part):
 
     @property
     def commits(self) -> Mapping[str, str]:
-        """The commits and folders of `codes` by the texts that the job file has; {} until they are looked up."""
+        """The commits and folders of `revision` and `codes` by the texts that the job file has; {} until they are
+        looked up.
+        """
         return self._commits
 
     def at_commits(self, revision: str | None, codes: Sequence[str], commits: Mapping[str, str]) -> Job:

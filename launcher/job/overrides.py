@@ -14,8 +14,8 @@ from launcher.job.models import Job, is_commit
 from launcher.job.parts import NodeEntry
 from launcher.job.problems import BadValueError, Mark, Path, Problem, dotted, printable, refusal
 from launcher.job.scalars import Args, ArgValue, names_of, parse_text
+from launcher.model.plan import CODE
 
-CODE = "code"  # of `sweep`, and the name under which a variant has its code
 IN_SWEEP: Path = ("sweep", CODE)
 
 
@@ -204,6 +204,14 @@ def with_code(args: Args, code: str) -> Args:
 def short_commit(commit: str) -> str:
     """Of a fixed length: git's grows with the repository, and variants are known by their names."""
     return commit[:8]
+
+
+def asked_for(job: Job) -> str:
+    """Return the name by which the job's commit was asked for, such as a branch; "" if by its own, or if it is a code
+    folder.
+    """
+    commit = job.revision or ""
+    return next((text for text, code in job.commits.items() if code == commit and not commit.startswith(text)), "")
 
 
 def variant_name(variant: Args) -> str:

@@ -15,6 +15,8 @@ from launcher.model.container import ContainerSpec
 from launcher.model.runtime import TRAITS, Traits
 
 _LONGEST_SHOWN = 60  # characters of a variant in a table
+CODE = "code"  # the name under which a variant has its code
+_CODE = re.compile(rf"(?<!\S){CODE}=[0-9a-f]{{8}}(?!\S)")  # of a commit, in a variant
 _READABLE = 256  # maximum number of nodes of a plan that is indented
 
 RunId = str
@@ -38,11 +40,15 @@ def shortened(text: str, most: int) -> str:
 
 @dataclass(frozen=True)
 class Revision:
-    """A commit, and what it changes. parent: its first one; "": none is known here. stat: git diff --stat to it."""
+    """A commit, and what it changes. parent: its first one; "": none is known here. stat: git diff --stat to it.
+
+    asked: the name by which it was asked for, such as a branch; "": by its own.
+    """
 
     commit: str
     parent: str = ""
     stat: str = ""
+    asked: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,26 @@ class Membership:
     # the same as values by option, or as a list of arguments; None: not recorded
     values: Mapping[str, Any] | Sequence[str] | None = field(default=None, compare=False, repr=False)
     added: bool = field(default=False, compare=False)  # to a sweep that had been started, by --into
+    asked: str = field(default="", compare=False)  # as of Revision, if the variant has the commit of its code
+
+    @property
+    def named(self) -> str:
+        """The variant, with the name by which its code was asked for: `code=1a2b3c4d (main) lr=0.1`."""
+        return self.variant if not self.asked else _CODE.sub(self._with_asked, self.variant, 1)
+
+    @property
+    def named_values(self) -> Mapping[str, Any] | Sequence[str] | None:
+        """The values as `named` has them."""
+        known = self.values if isinstance(self.values, Mapping) else {}
+        return {**known, CODE: f"{known[CODE]} ({self.asked})"} if self.asked and CODE in known else self.values
+
+    def _with_asked(self, code: re.Match[str]) -> str:
+        return f"{code[0]} ({self.asked})"
 
     @property
     def shown(self) -> str:
         """The variant as tables show it: anybody may have written it, and of any length."""
-        text = "".join(char if char.isprintable() else "?" for char in self.variant)
+        text = "".join(char if char.isprintable() else "?" for char in self.named)
         return shortened(text, _LONGEST_SHOWN)
 
 

@@ -11,7 +11,7 @@ from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.job.overrides import short_commit, variant_name
 from launcher.job.scalars import Args, ArgValue, show_duration
-from launcher.model.plan import Membership, RunId, shortened
+from launcher.model.plan import CODE, Membership, RunId, shortened
 from launcher.model.sizes import counted
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, created, find, job_of, records
@@ -127,7 +127,10 @@ def labels(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
 
     Equal labels are distinguished by the settings in which the job files differ (`batch_size=64`), else by date.
     """
-    names = [variant or job_of(record.run) for record, variant in chosen]
+    members = [record.group if variant else None for record, variant in chosen]
+    names = [
+        member.named if member else job_of(record.run) for (record, _), member in zip(chosen, members, strict=True)
+    ]
     found = list(names)
     for name, count in Counter(names).items():
         same = [index for index, other in enumerate(names) if other == name]
@@ -166,7 +169,11 @@ def differences(chosen: Sequence[tuple[Record, str | None]]) -> list[dict[str, A
     keys = [key for key in known if len({one.get(key) for one in found}) > 1]
     if "nodes" in keys:
         keys = [key for key in keys if key != "hosts"]
-    return [{key: short(one.get(key, "default")) for key in keys} for one in found]
+    shown = [{key: short(one.get(key, "default")) for key in keys} for one in found]
+    for (record, _), one in zip(chosen, shown, strict=True):
+        if "revision" in one and (of := record.revision) and of.asked:
+            one["revision"] = short(f"{one['revision']} ({of.asked})")
+    return shown
 
 
 def _date(run: str) -> str:
@@ -199,7 +206,7 @@ def _job(record: Record) -> Job | None:
 
 
 def settings_of(job: Job) -> dict[str, ArgValue]:
-    """Return what distinguishes runs: arguments, variables, image and machines."""
+    """Return what distinguishes runs: code folder, arguments, variables, image and machines."""
     args: Args = job.run.args
     named = args if isinstance(args, Mapping) else {"args": args}
     image = job.image and (job.image.ref or job.image.base)
@@ -213,7 +220,7 @@ def settings_of(job: Job) -> dict[str, ArgValue]:
         **({} if job.budget is None else {"budget": show_duration(job.budget)}),
         **job.env,
     }
-    return {key.replace("-", "_"): value for key, value in {**named, **others}.items()}
+    return {key.replace("-", "_"): value for key, value in {CODE: job.code, **named, **others}.items()}
 
 
 def short(value: ArgValue) -> ArgValue:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.job.files import code_folder
 from launcher.job.models import Job
-from launcher.job.overrides import IN_SWEEP, short_commit
+from launcher.job.overrides import IN_SWEEP, asked_for, short_commit
 from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
 from launcher.model.plan import Revision
@@ -95,7 +95,8 @@ def resolved(job: Job, cwd: Path, known: Mapping[str, str] | None = None) -> Job
         if same.index(code) != index and len(same) == len(job.codes)
     ]
     job.refuse(problems)
-    return job.at_commits(revision, codes, {**job.commits, **dict(zip(job.codes, codes, strict=True))})
+    meant = {job.revision: revision} if job.revision and revision and revision != job.revision else {}
+    return job.at_commits(revision, codes, {**job.commits, **meant, **dict(zip(job.codes, codes, strict=True))})
 
 
 def _is_folder(text: str, job: Job, cwd: Path) -> bool:
@@ -140,7 +141,7 @@ def export(job: Job, cwd: Path, to: Path) -> Exported:
             raise _refusal(commit, submodules, "submodule", "its files are", "git submodule update --init")
         given = "".join(f"{name}\0" for name in names)
         git(tree, *own, "checkout-index", "--quiet", "-z", "--stdin", settings=_PLAIN, environ=environ, given=given)
-        revision = _described(repository, commit)
+        revision = replace(_described(repository, commit), asked=asked_for(job))
         notes = (_job_file(job, cwd, repository, commit), _uncommitted(job, cwd, repository, commit))
     except GitError as error:
         raise BadValueError(f"{short_commit(commit)} cannot be exported: git: {error}") from None

@@ -115,7 +115,8 @@ def pack(listing: CodeListing, log: Log) -> Snapshot:
             log("using the launcher's trainer")
         packed, files = _archive(listing, _Watch(log))
     why = listing.left_out.why
-    of = f", of {short_commit(listing.revision.commit)}" if listing.revision else ""
+    asked = f" ({listing.revision.asked})" if listing.revision and listing.revision.asked else ""
+    of = f", of {short_commit(listing.revision.commit)}{asked}" if listing.revision else ""
     log(_summary(files, listing.left_out) + of)
     if error := listing.left_out.git_error:
         what = ".gitignore excludes files even if git tracks them, and git's other lists (info/exclude) exclude nothing"

@@ -21,10 +21,11 @@ from launcher.faults import disk
 from launcher.faults.transport import Wires
 from launcher.job.files import known_secrets
 from launcher.job.loader import parse_job
+from launcher.job.overrides import short_commit
 from launcher.local_files import APPEND, open_regular, parse_object, write_atomic
 from launcher.model import checked, labels
 from launcher.model.host import cluster_name
-from launcher.model.plan import Membership, Plan, Revision, RunId, is_run_id, plain
+from launcher.model.plan import CODE, Membership, Plan, Revision, RunId, is_run_id, plain
 from launcher.model.runtime import TRAITS, Traits
 from launcher.records.left_out import LeftOut
 from launcher.records.masking import Masker, hide
@@ -161,8 +162,8 @@ class Record:
     def revision(self) -> Revision | None:
         """The commit of which its code is; None if it is that of a folder."""
         for line in self.events(REVISION):
-            commit, parent, stat = (line.get(key) for key in ("commit", "parent", "stat"))
-            return Revision(str(commit), str(parent or ""), str(stat or ""))
+            commit, *others = (line.get(key) for key in ("commit", "parent", "stat", "asked"))
+            return Revision(str(commit), *(str(text or "") for text in others))
         return None
 
     def _make_folders(self) -> None:
@@ -275,8 +276,10 @@ class Record:
         for line in self.events(GROUPED):
             values = line.get("values")
             known = values if isinstance(values, (dict, list)) else None
-            added = line.get("added") is True
-            return Membership(str(line.get("group")), str(line.get("variant")), values=known, added=added)
+            added, variant = line.get("added") is True, str(line.get("variant"))
+            revision = self.revision if f"{CODE}=" in variant else None
+            asked = revision.asked if revision and f"{CODE}={short_commit(revision.commit)}" in variant else ""
+            return Membership(str(line.get("group")), variant, values=known, added=added, asked=asked)
         return None
 
     @property

@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.job.overrides import short_commit
 from launcher.local_files import open_regular, write_atomic
 from launcher.model import checked
 from launcher.model.home import cache_folder
 from launcher.model.host import cluster_name
-from launcher.model.plan import KnownSweep, Membership, RunId, is_run_id, plain
+from launcher.model.plan import CODE, KnownSweep, Membership, RunId, is_run_id, plain
 from launcher.records.masking import Masker
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, read_json
@@ -50,6 +51,14 @@ def not_started(group: str, variants: Collection[str], runs: Path = RUNS) -> lis
     """Return the recorded variants of a sweep other than these, in its order."""
     sweep = known(group, runs)
     return [] if sweep is None else [name for name in sweep.variants if name not in variants]
+
+
+def members_left(group: str, variants: Collection[str], runs: Path = RUNS) -> list[Membership]:
+    """Return the memberships of `not_started`."""
+    commits = known_sweep.commits if (known_sweep := known(group, runs)) else {}
+    asked = {f"{CODE}={short_commit(code)}": text for text, code in commits.items() if not code.startswith(text)}
+    names = not_started(group, variants, runs)
+    return [Membership(group, name, asked=asked.get(name.partition(" ")[0], "")) for name in names]
 
 
 def in_order(group: str, names: Iterable[str], runs: Path = RUNS) -> list[str]:

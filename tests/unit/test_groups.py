@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RunUnknown
-from launcher.model.plan import Membership
+from launcher.model.plan import Membership, Revision
 from launcher.records.groups import begun_by, labels, latest_of, select
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
@@ -40,6 +40,11 @@ def test_runs_of_one_job_are_labelled_by_their_differences(tmp_path: Path) -> No
     ]
     assert labels(chosen(job(lr=1), job(lr=2), job(name="other"))) == ["quick lr=1", "quick lr=2", "other"]
     assert labels(chosen(job(data="/data/" + "x" * 90), job())) == ["data=/data/xxxxx…" + "x" * 12, "data=d"]
+    assert labels(chosen(f"{job()}code: ../try-1\n", job())) == ["code=../try-1", "code=."]
+    first, second = "1a2b3c4d" * 5, "5e6f7a8b" * 5
+    of = chosen(f"{job()}revision: {first}\n", f"{job()}revision: {second}\n")
+    of[0][0].of_revision(Revision(first, asked="main"))
+    assert labels(of) == ["revision=1a2b3c4d (main)", "revision=5e6f7a8b"]
     assert labels(chosen("name: quick\nbroken: [", "name: quick\n")) == [
         *("quick 2026-11-21 12:00:00", "quick 2026-11-21 12:00:01")
     ]

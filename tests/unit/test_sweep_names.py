@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from launcher.api.history import named
 from launcher.errors import RunUnknown
 from launcher.local_files import locked
 from launcher.model import labels
-from launcher.model.plan import KnownSweep, Membership, is_run_id
+from launcher.model.plan import KnownSweep, Membership, Revision, is_run_id
 from launcher.planning.containers import in_group
 from launcher.planning.offline import offline
 from launcher.records import sweeps
@@ -175,6 +176,29 @@ def test_variants_that_were_added_follow_those_of_the_sweep(tmp_path: Path) -> N
     known = KnownSweep(("lr=1", "lr=2"), "job.yaml", ())
     sweeps.keep(Membership(NEW, "lr=1", known), Record(RunPaths(tmp_path / LATEST[0])).mask, tmp_path)
     assert sweeps.in_order(NEW, ["lr=9", "lr=2", "lr=1"], tmp_path) == ["lr=1", "lr=2", "lr=9"]
+
+
+def test_a_variant_of_code_is_shown_with_the_name_that_was_asked_for(project: Path) -> None:
+    """Also one that has no run yet. Its name, by which the sweep knows it, has only the commit."""
+    commits = {"main": "1a2b3c4d" * 5, "try-1": "5e6f7a8b" * 5, "9c9c9c9c": "9c9c9c9c" * 5}
+    names = [f"code={commit[:8]} lr=0.1" for commit in commits.values()]
+    record = Record(RunPaths(project / "runs" / "night-20261129-200001-0001"))
+    shutil.copytree(project / "runs" / LATEST[0], record.paths.root)
+    record.paths.events.unlink()
+    record.paths.plan.write_text(record.paths.plan.read_text().replace(LATEST[0], record.run))
+    group = "night-20261129-200000-cccc"
+    record.join(Membership(group, names[0], values={"code": "1a2b3c4d", "lr": 0.1}))
+    record.of_revision(Revision(commits["main"], asked="main"))
+    record.event("started")
+    sweeps.keep(Membership(group, "", KnownSweep(tuple(names), commits=commits)), record.mask, project / "runs")
+    asked = ["code=1a2b3c4d (main) lr=0.1", "code=5e6f7a8b (try-1) lr=0.1", "code=9c9c9c9c lr=0.1"]
+    for command in ("status", "runs"):
+        text = call(command, group)[1]
+        assert [name for name in asked if f"{name}  " in text] == asked, text
+    ledger = json.loads(call("compare", group, "--json")[1])
+    assert [(each["variant"], each["label"], each["asked"]) for each in ledger] == [
+        *zip(names, asked, ("main", "try-1", None), strict=True)
+    ]
 
 
 def test_what_a_killed_launcher_has_not_started_is_said(project: Path) -> None:

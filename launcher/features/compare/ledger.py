@@ -11,7 +11,7 @@ from launcher.features.compare.tags import TagRow
 from launcher.model.plan import Membership, plain
 from launcher.records.paths import as_shown
 from launcher.records.store import Record
-from launcher.records.sweeps import not_started
+from launcher.records.sweeps import members_left
 
 SCHEMA = 1  # of an object: another number if a key goes or means something else, not if one is added
 
@@ -25,6 +25,7 @@ def entry(record: Record, row: TagRow) -> dict[str, Any]:
         "run": record.run,
         "code": record.code_digest,
         "revision": revision and revision.commit,
+        "asked": (revision and revision.asked) or None,
         "changes": revision and revision.stat,
         "state": row.state,
         "collected": not row.away,
@@ -47,9 +48,9 @@ def without_run(chosen: Sequence[Record]) -> list[dict[str, Any]]:
     empty = dict.fromkeys(keys)
     unstarted = {"state": "not started", "collected": False}
     return [
-        {**_of_variant(Membership(group, name), name), **empty, **unstarted, "scalars": {}, "by": None}
+        {**_of_variant(left, left.named), **empty, "asked": left.asked or None, **unstarted, "scalars": {}, "by": None}
         for group, names in variants.items()
-        for name in not_started(group, names)
+        for left in members_left(group, names)
     ]
 
 

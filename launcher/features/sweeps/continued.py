@@ -8,7 +8,7 @@ from launcher.api.run import Run
 from launcher.errors import LauncherError, UsageError
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
-from launcher.job.overrides import JobVariant, variants
+from launcher.job.overrides import JobVariant, asked_for, variants
 from launcher.job.scalars import ArgValue, show_duration
 from launcher.model.plan import KnownSweep, Membership, RunId
 from launcher.model.progress import Log
@@ -27,12 +27,14 @@ def known_sweep(job: Job, most: int | None = None) -> KnownSweep:
     """Return what is recorded beside the runs of a job's sweep. most: of --max-parallel."""
     options = (*job.options, *(() if most is None else ("--max-parallel", str(most))))
     names = tuple(variant.name for variant in variants(job))
-    return KnownSweep(names, "" if job.file is None else str(job.file), options, job.commits)
+    commits = {text: code for text, code in job.commits.items() if code in job.codes}
+    return KnownSweep(names, "" if job.file is None else str(job.file), options, commits)
 
 
 def member(group: str, variant: JobVariant, known: KnownSweep) -> Membership:
     """Return the membership of a run of this variant."""
-    return Membership(group, variant.name, known, variant.values)
+    asked = asked_for(variant.job) if known.commits else ""
+    return Membership(group, variant.name, known, variant.values, asked=asked)
 
 
 def added(job: Job, earlier: Mapping[str, Record], group: str, log: Log) -> list[tuple[Job, Membership]]:

@@ -23,8 +23,8 @@ from launcher.features.sweeps.attempt import attempt
 from launcher.features.sweeps.continued import with_budget
 from launcher.features.sweeps.pool import one_at_a_time
 from launcher.job.models import Job
-from launcher.job.overrides import CODE, of_one_run, on_nodes, short_commit
-from launcher.model.plan import Membership, RunId
+from launcher.job.overrides import of_one_run, on_nodes, short_commit
+from launcher.model.plan import CODE, Membership, RunId
 from launcher.node.ssh.config import chosen_config
 from launcher.records.groups import latest_of, named_group, runs_of
 from launcher.records.masking import MASK, names_secret

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from launcher.cli.status import STYLES
 from launcher.features import FEATURES, Feature
+from launcher.features.sweeps.continued import known_sweep, member
 from launcher.features.sweeps.sweep import SweepState, Variant
 from launcher.job.models import Job
 from launcher.job.overrides import shown_value, variants
@@ -24,13 +25,13 @@ _BETWEEN = 2  # characters between columns
 
 def recorded(group: str, job: Job) -> list[Variant]:
     """Return the variants of a sweep as the latest run of each is recorded, in the order of the sweep."""
-    found, known = list[Variant](), latest_of(group)
+    found, known, sweep = list[Variant](), latest_of(group), known_sweep(job)
     for each in variants(job):
-        name = each.name
+        name, values = each.name, member(group, each, sweep).named_values or ()
         record = known.get(name)
         result = (record.result() if record else None) or {}
         if record is None:
-            found.append(Variant(name, values=each.values))
+            found.append(Variant(name, values=values))
             continue
         state = {"done": SweepState.DONE, "stopped": SweepState.STOPPED, "": SweepState.RUNNING}
         failure = result.get("failure") or {}
@@ -38,7 +39,7 @@ def recorded(group: str, job: Job) -> list[Variant]:
         shown = state.get(result.get("state", ""), SweepState.FAILED)
         nodes = tuple(node.name for node in record.nodes())
         best, code, by = top1(result.get("last", {})), result.get("exit_code"), result.get("ended_by")
-        found.append(Variant(name, shown, nodes, record.run, None, best, code, why, by, each.values))
+        found.append(Variant(name, shown, nodes, record.run, None, best, code, why, by, values))
     return found
 
 

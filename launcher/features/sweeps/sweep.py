@@ -178,7 +178,7 @@ class Sweep:
         self._known = known_sweep(job, most)
         own = [(variant.job, member(self.group, variant, self._known)) for variant in variants(job)]
         every = [*own, *added(job, earlier, self.group, log)]
-        self._work = [_Work(each, of, Variant(of.variant, values=of.values or ())) for each, of in every]
+        self._work = [_Work(each, of, Variant(of.variant, values=of.named_values or ())) for each, of in every]
         self._most = most or len(self._work)
         self._inputs = _InputsByCode(self._log, self._here)
         if not job.codes:

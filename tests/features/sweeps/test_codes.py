@@ -38,8 +38,13 @@ def test_a_variant_has_its_code_also_when_it_runs_again(home_cli: Cli) -> None:
     table = home_cli("up", job, code=1).stderr
     assert sorted(said.read_text().split()) == ["one", "tree", "two"]
     names = [f"code={first[:8]}", f"code={second[:8]}", "code=../tree"]
-    assert all(name.removeprefix("code=") in table for name in names)
-    assert f"code: 1 file, 4 B, of {first[:8]}" in table
+    asked = [f"{first[:8]} (main~1)", f"{second[:8]} (main)", "../tree"]
+    assert all(f"\n{name}  " in table for name in asked)  # of its last table
+    assert f"code: 1 file, 4 B, of {asked[0]}" in table
+    assert [each["label"] for each in ledger(home_cli)] == [f"code={name}" for name in asked]
+    assert [each["asked"] for each in ledger(home_cli)] == ["main~1", "main", None]
+    for shown in (home_cli("status", "codes"), home_cli("runs", "codes"), home_cli("compare", "codes")):
+        assert all(f"code={name} " in shown.stdout for name in asked)
     known = ledger(home_cli)
     assert [(each["variant"], each["revision"], each["state"]) for each in known] == [
         (names[0], first, "done"),
@@ -49,7 +54,6 @@ def test_a_variant_has_its_code_also_when_it_runs_again(home_cli: Cli) -> None:
     assert [each["values"]["code"] for each in known] == [first[:8], second[:8], "../tree"]
     assert known[1]["changes"].splitlines()[0].split() == ["word", "|", "2", "+-"]
     assert len({each["code"] for each in known}) == 3
-    assert all(name in home_cli("compare", "codes").stdout for name in names)
 
     third = commit(here, {"word": "three\n"})
     (here / "word").write_text("four\n")  # not committed
@@ -63,6 +67,7 @@ def test_a_variant_has_its_code_also_when_it_runs_again(home_cli: Cli) -> None:
         (f"code={third[:8]}", third),
         ("env.A=1", None),
     ]
+    assert f"code={third[:8]} (main) " in home_cli("runs", "codes").stdout
 
     (here / "word").write_text("five\n")
     go.touch()
