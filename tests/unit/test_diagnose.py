@@ -221,13 +221,22 @@ def test_a_suspended_rank_is_the_cause() -> None:
         assert "was suspended" in found.what
 
 
-@pytest.mark.parametrize("oom", [False, True])
-def test_a_suspended_rank_is_not_the_cause_where_another_one_was_killed(oom: bool) -> None:
-    """It is known only at the end, when the launcher stops the peers of the node that was killed."""
+@pytest.mark.parametrize(
+    "other",
+    [
+        evidence(1, "step 3\n", 137, finished=8.0),
+        evidence(1, "step 3\n", 137, oom=True, finished=8.0),
+        evidence(1, "step 3\n", 3, finished=8.0),
+        evidence(1, OWN, finished=8.0),
+    ],
+    ids=["killed", "out of memory", "an exit code", "an error"],
+)
+def test_a_suspended_rank_is_not_the_cause_where_another_one_did_not_wait_for_it(other: Evidence) -> None:
+    """It is known only at the end, when the launcher stops the peers of the node that failed."""
     slept = dataclasses.replace(evidence(0, "step 3\n", 143), attempts=(Attempt(1, halted=frozenset({0})),))
-    found = first_failure([slept, evidence(1, "step 3\n", 137, oom=oom, finished=8.0)])
+    found = first_failure([slept, other])
     assert found is not None
-    assert (found.node, found.exit_code) == ("n1", 137)
+    assert (found.node, found.exit_code) == ("n1", other.state.exit_code)
 
 
 def test_a_node_that_was_done_after_the_other_one_was_stopped_did_not_leave_it() -> None:

@@ -92,12 +92,13 @@ def is_victim(evidence: Evidence) -> bool:
 def to_blame(failed: Sequence[Evidence]) -> Evidence | None:
     """Return the node to blame among those that failed: of equals, one of the last generation that ended first."""
 
-    was_killed = killed_first(failed) is not None or any(each.state.oom_killed for each in failed)
+    by_itself = any(each.state.oom_killed or blamed_as(each) in (Blamed.SAID, Blamed.SILENT) for each in failed)
+    waited = not by_itself and killed_first(failed) is None
 
     def order(each: Evidence) -> tuple[Blamed, int, float, int]:
         generation = each.ended_generation.number if each.ended_generation else 0
         blamed = blamed_as(each)
-        if blamed is Blamed.SUSPENDED and was_killed:  # who waits for it too long fails by itself
+        if blamed is Blamed.SUSPENDED and not waited:
             blamed = Blamed.STOPPED
         return blamed, -generation, each.failed_at, each.node.rank
 
