@@ -143,6 +143,7 @@ class Trainer:
         self.meter: Meter[Interval] = Meter(world, bad=self.step.bad)
         self.clock = Clock(world.device, forward=not self.step.forward_waits)
         self.seconds, self.steps = 0.0, 0  # of the training steps of this process
+        self.validations = 0  # of this process
         self.compiled, self.compiles = set[torch.Size](), False  # sizes of batches; whether this interval has a new one
         self.stragglers = Stragglers(self.nodes if world.sharded else [])  # model stages have unequal work
         self.ports = Ports("nccl" in world.backend and world.local_rank == 0 and world.local_size < world.size)
@@ -352,6 +353,9 @@ class Trainer:
         """
         report = partial(self.log.validating, self.progress.epoch)
         loader, objective = self.val_loader, self.step.objective
+        if self.config.compile and not self.validations:
+            self._say_compiling("the first validation")
+        self.validations += 1
         with self.step.averaged() as model:
             sums, mistaken = evaluate(model, loader, objective, self.world, stop.stopped, report)
         self._check_loss(sums, "validation")

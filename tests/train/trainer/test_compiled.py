@@ -111,6 +111,8 @@ def test_what_takes_long_without_another_line_is_said_before_and_after(
     said = [line for line in capsys.readouterr().out.splitlines() if re.search(r"^Epoch: |compiling", line)]
     assert said[0] == says.format("the first step")
     assert re.fullmatch(r"train: the first step took \d+\.\d s, with compiling", said[1])
+    assert said[5] == says.format("the first validation")  # after the steps of the first epoch, before its own line
+    del said[5]
     assert [line[:10] for line in said[2:]] == ["Epoch: [1]"] * 4 + ["Epoch: [2]"] * 4
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     compiled = [line.get("compiled", False) for line in lines if line["kind"] == "step"]
