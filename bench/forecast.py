@@ -101,7 +101,7 @@ def links(cli: Cli, nodes: Sequence[Node], minutes: float) -> list[Measure]:
 
 def compare(cli: Cli, nodes: Sequence[Node], measures: Sequence[Measure], work: TrainingStep) -> Row:
     """Forecast a step from what was measured, and measure it."""
-    last = forecasts([node.alias for node in nodes], measures, work)[-1]
+    last = [each for each in forecasts([node.alias for node in nodes], measures, work) if not each.without][-1]
     assert work.alone is not None
     assert last.step is not None
     took = step(cli, nodes, work.gradients, 5)

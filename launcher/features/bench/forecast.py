@@ -30,6 +30,8 @@ BUCKET = 25 << 20  # bytes that DistributedDataParallel sums at once (bucket_cap
 FORWARD = 1 / 3  # share of a step: the backward pass computes two products for each one of the forward pass
 WORTH = 0.8  # share of the speed of N independent nodes that is worth having N
 MOST_DOUBLED = 11  # 1,024 times as many passes
+SLOW = 1.3  # factor by which a ring or a step is faster without a slow node
+GAIN = 1.05  # factor by which fewer nodes must be faster than all
 LARGER = 4  # times the batch, above which that is a larger change of the training than compressed gradients
 MESSAGES = 3  # of powersgd for each bucket: what is not compressed, and two matrices
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", re.IGNORECASE)
@@ -77,7 +79,8 @@ class Way:
 @dataclass(frozen=True)
 class Forecast:
     """Steps on the first `nodes` nodes. link, bandwidth (Gb/s): the slowest of their ring. Speeds: multiples of one
-    node's, in samples per second. ways: the first changes nothing, and `step` and `speed` are its.
+    node's, in samples per second. ways: the first changes nothing, and `step` and `speed` are its. without: of all
+    nodes but this one, without which they are faster.
     """
 
     nodes: int
@@ -89,6 +92,7 @@ class Forecast:
     speed: float | None = None
     enough: float | None = None  # bytes of gradients, with which these nodes are worth it whatever overlaps
     ways: tuple[Way, ...] = ()
+    without: str = ""
 
     @property
     def smallest(self) -> Way | None:
@@ -129,9 +133,29 @@ def least(nodes: int, passes: int, count: int, bucket: float) -> float:
 
 def forecasts(names: Sequence[str], measures: Sequence[Measure], work: TrainingStep) -> tuple[Forecast, ...]:
     """Return the forecasts for the first 2, 4, 8, ... and for all nodes; none where no link between them was measured.
+    The last one may be of all but a slow node.
 
     names: the nodes by rank. The links are those of the ring in the order of the ranks.
     """
+    found = _forecasts(names, measures, work)
+    every = found[-1] if found else None
+    if every is None or every.speed is None or work.alone is None or every.nodes != len(names) or len(names) < 3:
+        return found
+    steps = {each.node: each.value for each in measures if each.kind == STEP and each.value > 0}
+    steps = steps if work.alone in steps.values() else {}  # else the user has given the time of a step
+    fewer = list[Forecast]()
+    for name in names:
+        alone = max((steps[each] for each in steps if each != name), default=work.alone)
+        rest = _forecasts([each for each in names if each != name], measures, replace(work, alone=alone))[-1:]
+        for each in rest:
+            slow = each.bandwidth >= SLOW * every.bandwidth or work.alone >= SLOW * alone
+            speed = (each.speed or 0.0) * work.alone / alone  # of the node whose step was the longest
+            if slow and each.nodes == len(names) - 1 and speed > GAIN * every.speed:
+                fewer.append(replace(each, speed=speed, without=name))
+    return (*found, *sorted(fewer, key=lambda each: each.speed or 0.0)[-1:])
+
+
+def _forecasts(names: Sequence[str], measures: Sequence[Measure], work: TrainingStep) -> tuple[Forecast, ...]:
     speeds = {(each.node, each.to): each.value for each in measures if each.kind == BANDWIDTH and each.value > 0}
     latencies = [each.value * 1e-6 for each in measures if each.kind == LATENCY and each.value >= 0]
     latency = median(latencies) if latencies else 0.0
@@ -223,6 +247,8 @@ def _compressed(measures: Sequence[Measure]) -> tuple[Compressed, ...]:
 def lines(found: Sequence[Forecast], work: TrainingStep) -> Iterator[str]:
     """Yield the speed for each number of nodes; and if all of them are not worth it, why and what helps."""
     size = size_text(work.gradients)
+    less = [each for each in found if each.without]
+    found = found[: len(found) - len(less)]
     if work.alone is None:
         for each in found:
             then = f"{each.nodes} nodes are faster than one if its steps take more than {seconds_text(each.least)}"
@@ -242,6 +268,9 @@ def lines(found: Sequence[Forecast], work: TrainingStep) -> Iterator[str]:
                     f"{_times(way.speed):>5} of one"
                 )
             yield f"-> {_advice(each, bool(work.compressed))}"
+    for each in less:
+        speed = f"{each.nodes} nodes without {each.without}: {_times(each.speed)} of one"
+        yield f"-> {speed}, more than with it: leave it out of `nodes` until the slow part is mended"
 
 
 def _advice(each: Forecast, trainer: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated
@@ -36,7 +35,8 @@ def options(
         typer.Option("--bench", help="Measure the parts of each node in the job's image and report slow ones."),
     ] = False,
     minutes: Annotated[
-        float, typer.Option(metavar="N", min=0.1, max=60.0, help="Time limit of --bench, in minutes.")
+        float,
+        typer.Option(metavar="N", min=0.1, max=60.0, help="Time limit of the measurements, in minutes."),
     ] = 2.0,
     gradients: Annotated[
         str | None,
@@ -69,7 +69,7 @@ def options(
     if on is not None:
         raise UsageError(f"--on {on}", "does not support --bench", f"launcher doctor JOB --on {on}")
     given = Given(_bytes(gradients), step)
-    return partial(_examine, job, time.monotonic() + 60 * minutes, given)
+    return partial(_examine, job, 60 * minutes, given)
 
 
 def _bytes(text: str | None) -> float | None:
@@ -79,8 +79,8 @@ def _bytes(text: str | None) -> float | None:
         raise UsageError("--gradients", str(error)) from error
 
 
-def _examine(job: Job, until: float, given: Given, fleet: Fleet, unfit: Mapping[str, str]) -> Examined:
-    found = run.bench(job, fleet, max(until - time.monotonic(), 0.0), unfit, Reporter().log, given)
+def _examine(job: Job, seconds: float, given: Given, fleet: Fleet, unfit: Mapping[str, str]) -> Examined:
+    found = run.bench(job, fleet, seconds, unfit, Reporter().log, given)
     return Examined("bench", plain(found), found.faulty or not found.nodes, partial(_show, found))
 
 

@@ -57,7 +57,7 @@ from launcher.run.watch.reader import (
 _SCRIPTS = Path(__file__).with_name("container_scripts")
 _PROGRAMS = ("bench_node.py", "bench_links.py", "bench_parts.py", "bench_model.py")
 _POLL = 2.0  # seconds between two polls of a node
-_SETUP = 5.0  # seconds of the given time that the checks before it may take
+_MORE = 5.0  # seconds by which the given time may be exceeded without a note
 _LATE = 20.0  # seconds behind its timetable after which a node counts as lost
 _SILENT = 10.0  # seconds without an answer from any unfinished node after which waiting stops
 _QUERY_TIMEOUT = 40.0  # seconds for the query of a machine's state; nvidia-smi gets 20 of them
@@ -270,8 +270,10 @@ def _notes(nodes: int, turns: int, seconds: float, times: Timetable, least: floa
     found = []
     if turns < nodes - 1:
         found.append(f"a sample of the pairs: each node was measured with {turns} of the {nodes - 1} others")
-    if times.total(turns) > seconds + _SETUP:
-        found.append(f"{nodes} nodes need --minutes {least:g}; each measurement had the minimum duration")
+    if times.total(turns) > seconds + _MORE:
+        found.append(
+            f"each measurement had its minimum duration; {nodes} nodes need --minutes {least:g} for longer ones"
+        )
     return found
 
 

@@ -192,6 +192,34 @@ def test_a_link_outside_the_ring_is_not_the_reason() -> None:
     assert forecasts(NAMES[:1], links(10), TrainingStep(RESNET50, 0.3)) == ()
 
 
+def around(name: str, gigabits: float) -> list[tuple[str, str, float]]:
+    return [(a, b, gigabits) for a, b in itertools.permutations(NAMES, 2) if name in (a, b)]
+
+
+def test_a_node_without_which_the_others_are_faster_is_to_be_left_out() -> None:
+    work = TrainingStep(RESNET50, 0.3)
+    *_, last = text(4, links(10, *around("gpu-c", 0.5)), work)
+    assert last == (
+        "-> 3 nodes without gpu-c: 2.8x of one, more than with it: leave it out of `nodes` until the slow part is "
+        "mended"
+    )
+    assert forecasts(NAMES[:4], links(10, *around("gpu-c", 0.5)), work)[-1].without == "gpu-c"
+    for fine in (links(10), links(0.1), links(10, *around("gpu-c", 6))):  # none is slow, all are, it is worth it
+        assert not any(each.without for each in forecasts(NAMES[:4], fine, work))
+        assert not any("leave it out" in line for line in text(4, fine, work))
+    two = text(2, links(10, *around("gpu-b", 0.01)), work)
+    assert not any("leave it out" in line for line in two)
+
+
+def test_a_node_that_computes_slowly_is_to_be_left_out_unless_the_time_of_a_step_was_given() -> None:
+    steps = [Measure(name, "step", "", 1.0 if name == "gpu-b" else 0.3, "s") for name in NAMES[:4]]
+    (*_, last) = forecasts(NAMES[:4], [*links(10), *steps], TrainingStep(RESNET50, 1.0))
+    assert last.without == "gpu-b"
+    assert last.speed == pytest.approx(9.0, abs=0.5)  # of the slow one, which is called one
+    (*_, last) = forecasts(NAMES[:4], [*links(10), *steps], TrainingStep(RESNET50, 0.5))
+    assert not last.without
+
+
 def test_why_there_is_no_forecast() -> None:
     def said(*nodes: str, work: TrainingStep | None = None) -> list[str]:
         return list(option.forecast_lines(BenchResult(nodes, work=work)))

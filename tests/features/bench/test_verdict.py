@@ -13,7 +13,7 @@ from rich.console import Console
 from launcher.features.bench.health import links, outliers
 from launcher.features.bench.health.measures import MARK, Measure, NodeReport, read
 from launcher.features.bench.health.problem import HealthProblem
-from launcher.features.bench.health.rounds import MOST_ROUNDS, rounds, timetable
+from launcher.features.bench.health.rounds import MOST_ROUNDS, minutes_needed, rounds, timetable
 from launcher.features.bench.health.verdict import Finding, Network, judge
 from launcher.features.bench.run import BenchResult
 from launcher.features.bench.table import WIDTH, table
@@ -80,6 +80,8 @@ def test_rounds_are_disjoint_and_pairs_are_unique(nodes: int) -> None:
 def test_the_timetable_respects_the_duration_if_it_is_sufficient(
     seconds: float, turns: int, gpus: bool, reads: bool
 ) -> None:
+    enough = 60 * minutes_needed(turns, gpus=gpus, reads=reads)
+    assert timetable(enough, turns, gpus=gpus, reads=reads).total(turns) <= enough * 1.0001
     found = timetable(seconds, turns, gpus=gpus, reads=reads)
     least = timetable(0, turns, gpus=gpus, reads=reads).total(turns)
     assert found.total(turns) <= max(seconds, max(seconds / 4, 20) + least - 20) + 1e-6

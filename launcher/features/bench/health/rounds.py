@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 MOST_ROUNDS = 15  # enough for 16 nodes; with more nodes, each is measured with this many others only
 _JOIN = 20.0  # minimum of seconds to allow for starting the container and importing torch
+_JOINING = 0.25  # share of the time for it
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def timetable(seconds: float, turns: int, *, gpus: bool, reads: bool, model: boo
 
     Each phase has a minimum duration for meaningful results, so a short benchmark takes longer than requested.
     """
-    join = max(_JOIN, 0.25 * seconds)
+    join = max(_JOIN, _JOINING * seconds)
     long = 4.0 if gpus else 1.0  # NCCL needs seconds to initialize
     least = {"local": 2 * long, "read": 1.0 * reads, "pairs": turns * long, "together": long * (turns > 0)}
     shares = {"local": 3.0, "read": 1.5 * reads, "pairs": 6.0 * (turns > 0), "together": 1.0 * (turns > 0)}
@@ -61,4 +62,5 @@ def timetable(seconds: float, turns: int, *, gpus: bool, reads: bool, model: boo
 
 def minutes_needed(turns: int, *, gpus: bool, reads: bool, model: bool = False) -> float:
     """Return the shortest duration in minutes that the benchmark does not exceed."""
-    return math.ceil(timetable(0, turns, gpus=gpus, reads=reads, model=model).total(turns) / 6) / 10
+    shortest = timetable(0, turns, gpus=gpus, reads=reads, model=model).total(turns)
+    return math.ceil(max(shortest, (shortest - _JOIN) / (1 - _JOINING)) / 6) / 10
