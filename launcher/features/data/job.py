@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from launcher.errors import LauncherError
+from launcher.errors import DataFailed, LauncherError
 from launcher.features.data.distribution import DataNode, distribute, has_source
 from launcher.features.data.download import Variables
 from launcher.features.data.locations import Copy, copies, parse_source, root_of
@@ -40,7 +41,13 @@ def bring_data(
         source = replace(parse_source(data.source, here), name=data.name)
         secrets = read_secrets(job, here, os.environ) if source.url else {}
         variables = Variables(job.env, secrets)
-        distributed = distribute(source, nodes, fleet.ssh_config, log, on_progress, variables=variables)
+        try:
+            distributed = distribute(source, nodes, fleet.ssh_config, log, on_progress, variables=variables)
+        except KeyboardInterrupt as stop:
+            names = ",".join(entry.host for entry in job.machines)
+            remains = f"nothing was started; what has come of data {data.name} stays, and the next up goes on with it"
+            remove = f"to remove it: launcher data rm {shlex.quote(source.label)} --nodes {names}"
+            raise stop from stop.__cause__ or DataFailed("", remains, remove)
         if said := distributed.said():
             log(f"data {data.name}: {said}")
         ready = [

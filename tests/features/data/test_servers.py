@@ -20,11 +20,15 @@ from typing import Any, ClassVar
 
 import pytest
 
+from launcher.api.until_started import until_started
 from launcher.errors import DataFailed
 from launcher.features.data import worker
 from launcher.features.data.download import Variables, download
+from launcher.features.data.job import bring_data
 from launcher.features.data.locations import copies, parse_source
+from launcher.job.loader import parse_job
 from launcher.model.progress import no_progress
+from launcher.node.connect import Fleet
 from tests.features.data.test_push import HERE, target
 from tests.features.data.test_url import cache, fetch, remote
 
@@ -406,6 +410,29 @@ def test_a_size_without_room_is_said_before_anything_is_made(tmp_path: Path, siz
             download(source, [node], Variables(), print, no_progress)
         assert copies(node.engine, node.root) == []
         assert [asked[1] for asked in Huge.asked] == ["bytes=0-0"]
+
+
+def test_a_ctrl_c_during_the_download_of_a_job_says_what_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it comes with the first line about the download, of a node that does not reach the server."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root, url = tmp_path / ".launcher" / "data", "http://127.0.0.1:1/x.tar"
+    root.mkdir(parents=True)
+    (root / "first.sh").write_text("""echo '{"end": "unreachable", "why": "no way out"}'; cat >/dev/null""")
+    job = f"name: x\nimage: {{ref: y}}\nnodes: [a]\nrun: {{module: train}}\ndata: {{pets: {{from: '{url}', at: /d}}}}\n"
+    node = target(tmp_path, "a")
+    fleet = Fleet([node.engine], {}, None)
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped, until_started():
+        bring_data(parse_job(job, "job.yaml"), fleet, [node.facts], interrupt, no_progress, tmp_path)
+    assert str(stopped.value) == (
+        "nothing was started; what has come of data pets stays, and the next up goes on with it\n"
+        f"  -> to remove it: launcher data rm {url} --nodes a"
+    )
 
 
 def test_connections_are_kept_and_opened_again(tmp_path: Path) -> None:
