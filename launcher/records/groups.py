@@ -13,6 +13,7 @@ from launcher.job.overrides import short_commit, variant_name
 from launcher.job.scalars import Args, ArgValue, show_duration
 from launcher.model.plan import CODE, Membership, RunId, shortened
 from launcher.model.sizes import counted
+from launcher.naming import first_of
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, created, find, job_of, records
 from launcher.records.sweeps import in_order, is_run_here, not_started
@@ -57,7 +58,7 @@ def begun_by(text: str, known: Sequence[tuple[RunId, Membership | None]], *, exa
     if begun and len(begun) + len(others) > 1:
         what = f"matches {counted(len(begun), 'sweep')}"
         what += f" and {counted(len(others), 'run')}: " if others else ": "
-        raise RunUnknown(text, what + ", ".join([*begun, *others][:_NAMED]), "give more characters of the ID")
+        raise RunUnknown(text, what + first_of([*begun, *others], _NAMED), "give more characters of the ID")
     return begun[0] if begun else None
 
 

@@ -27,11 +27,13 @@ from launcher.model import checked, labels
 from launcher.model.host import cluster_name
 from launcher.model.plan import CODE, Membership, Plan, Revision, RunId, is_run_id, plain
 from launcher.model.runtime import TRAITS, Traits
+from launcher.naming import first_of
 from launcher.records.left_out import LeftOut
 from launcher.records.masking import Masker, hide
 from launcher.records.paths import RUNS, RunPaths, as_shown, not_a_folder, require_folder
 from launcher.records.workdir import SentCode, sent_files
 
+_NAMED = 5  # in a message
 _LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
 REVISION = "revision"  # event: with the fields of Revision
 GROUPED = "group"  # event: with the fields of Membership
@@ -540,7 +542,7 @@ def resolve(text: str | None, known: Sequence[RunId], where: str, started: Seque
     if len(matching) == 1:
         return matching[0]
     if matching:
-        what = f"matches {len(matching)} runs: " + ", ".join(matching[-5:])
+        what = f"matches {len(matching)} runs: {first_of(matching[::-1], _NAMED)}"
         raise RunUnknown(str(text), what, "give more characters of the run ID")
     raise RunUnknown(
         str(text),

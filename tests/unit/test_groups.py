@@ -9,7 +9,7 @@ from launcher.errors import RunUnknown
 from launcher.model.plan import Membership, Revision
 from launcher.records.groups import begun_by, labels, latest_of, select
 from launcher.records.paths import RunPaths
-from launcher.records.store import Record
+from launcher.records.store import Record, resolve
 
 IDS = [f"sweep-20261121-12000{i}-000{i}" for i in range(4)]
 NODE = {"node": "a", "host": "a", "rank": 0, "first_rank": 0, "processes": 1}
@@ -111,3 +111,15 @@ def test_a_beginning_that_means_a_sweep_and_anothers_run_is_refused() -> None:
         begun_by("night-20261128-2000", runs, exactly=True)
     with pytest.raises(RunUnknown, match="matches 1 sweep and 1 run"):
         begun_by("night-20261128-2000", [*runs, ("night-20261128-200005-0002", Membership(earlier, "lr=2"))])
+
+
+def test_of_many_that_match_it_is_said_how_many_are_not_named() -> None:
+    """Six runs of earlier sweeps begin as one sweep does."""
+    later = Membership("night-20261128-200000-bbbb", "lr=1")
+    earlier = [Membership(f"night-20261127-200000-000{index}", "lr=2") for index in range(6)]
+    others = [(f"night-20261128-20010{index}-0000", own) for index, own in enumerate(earlier)]
+    runs = [("night-20261128-200001-0001", later), *others]
+    with pytest.raises(RunUnknown, match=r"matches 1 sweep and 7 runs: .*-200102-0000 and 3 more"):
+        begun_by("night-20261128-200", runs, exactly=True)
+    with pytest.raises(RunUnknown, match=r"matches 7 runs: night-20261128-200105-0000, .*-200101-0000 and 2 more"):
+        resolve("night-20261128-200", [run for run, _ in runs], "runs/")
