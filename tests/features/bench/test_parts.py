@@ -15,6 +15,7 @@ import torch
 from launcher.features.bench.container_scripts import bench_model, bench_parts
 from launcher.features.bench.health import measures
 from tests.gpu import pretend
+from tests.train.runs import digit_tree
 
 SCRIPTS = Path(bench_parts.__file__).parent
 ROOT = SCRIPTS.parents[3]
@@ -82,6 +83,16 @@ def test_the_trainers_model_is_a_program_with_its_reason_on_its_last_line() -> N
     assert found["gradients"] > 4 * 64 * 1000  # its last layer alone
     assert found["passes"] == 3
     assert found["step"] > 0
+
+
+def test_the_classes_of_the_model_are_those_of_the_data(tmp_path: Path) -> None:
+    digit_tree(tmp_path / "digits", 12, 4)
+    (tmp_path / "cifar").mkdir()
+    for name in ("train", "meta"):  # not read
+        (tmp_path / "cifar" / name).touch()
+    kinds = {"synthetic": 1000, str(tmp_path / "digits"): 10, str(tmp_path / "cifar"): 100}
+    kinds |= {str(ROOT / "jobs" / "data" / "digits.tar"): 10, str(tmp_path / "missing"): None, "mine:images": None}
+    assert {data: bench_model.classes_of(data) for data in kinds} == kinds
 
 
 @pytest.mark.parametrize(("most", "size"), [(128, 128), (100_000, 256)])

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config import Config, parse
+from train.data.cifar import find_cifar
+from train.data.open import is_synthetic, open_dataset
 from train.distributed.powersgd import PowerSGD, check_model, sent
 from train.errors import TrainError
 from train.foreign import about_model
@@ -28,7 +31,9 @@ from train.models import configured_model
 from train.precision import choose_precision
 
 MARK = "launcher-measured "
-CLASSES = 1000
+CLASSES = 1000  # where those of the data are not known
+SMALL = 1 << 30  # bytes of a file that is opened for its classes
+CIFAR = {"cifar10": 10, "cifar100": 100}
 SMALLEST = 2  # images: batch norm needs more than one
 ENOUGH = 5  # steps of the whole batch
 RANKS = 1, 2, 4  # of powersgd
@@ -46,6 +51,22 @@ def report(kind: str, value: float, unit: str, of: str = "") -> None:
 def in_bf16(bucket: Any) -> Reduced:
     """Reduce the bucket as --gradient-compression bf16 does."""
     return bf16_compress_hook(None, bucket)  # type: ignore[arg-type]  # None: the default group
+
+
+def classes_of(data: str) -> int | None:
+    """Return how many classes the data has; None if that is not known here, or would take long."""
+    path = Path(data).expanduser()
+    try:
+        if is_synthetic(data):
+            return CLASSES
+        if path.is_file():
+            return len(open_dataset(data).classes) if path.stat().st_size < SMALL else None
+        if (path / "train").is_dir():
+            with os.scandir(path / "train") as found:
+                return sum(each.is_dir() for each in found) or None
+        return CIFAR.get((find_cifar(path) or "").partition(" ")[0])
+    except (TrainError, OSError):
+        return None
 
 
 class Hook:
@@ -68,8 +89,8 @@ class Hook:
 class Steps:
     """Steps of the model on random images."""
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        model = configured_model(config, CLASSES)
+    def __init__(self, config: Config, device: torch.device, classes: int) -> None:
+        model = configured_model(config, classes)
         self._config, self._device = config.settled(about_model(model)), device
         self._precision = choose_precision(config, device)
         self._model = self._precision.cast(model, device).train()
@@ -176,7 +197,13 @@ def main() -> None:
     config, until = parse(sys.argv[1:]), float(os.environ["BENCH_UNTIL"])
     if config.parallel not in ("auto", "ddp"):
         sys.exit(f"the forecast is for --parallel ddp, not {config.parallel}")
-    step = Steps(config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    classes = classes_of(config.data)
+    if classes is None and os.environ.get("LAUNCHER_NODE_RANK", "0") == "0":
+        what = (
+            f"the trainer's model was measured with {CLASSES} classes, as those of --data {config.data} are not known"
+        )
+        print(f"{MARK}{json.dumps({'kind': 'note', 'what': what})}", flush=True)
+    step = Steps(config, torch.device("cuda" if torch.cuda.is_available() else "cpu"), classes or CLASSES)
     report("gradients", sum(each.numel() * each.element_size() for each in step.trained), "B")
     report("passes", config.accumulate, "")
     size, took, compressed = grow(step, config.batch_size, until)

@@ -186,7 +186,7 @@ def _model(options: list[str], seconds: float) -> None:
         if done.returncode:
             why = (done.stderr.decode(errors="replace").strip().splitlines() or ["it crashed"])[-1][:200]
     except subprocess.TimeoutExpired:
-        why = f"it took longer than {seconds:.0f} s: give more --minutes"
+        why = f"it took longer than {seconds:.0f} s; for more time raise --minutes"
     if why:
         report(kind="note", what=f"the trainer's model was not measured: {why}")
 
