@@ -169,6 +169,16 @@ def test_recordings_that_cannot_be_read_are_said_beside_the_rest(over: Over) -> 
     assert over.warned == []
 
 
+def test_the_files_that_a_fix_names_are_the_runs_own(over: Over) -> None:
+    """Who reads result.json has no output above it."""
+    hung, unknown = over.ended((HUNG, 125), ("step 3\n", 143)), over.ended(("step 3\n", 0), (OWN, None))
+    assert hung.failure is not None
+    assert unknown.failure is not None
+    logs = [f"runs/{RUN}/logs/local-{n}.log" for n in range(2)]
+    assert hung.failure.cure.startswith(f"see what was printed last: {logs[0]}, {logs[1]}; raise `hang_timeout`")
+    assert unknown.failure.cure == f"before you use its results, check its output: {logs[1]}"
+
+
 class Mute(LocalMachine):
     """Answers of a node that no one has thought of."""
 

@@ -50,6 +50,7 @@ CASES: dict[str, list[Evidence]] = {
     "hung": [evidence(0, STACK, 125), evidence(1, VICTIM)],
     "hung, before an error": [evidence(0, STACK, 125, finished=9.0), evidence(1, OWN, finished=8.0)],
     "hung, without stacks": [evidence(0, HUNG, 125)],
+    "hung, a command of the user's own": [with_(evidence(0, STACK, 125), log=HUNG + STACK, rank_logs={})],
     "hung, one rank waits for another": [evidence(0, WAITS, 125), evidence(1, STACK, 143)],
     "hung, all are importing": [evidence(0, STACK.replace("/workspace/code/", "<frozen importlib._bootstrap>"), 125)],
     "hung, at a breakpoint": [evidence(0, WAITS, 125), AT_BREAKPOINT],

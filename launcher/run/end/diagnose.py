@@ -20,6 +20,7 @@ from launcher.container_scripts.words import (
     lost_peer,
 )
 from launcher.hangs.report import OTHERS_WAIT
+from launcher.naming import first_of
 from launcher.run.end.evidence import Evidence
 from launcher.run.result import Failure
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
@@ -33,6 +34,9 @@ _REPORTED = re.compile(r"\brank\s*:\s*(\d+)(?:[^\[]{0,300}?\bexitcode\s*:\s*(-?\
 _NAMES = "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM"
 _SIGTERM = 15
 _SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), start=1)}
+
+LOGS = "runs/RUN/logs/"  # in a fix, in place of the run's own
+_NAMED = 2  # files in a fix
 
 _OWN_CODES = (TIMEOUT_CODE, HANG_CODE)  # of the entry script
 
@@ -225,14 +229,18 @@ def failure_of_hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
         what += f"; {OTHERS_WAIT} " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lagging)
     elif ranks := _lingering(evidence, stacks.keys()):
         what += f"; {ranks} did not exit, although all other ranks had exited with code 0"
-    stacks_text = "\n".join(f"rank {rank} on {nodes[rank]}: {stack}" for rank, stack in stacks.items())
-    fix = "see the stacks of the ranks above; raise `hang_timeout` if such a pause is normal"
+    stood = [f"rank {rank} on {nodes[rank]}: {stack}" for rank, stack in stacks.items()]
+    if not logs:  # a command of the user's own
+        stood = [f"on {e.node.name}: {stack}" for e in evidence if (stack := last_stack(e.log))]
+    files = first_of([f"{LOGS}{e.node.name}.log" for e in evidence], _NAMED)
+    where = "where each process stood" if stood else "what was printed last"
+    fix = f"see {where}: {files}; raise `hang_timeout` if such a pause is normal"
     if debugged:
         fix = "follow the run (launcher logs) while a rank is debugged, or raise `hang_timeout`"
     elif stacks and all(map(_importing, stacks.values())):
         what = f"{what}; its ranks were still importing"
         fix = "raise `hang_timeout` if the first import from this disk takes that long"
-    return Failure(first.node.name, None, HANG_CODE, what, fix, stacks_text)
+    return Failure(first.node.name, None, HANG_CODE, what, fix, "\n".join(stood))
 
 
 def _stood(text: str) -> str:

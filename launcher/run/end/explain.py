@@ -115,9 +115,8 @@ def unrecorded(run: EndedRun) -> Failure | None:
     if run.failed or unknown is None or (run.missing and diagnose.is_victim(unknown)):
         return None
     what = "ended without a record of its exit code, so it is unknown whether its program was successful"
-    return Failure(
-        unknown.node.name, None, None, what, "before you use its results, check its output: launcher logs", ""
-    )
+    fix = f"before you use its results, check its output: {diagnose.LOGS}{unknown.node.name}.log"
+    return Failure(unknown.node.name, None, None, what, fix, "")
 
 
 def missing_node(run: EndedRun) -> Failure | None:
@@ -263,10 +262,11 @@ def reboot(failure: Failure, run: EndedRun, attached: Attached) -> Failure:
 
 
 def own_command(failure: Failure, _run: EndedRun, attached: Attached) -> Failure:
-    """Name the run's own command in the fix."""
-    if resumable.COMMAND not in failure.cure:
-        return failure
-    return replace(failure, cure=failure.cure.replace(resumable.COMMAND, attached.record.resume_command))
+    """Name the run's own command and files in the fix."""
+    cure = failure.cure.replace(diagnose.LOGS, f"runs/{attached.record.run}/logs/")
+    if resumable.COMMAND in cure:
+        cure = cure.replace(resumable.COMMAND, attached.record.resume_command)
+    return replace(failure, cure=cure)
 
 
 @dataclass(frozen=True)
