@@ -158,6 +158,9 @@ def _name_budget(names: Sequence[str], of: int) -> None:
 def _name_away(rows: Sequence[TagRow], names: Sequence[str]) -> None:
     """Name the runs whose end is not recorded here: there may be more of their curves on their nodes."""
     if away := [f"{row.label} ({row.state})" for row in rows if row.away]:
+        missing = {row.run for row in rows if row.away}
+        if len(names) > 1:
+            names = [name for name in names if any(record.run in missing for record, _ in select([name]))]
         fetch = " && ".join(shlex.join(["launcher", "fetch", *one]) for one in ([[name] for name in names] or [[]]))
         terminal.note(
             f"the end of these is not recorded here, and their figures are as fetched last: {', '.join(away)}"

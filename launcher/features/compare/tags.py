@@ -79,8 +79,8 @@ def by_tag(
     if tag not in known:
         near = get_close_matches(tag, known, _NAMED, 0.4) or known[:_NAMED]
         fix = f"tags of these runs: {', '.join(near)}" if near else "they have no curves: launcher status"
-        if away := [row.run for row in rows if row.away]:
-            fix += f"; those of {len(away)} of them may not be here yet: launcher fetch {away[0]}"
+        if away := [f"launcher fetch {row.run}" for row in rows if row.away]:
+            fix += f"; those of {len(away)} of them may not be here yet: {' && '.join(away)}"
         raise UsageError(f"{option} {tag}", "no run has this tag", fix)
     found = []
     for row, paths in zip(rows, roots, strict=True):

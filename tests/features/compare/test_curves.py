@@ -277,14 +277,17 @@ def test_runs_whose_end_is_not_recorded_are_asked_for_and_not_ignored_silently(n
     assert "best: lr=0.1 (removed), acc/val 0.6 at step 1\n" in printed
     assert "not compared, as this curve of them is not here: lr=9\n" in printed
     assert "as fetched last: lr=0.1 (removed), lr=9 (removed)\nto fetch them: launcher fetch night\n" in printed
+    names = [f"night-20261128-20000{index}" for index in range(3)]
+    printed = call("compare", *names, "--by", "acc/val")[1]
+    assert f"to fetch them: launcher fetch {names[0]} && launcher fetch {names[2]}\n" in printed
     ledger = json.loads(call("compare", "night", "--json")[1])
     assert [row["state"] for row in ledger] == ["removed", "done", "removed"]
     assert [row["collected"] for row in ledger] == [False, True, False]
     for file in (night / "runs").rglob("*tfevents*"):
         file.unlink()
     assert (
-        "2 of them may not be here yet: launcher fetch night-20261128-200000-0000"
-        in call("compare", "--by", "acc/val")[1]
+        "2 of them may not be here yet: launcher fetch night-20261128-200000-0000 && "
+        "launcher fetch night-20261128-200002-0002\n" in call("compare", "--by", "acc/val")[1]
     )
 
 
