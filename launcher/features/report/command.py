@@ -85,6 +85,7 @@ def report(
         log(f"warning: {note}")
     if not json:
         _show(packed)
+    earlier = ", in place of an earlier one" if Path(f"{name}.tar.gz").exists() else ""
     size = _write(Path(f"{name}.tar.gz"), name, packed)
     if json:
         files = [{"name": part.name, "bytes": len(part.text.encode()), "why": part.why} for part in packed]
@@ -94,7 +95,7 @@ def report(
         f"{old} is {new}" for old, new in mask.pseudonyms.items() if new in everything and "address" not in new
     ]:
         log(f"in the report, {first_of(renamed, _NAMED)}")
-    log(f"wrote {name}.tar.gz ({size_text(size)}); nothing was sent; look at it with: tar tzvf {name}.tar.gz")
+    log(f"wrote {name}.tar.gz ({size_text(size)}){earlier}; nothing was sent; look at it with: tar tzvf {name}.tar.gz")
 
 
 def _run(

@@ -165,6 +165,12 @@ def test_long_logs_and_many_files_are_cut(project: Path) -> None:
     assert sum(map(len, found.values())) < 1 << 20
 
 
+def test_an_earlier_archive_is_not_replaced_without_a_word(project: Path) -> None:
+    printed = [call("report", ID, "--offline")[1] for _ in range(2)]
+    assert [", in place of an earlier one; nothing was sent" in text for text in printed] == [False, True]
+    assert len([*project.glob("launcher-report-*")]) == 1
+
+
 @pytest.mark.timeout(300)
 def test_names_and_addresses_of_nodes_are_replaced(bed_cli: Cli, bed: Bed) -> None:
     job = bed_cli.job(**bed_job(run={"command": ["sh", "-c", "hostname; cat /etc/hosts"]}))
