@@ -74,6 +74,9 @@ def require_data_url(text: str) -> str:
     found = _URL.fullmatch(text)
     if len(text) > LONGEST_URL:
         raise BadValueError(f"expected a URL of at most {LONGEST_URL:,} characters, not {len(text):,}")
+    if "#" in text:
+        known = "write %23 if it belongs to the name" if text.startswith("http") else "a name with # cannot be given"
+        raise BadValueError(f"a # is not part of a file's URL: {known}")
     if found is None or "::" in text or not text.isprintable():
         raise BadValueError(
             f"expected KIND://PLACE/NAME in lower case, such as s3://bucket/imagenet.tar, not {show(text)}"

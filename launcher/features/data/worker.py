@@ -39,6 +39,24 @@ _NO_PYTHON = "launcher: no python"
 _FIND = f"""
 for p in python3 python; do command -v "$p" >/dev/null && exec "$p" -c "$0"; done; echo '{_NO_PYTHON}' >&2; exit 3
 """
+# What to do after each end of a process, where that is known
+FIXES = {
+    "room": "free some space: launcher data rm, or set data_root in your settings file",
+    "changed": "make sure that no program writes to the data, then try again: data already sent is kept",
+    "replaced": "try again when nobody writes it there: the download starts anew",
+    "lost": "open the ephemeral TCP ports between the nodes: firewall, security group",
+    "package": "install it here with pip, or in the nodes' image: `image: {packages: [NAME]}` in the job",
+    "denied": "give the download its credentials: `secrets` of the job, or data push --env NAME; see docs/data.md",
+    "silent": "check the connection to the node, then try again: what was sent is kept",
+    "unreachable": "check the URL, and the network of the nodes and of this machine",
+    "cut": "try again: what has come is kept",
+    "busy": "try again later: what has come is kept",
+    "absent": "check the URL; copies on nodes stay until launcher data rm: to list them, launcher data ls --nodes A,B",
+    "differs": "try again; if it differs again, the file there and its checksum do not belong together",
+    "wrong": "download it yourself, and give its path",
+    "redirected": "check the URL: curl -LI URL shows where it leads",
+    "status": "check the URL",
+}
 _NO_PYTHON_FIX = "use an image with Python 3.8 or later (--image), or copy the data with rsync and use `mounts`"
 
 
@@ -178,16 +196,6 @@ def failure(node: str, message: Mapping[str, Any]) -> DataFailed:
     if disk.is_full(why):
         found = disk.full(disk.DATA, why)
         return DataFailed(node, found.what, f"{found.fix}, `launcher data rm` old data")
-    fixes = {
-        "room": "free some space: launcher data rm, or set data_root in your settings file",
-        "changed": "make sure that no program writes to the data, then try again: data already sent is kept",
-        "replaced": "try again when nobody writes it there: the download starts anew",
-        "lost": "open the ephemeral TCP ports between the nodes: firewall, security group",
-        "package": "install it here with pip, or in the nodes' image: `image: {packages: [NAME]}` in the job",
-        "denied": "give the download its credentials: `secrets` of the job, or data push --env NAME; see docs/data.md",
-        "silent": "check the connection to the node, then try again: what was sent is kept",
-        "unreachable": "check the URL, and the network of the nodes and of this machine",
-    }
     if ("certificate" in why and message.get("end") == "lost") or "RequestTimeTooSkewed" in why:  # the latter: S3
         return DataFailed(node, why, "compare the clocks of the nodes and of this machine: date -u")
-    return DataFailed(node, why, fixes.get(message.get("end", ""), ""))
+    return DataFailed(node, why, FIXES.get(message.get("end", ""), ""))

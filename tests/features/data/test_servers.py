@@ -169,20 +169,33 @@ WRONG: dict[str, tuple[Callable[[Server, int, int], None], str]] = {
     ),
     "longer, as announced": (lambda s, a, b: s.send(206, named(a, b), BODY[a:b] + b"?"), r"bytes, it sends \d+"),
     "without an end": (endless, "bytes, it sends more"),
-    "shorter than announced": (shorter, r"no answer: ConnectionError: the connection ended after \d+ of"),
+    "shorter than announced": (shorter, r"^the connection ended after \d+ of \d+ bytes; asked 5 times in \d+ s$"),
     "shorter, as announced": (lambda s, a, b: s.send(206, named(a, b), BODY[a : b - 1]), r"bytes, it sends \d+"),
     "compressed": (
         lambda s, a, b: s.send(206, {**named(a, b), "Content-Encoding": "gzip"}, gzip.compress(BODY[a:b], 1)),
         r"sends the file compressed \(gzip\)",
     ),
-    "headers that never end": (drip, "no answer: TimeoutError: less than 16 KiB in 0 s"),
+    "headers that never end": (drip, "no answer: TimeoutError: less than 16 KiB in 0 s; asked 2 times in "),
     "another length": (
         lambda s, a, b: s.send(206, named(a, b, SIZE + len(s.asked)), BODY[a:b]),
         "changed during the download",
     ),
     "416": (lambda s, a, b: s.send(416, {"Content-Range": f"bytes */{SIZE}"}), "416 Requested Range Not Satisfiable"),
     "another file": (lambda s, a, b: s.send(206, {**named(a, b), "ETag": '"two"'}, BODY[a:b]), "changed during"),
+    "503": (lambda s, a, b: s.send(503, {}), r"503 Service Unavailable; asked 5 times in \d+ s"),
+    "404": (lambda s, a, b: s.send(404, {}), "no such file or folder in the store"),
+    "400": (lambda s, a, b: s.send(400, {}), "400 Bad Request"),
     "redirects without an end": (redirected, "it redirects more than 10 times"),
+}
+
+
+FIXES = {
+    "shorter than announced": "try again: what has come is kept",
+    "headers that never end": "try again: what has come is kept",
+    "503": "try again later",
+    "404": "check the URL; copies on nodes stay",
+    "400": "check the URL",
+    "redirects without an end": "check the URL: curl -LI",
 }
 
 
@@ -192,8 +205,10 @@ def test_a_wrong_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     if name == "headers that never end":
         monkeypatch.setattr(remote, "SILENCE", 0.4)
         monkeypatch.setattr(fetch, "TRIES", 2)
-    with served(parts_of(change)) as url, pytest.raises(fetch.FetchError, match=says):
+    with served(parts_of(change)) as url, pytest.raises(fetch.FetchError, match=says) as error:
         Fetched(f"{url}/x.tar", tmp_path)
+    fix = FIXES.get(name, "try again" if "changed" in says else "download it yourself, and give its path")
+    assert worker.failure("a", {"end": error.value.end, "why": str(error.value)}).next_step.startswith(fix)
     assert [*tmp_path.glob("copies/*")] == []
     assert ([*tmp_path.glob("partial/*")] != []) == (name == "the beginning for any range"), "which the first one is"
 
@@ -224,7 +239,7 @@ def test_memory_is_bounded_whatever_is_sent(tmp_path: Path) -> None:
                     status = Path(f"/proc/{process._stream._process.pid}/status")  # type: ignore[attr-defined]  # noqa: SLF001
                     if peak := re.search(r"VmHWM:\s+(\d+) kB", status.read_text()):
                         assert int(peak[1]) < 200_000
-                assert message["end"] == "failed"
+                assert message["end"] == "wrong"
 
 
 class NoRanges(SimpleHTTPRequestHandler):
@@ -317,8 +332,12 @@ def test_the_checksum_that_a_server_offers_is_compared(tmp_path: Path, name: str
     with served(kind) as url:
         found = Fetched(f"{url}/x.tar", tmp_path / "right")
     assert (found.bytes == BODY, found.download.unchecked) == (True, 0)
-    with served(Shifted) as url, pytest.raises(fetch.FetchError, match=f"differs from its {called} in the store"):
+    with (
+        served(Shifted) as url,
+        pytest.raises(fetch.FetchError, match=f"differs from its {called} in the store") as error,
+    ):
         Fetched(f"{url}/x.tar", tmp_path / "wrong")
+    assert error.value.end in worker.FIXES
     assert [*(tmp_path / "wrong").glob("*/*")] == [], "what is discarded is gone"
 
 

@@ -332,6 +332,8 @@ def test_what_cannot_be_downloaded_is_said(store: Store, tmp_path: Path, url: st
         ("https://host/a\nb", "expected (KIND://PLACE/NAME|host:/path, a URL)"),
         ("file:///data/x", "file:// is no store"),
         ("s3:///x", "names no server or bucket"),
+        ("https://host/a#b", "a # is not part of a file's URL: write %23 if"),
+        ("s3://bucket/a#b", "a # is not part of a file's URL: a name with # cannot be given"),
         ("zip://a::s3://b/c", "expected KIND://PLACE/NAME"),
     ],
 )

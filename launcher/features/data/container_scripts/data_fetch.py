@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from launcher.features.data.container_scripts import data_http as http
     from launcher.features.data.container_scripts import data_remote as remote
     from launcher.features.data.container_scripts import data_store as store
     from launcher.features.data.container_scripts import data_tree as tree
     from launcher.features.data.container_scripts.data_remote import Remote
     from launcher.features.data.container_scripts.data_store import FetchError
 else:
+    import data_http as http
     import data_remote as remote
     import data_store as store
     import data_tree as tree
@@ -61,6 +63,7 @@ class Download:
         except (ImportError, ValueError) as error:
             needed = remote.PACKAGES.get(kind, "fsspec and its package for such a store")
             raise FetchError("package", f"{kind}:// needs {needed}: {error}") from None
+        self._found: dict[str, Remote] = {}
         self.unchecked = 0  # files without a checksum of the store
 
     def listed(self) -> dict[str, Any]:
@@ -209,14 +212,14 @@ class Download:
             self.unchecked += 1
         elif digest.hexdigest() != expected:
             mine.discard(index)
-            raise FetchError("failed", f"{name} differs from its {kind} in the store; what was fetched is discarded")
+            raise FetchError("differs", f"{name} differs from its {kind} in the store; what was fetched is discarded")
 
     def _ask(self, request: Callable[[], T], *, first: bool = False) -> T:
         return self._asked(request, FIRST_TRIES if first else TRIES)
 
     def _asked(self, request: Callable[[], T], tries: int = 0) -> T:
         """Return the store's answer to a request, tried again if it is busy or silent. Raises FetchError."""
-        number = 1
+        number, began = 1, time.monotonic()
         while True:
             try:
                 return request()
@@ -227,7 +230,11 @@ class Download:
                 final = status not in TRANSIENT or (not status and isinstance(_cause(error), FINAL))
                 most = TRIES if status or not tries else tries
                 if final or number == most or asked_for > LONGEST_PAUSE:
-                    raise self._error(error, status, asked_for) from None
+                    made = self._error(error, status, asked_for)
+                    if number > 1:
+                        often = f"asked {number} times in {time.monotonic() - began:.0f} s"
+                        made = FetchError(made.end, f"{made}; {often}")
+                    raise made from None
             time.sleep(max(asked_for, PAUSE * 2 ** (number - 1)))
             number += 1
 
@@ -238,12 +245,14 @@ class Download:
         if status in (401, 403) or isinstance(cause, PermissionError) or "Credentials" in type(cause).__name__:
             return FetchError("denied", f"the store refuses: {f'{status} ' if status else ''}{text}")
         if status == 404 or isinstance(cause, FileNotFoundError):
-            return FetchError("failed", "no such file or folder in the store")
+            return FetchError("absent", "no such file or folder in the store")
         if asked_for > LONGEST_PAUSE:
-            return FetchError("failed", f"the store asks to wait for {asked_for:.0f} s ({status})")
+            return FetchError("busy", f"the store asks to wait for {asked_for:.0f} s ({status})")
         if status or isinstance(cause, FINAL):
-            return FetchError("failed", f"{status} {text}".strip("0 "))
-        return FetchError("unreachable", f"no answer: {type(cause).__name__}: {text}")
+            end = "busy" if status in TRANSIENT else "wrong" if status == 416 else "status"
+            return FetchError(end if status else "failed", f"{status} {text}".strip("0 "))
+        said = text if isinstance(cause, http.CutError) else f"no answer: {type(cause).__name__}: {text}"
+        return FetchError("cut" if self._found else "unreachable", said)
 
 
 class _Crc32:

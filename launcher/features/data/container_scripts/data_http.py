@@ -36,6 +36,14 @@ class WrongError(Exception):
     """The server's answer is not what was asked for. The message is shown to the user."""
 
 
+class RedirectError(WrongError):
+    """It leads to no file."""
+
+
+class CutError(ConnectionError):
+    """A part of an answer, and then the end. The message is shown to the user."""
+
+
 class ReplacedError(Exception):
     """The file is no longer the one that was looked at."""
 
@@ -164,13 +172,13 @@ class Web:
             finally:
                 answer.close()
             return
-        raise WrongError(f"it redirects more than {REDIRECTS} times")
+        raise RedirectError(f"it redirects more than {REDIRECTS} times")
 
     def _asked(self, method: str, url: str, headers: Mapping[str, str]) -> _WebAnswer:
         """Send a request; a kept connection that its server has closed meanwhile is opened again."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise WrongError(f"it redirects to {parts.scheme}://, which is no web server")
+            raise RedirectError(f"it redirects to {parts.scheme}://, which is no web server")
         kept = self._kept.__dict__.setdefault("connections", {})
         connection = kept.pop(_origin(url), None)
         if connection is not None:
@@ -310,7 +318,7 @@ class _WebAnswer:
             raise WrongError(f"it answers with the status {self.status}")
         length = self.get("Content-Length")
         if not re.fullmatch("[0-9]{1,20}", length):
-            raise WrongError("it does not tell the file's size: download it yourself, and give its path")
+            raise WrongError("it does not tell the file's size")
         return int(length), length == "0"
 
     def _range(self) -> str:
@@ -349,7 +357,7 @@ class _WebAnswer:
             while left:
                 data = self._response.read1(min(left, BUFFER))
                 if not data or self._late:
-                    raise ConnectionError(f"the connection ended after {size - left} of {size} bytes")
+                    raise CutError(f"the connection ended after {size - left} of {size} bytes")
                 left -= len(data)
                 self._received += len(data)
                 yield data

@@ -36,7 +36,8 @@ def replaced() -> FetchError:
 
 
 def wrong(what: object) -> FetchError:
-    return FetchError("failed", f"the server's answer is wrong: {what}")
+    end = "redirected" if isinstance(what, http.RedirectError) else "wrong"
+    return FetchError(end, f"the server's answer is wrong: {what}")
 
 
 class Remote(NamedTuple):
@@ -94,7 +95,7 @@ class RemoteStore:
 
     def _remote(self, path: str, info: dict[str, Any]) -> Remote:
         if info.get("size") is None:
-            raise FetchError("failed", "the store does not tell its size: download it yourself, and give its path")
+            raise FetchError("wrong", "the store does not tell its size")
         return Remote(path, int(info["size"]), self._mark(info))
 
     def _mark(self, info: dict[str, Any]) -> str:
@@ -122,7 +123,7 @@ class RemoteStore:
                 file.seek(start)
                 data = file.read(end - start)
         if len(data) != end - start:
-            raise OSError(f"sent {len(data)} bytes of {end - start}")
+            raise http.CutError(f"sent {len(data)} bytes of {end - start}")
         return data
 
     def stream(self, remote: Remote) -> Iterator[bytes]:
@@ -254,7 +255,7 @@ async def _exactly(body: Any, size: int) -> bytes:
     if len(data) > size:
         raise wrong(f"asked for {size} bytes, it sends more")
     if len(data) < size:
-        raise OSError(f"sent {len(data)} bytes of {size}")
+        raise http.CutError(f"sent {len(data)} bytes of {size}")
     return bytes(data)
 
 

@@ -64,7 +64,7 @@ class NoRoomError(Exception):
 
 
 class FetchError(Exception):
-    """A download that ends: `package`, `unreachable`, `denied`, `replaced` or `failed`. The message is shown."""
+    """A download that ends, as worker.FIXES has it, or `failed`. The message is shown."""
 
     def __init__(self, end: str, why: str) -> None:
         super().__init__(why)
