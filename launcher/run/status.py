@@ -161,7 +161,7 @@ def run_status(attached: Attached) -> RunStatus:
     return RunStatus(
         run=attached.record.run,
         state=state.value,
-        progress=training_progress([line for line in lines if line and line.get("kind") == "step"]),
+        progress=training_progress([line for line in lines if line]),
         nodes=(*(_in_generation(answer.row, generation) for answer in answers), *away),
         world=generation,
         result=result,

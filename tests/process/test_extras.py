@@ -70,6 +70,14 @@ def test_metrics_that_cannot_be_recorded_are_a_warning(project: Path, code: int)
     assert (left(run) == []) is bool(code)
 
 
+def test_steps_of_a_program_need_no_kind(project: Path) -> None:
+    """Of the lines of a program of one's own, those with a step are its progress, as `up` shows it."""
+    lines = '{"step": 7, "loss": 0.5}\\n{"kind": "mine", "step": 9}\\n{"accuracy": 1}\\n'
+    with up(f"printf '{lines}' > \"$LAUNCHER_OUTPUT/metrics.jsonl\"", []) as run:
+        run.wait()
+        assert run.status().to_dict()["progress"] == {"step": 7, "loss": 0.5, "eta": None}
+
+
 class Broken(Files):
     """After the run: answers of a node that no one has thought of."""
 
