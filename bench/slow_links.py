@@ -118,7 +118,7 @@ def _forecast(caller: Caller, job: str, minutes: float) -> dict[str, Any]:
     if not bench.get("forecast"):
         print(f"no forecast: {bench.get('notes')} {errors[-1000:]}", flush=True)
         return {}
-    last = bench["forecast"][-1]
+    last = next(each for each in reversed(bench["forecast"]) if not each["without"])
     alone, link = bench["work"]["alone"], last["bandwidth"]
     ratio = last["reduction"] / ((1 - FORWARD) * alone)
     print(

@@ -52,7 +52,7 @@ class Compressed:
 class TrainingStep:
     """A step. gradients: bytes. alone: its seconds on one node, if known. passes: forward and backward passes in it,
     after the last of which the gradients are summed. workers: of a node. compressed: what is known of the trainer's
-    model.
+    model. compression: the name of the one that the job has.
     """
 
     gradients: float
@@ -60,6 +60,7 @@ class TrainingStep:
     passes: int = 1
     workers: int = 1
     compressed: tuple[Compressed, ...] = ()
+    compression: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class Way:
 @dataclass(frozen=True)
 class Forecast:
     """Steps on the first `nodes` nodes. link, bandwidth (Gb/s): the slowest of their ring. Speeds: multiples of one
-    node's, in samples per second. ways: the first changes nothing, and `step` and `speed` are its. without: of all
-    nodes but this one, without which they are faster.
+    node's, in samples per second. ways: the first is plain; `step` and `speed` are those of the job's own. without: of
+    all nodes but this one, without which they are faster.
     """
 
     nodes: int
@@ -177,7 +178,8 @@ def _forecast(work: TrainingStep, nodes: int, link: tuple[str, str], gigabits: f
         return base
     found = tuple(ways(work, nodes, bandwidth, latency))
     enough = _bytes_within((1 / WORTH - 1) * work.alone, nodes * work.workers, bandwidth, latency)
-    return replace(base, step=found[0].step, speed=found[0].speed, enough=enough, ways=found)
+    own = next((way for way in found if way.name == work.compression), found[0])
+    return replace(base, step=own.step, speed=own.speed, enough=enough, ways=found)
 
 
 def ways(work: TrainingStep, nodes: int, bandwidth: float, latency: float) -> Iterator[Way]:
@@ -254,10 +256,10 @@ def lines(found: Sequence[Forecast], work: TrainingStep) -> Iterator[str]:
             then = f"{each.nodes} nodes are faster than one if its steps take more than {seconds_text(each.least)}"
             yield f"{_needs(each, size)}: {then} (--step SECONDS)"
         return
-    own = seconds_text(work.alone)
+    own, sent = seconds_text(work.alone), f", sent as {work.compression}" if work.compression else ""
     if found:
         speeds = [f"{each.nodes} nodes: {_times(each.speed)}{' of one' * (each is found[0])}" for each in found]
-        yield f"{'; '.join(speeds)} ({size} of gradients, steps of {own} on one node)"
+        yield f"{'; '.join(speeds)} ({size} of gradients{sent}, steps of {own} on one node)"
     for each in found[-1:]:
         if each.speed is not None and each.speed < WORTH * each.nodes:
             verdict = "slower than one machine" if each.speed < 1 else f"{_times(each.speed)} of one machine"

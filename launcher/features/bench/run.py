@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from launcher.errors import ImageUnfit, LauncherError, NodeUnfit
@@ -162,6 +163,8 @@ def bench(
     found = _judge(selected, measured)
     most = max(workers(job, len(chosen)) for _, chosen in selected.nodes.values())
     work = work_of(found.measures, given.gradients, given.step, most)
+    if work is not None and (name := _compression(job)) in [each.name for each in work.compressed]:
+        work = replace(work, compression=name)
     expected = forecasts(found.nodes, found.measures, work) if work else ()
     return replace(found, seconds=time.monotonic() - started, work=work, forecast=expected)
 
@@ -282,6 +285,13 @@ def _precision(job: Job) -> str:
     args = job.run.args
     wanted = args.get("amp", "bf16") if isinstance(args, Mapping) else "bf16"
     return wanted if wanted in ("bf16", "fp16", "none") else "bf16"
+
+
+def _compression(job: Job) -> str:
+    """Return the trainer's --gradient-compression; "" if it is not given."""
+    argv = argv_of(job.run.args)
+    named = [value for option, value in pairwise(argv) if option == "--gradient-compression"]
+    return named[-1] if named else ""
 
 
 def _gpu_names(planned: NodePlan, node: NodeFacts) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -143,6 +144,16 @@ def test_each_way_of_the_trainer_is_a_row_and_the_smallest_change_is_named() -> 
 )
 def test_the_smallest_change_depends_on_the_link(gigabits: float, advised: str) -> None:
     assert advised in text(2, links(gigabits), trained(3.0 if gigabits < 0.1 else 0.5))[-1]
+
+
+def test_what_the_job_does_already_is_forecast_and_not_advised() -> None:
+    own = replace(trained(1.0), compression="powersgd:4")
+    assert text(2, links(0.1), own) == [
+        "2 nodes: 1.7x of one (102 MB of gradients, sent as powersgd:4, steps of 1 s on one node)"
+    ]
+    less = replace(own, compression="bf16")
+    assert "sent as bf16" in text(2, links(0.1), less)[0]
+    assert text(2, links(0.1), less)[-1].startswith("-> gradient_compression: powersgd:4 in run.args")
 
 
 def test_where_no_way_is_worth_it_the_fastest_is_named() -> None:
