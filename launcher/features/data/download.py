@@ -5,6 +5,7 @@ Then the copy there is a source like any other.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from launcher.node.process.engine import ProcessEngine
 from launcher.records.masking import Masker
 
 HERE = "this machine"
+PATIENCE = 15.0  # seconds without a word of the store before that is said
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,15 @@ def _look(place: _Place, source: DataSource, variables: Variables, log: Log) -> 
 
 def _until(process: Worker, key: str, log: Log, on_progress: OnProgress | None = None) -> Mapping[str, Any]:
     """Return the first message with this key, or the last one."""
+    say_at = time.monotonic() + PATIENCE if key == "state" else math.inf
     while True:
         message = process.report(1.0) or {}
         if "listed" in message:
+            say_at = math.inf
             log(StatusLine(process.node, f"{message['listed']:,} files listed"))
+        elif time.monotonic() > say_at and not message.keys() & {key, "end"}:
+            log(f"{process.node}: the store has not answered yet")
+            say_at = math.inf
         if "note" in message:
             log(f"{process.node}: {message['note']}")
         if key in message or "end" in message:

@@ -22,6 +22,7 @@ import pytest
 
 from launcher.api.until_started import until_started
 from launcher.errors import DataFailed
+from launcher.features.data import download as download_
 from launcher.features.data import worker
 from launcher.features.data.download import Variables, download
 from launcher.features.data.job import bring_data
@@ -429,6 +430,24 @@ def test_a_size_without_room_is_said_before_anything_is_made(tmp_path: Path, siz
             download(source, [node], Variables(), print, no_progress)
         assert copies(node.engine, node.root) == []
         assert [asked[1] for asked in Huge.asked] == ["bytes=0-0"]
+
+
+def test_a_silent_server_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    said = threading.Event()
+
+    class Silent(Server):
+        def part(self, start: int, end: int) -> None:
+            said.wait(60)
+            super().part(start, end)
+
+    def log(text: str) -> None:
+        assert text == "a: the store has not answered yet"
+        said.set()
+
+    monkeypatch.setattr(download_, "PATIENCE", 0.0)
+    with served(Silent) as url:
+        download(parse_source(f"{url}/x.tar", Path()), [target(tmp_path, "a")], Variables(), log, no_progress)
+    assert said.is_set()
 
 
 def test_a_ctrl_c_during_the_download_of_a_job_says_what_remains(
