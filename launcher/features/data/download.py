@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import os
+import posixpath
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from launcher.errors import DataFailed, LauncherError
 from launcher.features.data import worker
@@ -108,7 +110,7 @@ def download(
         look.process.send({})
         end = _until(look.process, "end", log, on_progress)
         if end["end"] != "whole":
-            raise _failed(look, source, end)
+            raise _failed(look, source, end, places)
         received = look.process.counted["received"]
     path = copy_path(look.place.root, end["content"], single)
     found = replace(source, host=look.place.host, path=path, state=state, content=end["content"])
@@ -157,7 +159,7 @@ def _reach(source: DataSource, places: Sequence[_Place], variables: Variables, l
         best = _look(_here(), source, variables, log)
         opened.callback(best.process.close)
     if best.end:
-        raise _failed(best, source, best.message)
+        raise _failed(best, source, best.message, places)
     return best
 
 
@@ -196,9 +198,24 @@ def _until(process: Worker, key: str, log: Log, on_progress: OnProgress | None =
             raise DataFailed(process.node, f"did not respond for {SILENCE:.0f} s", "check the load of the node")
 
 
-def _failed(look: _Look, source: DataSource, message: Mapping[str, Any]) -> DataFailed:
+def _failed(look: _Look, source: DataSource, message: Mapping[str, Any], places: Sequence[_Place]) -> DataFailed:
     error = failure(look.place.node, {**message, "why": f"{source.url}: {message.get('why', 'it exited early')}"})
+    if message.get("end") not in ("room", "replaced") and (instead := _instead(source, places)):
+        return DataFailed(error.where, error.what, "; or ".join(filter(None, (error.next_step, instead))))
     if look.place.host or message.get("end") != "room":
         return error
     fix = f"free some space: launcher data rm; or choose another disk for {look.place.root}: export XDG_CACHE_HOME"
     return DataFailed(error.where, error.what, fix)
+
+
+def _instead(source: DataSource, places: Sequence[_Place]) -> str:
+    """Return how to use a whole copy without asking the store; "" if there is none, or its file's name is unknown."""
+    held = [(place, copy) for place in places if (copy := place.whole())]
+    kind, _, rest = source.url.partition("://")
+    if not held or (kind == "hf" and held[0][1].files == 1):
+        return ""
+    place, copy = held[0]
+    path = unquote(urlsplit(source.url).path) if kind.startswith("http") else rest
+    single = posixpath.basename(path) if copy.files == 1 else ""  # "" too for a folder, whose URL ends with /
+    at = f"{place.host}:{copy_path(place.root, copy.name, single)}"
+    return f"give the whole copy of {place.node} instead of the URL: {at}"

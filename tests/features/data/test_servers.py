@@ -432,6 +432,20 @@ def test_a_size_without_room_is_said_before_anything_is_made(tmp_path: Path, siz
         assert [asked[1] for asked in Huge.asked] == ["bytes=0-0"]
 
 
+def test_without_the_store_a_whole_copy_is_named_and_can_be_used(tmp_path: Path, cache: Path) -> None:
+    a, b = target(tmp_path, "a"), target(tmp_path, "b")
+    with served(Server) as url:
+        source = parse_source(f"{url}/a%20b.tar", Path())
+        found, _ = download(source, [b], Variables(), print, no_progress)
+    with pytest.raises(DataFailed) as error:
+        download(source, [a, b], Variables(), print, no_progress)
+    assert error.value.next_step.endswith(f"; or give the whole copy of b instead of the URL: b:{found.path}")
+    assert Path(found.path).read_bytes() == BODY
+    with pytest.raises(DataFailed) as error:
+        download(source, [a], Variables(), print, no_progress)
+    assert "instead of the URL" not in str(error.value)
+
+
 def test_a_silent_server_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     said = threading.Event()
 
