@@ -21,7 +21,7 @@ from launcher.cli.terminal import Reporter
 from launcher.errors import DataFailed, LauncherError, NodesFailed, UsageError
 from launcher.features.data.distribution import DataNode, Distributed, distribute, with_image_of_copy
 from launcher.features.data.download import HERE, Variables, here
-from launcher.features.data.locations import Copy, copies, parse_source, remove, root_of, select
+from launcher.features.data.locations import Copy, copies, parse_source, remove, root_of, select, source_named
 from launcher.features.data.push import verify as verify_copy
 from launcher.image.image_locations import image_store
 from launcher.job.settings import read_settings
@@ -140,7 +140,7 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
     Example: launcher data verify pets --nodes gpu-a,gpu-b
     """
     with _connected(nodes, ssh_config) as fleet:
-        chosen = select(_copies(fleet), which)
+        chosen = select(_copies(fleet), source_named(which, Path.cwd()))
         engines = {engine.node: engine for engine in fleet.engines}
         whole = [copy for copy in chosen if copy.whole]
         for copy in chosen:
@@ -165,7 +165,7 @@ def rm(which: Which, nodes: Nodes, ssh_config: options.SshConfig = None) -> None
     """
     settings = read_settings(os.environ)
     with _connected(nodes, ssh_config) as fleet:
-        chosen = select({**_copies(fleet), **_downloads()}, which)
+        chosen = select({**_copies(fleet), **_downloads()}, source_named(which, Path.cwd()))
         engines = {engine.node: engine for engine in fleet.engines}
 
         def remove_(copy: Copy) -> None:

@@ -139,6 +139,13 @@ def parse_source(text: str, cwd: Path) -> DataSource:
     return DataSource("", str(local.resolve()))
 
 
+def source_named(text: str, cwd: Path) -> str:
+    """Return the source that a path of this machine stands for, whether it still exists or not; other names as is."""
+    if "/" not in text or ":" in text.partition("/")[0]:
+        return text
+    return DataSource("", str(Path(os.path.normpath(cwd / Path(text).expanduser())).resolve())).label
+
+
 def root_of(engine: Engine, settings: Settings, *, copies: bool = True, make: bool = True) -> str:
     """Return the folder of this user's copies on a node. copies: require a local disk. make: create it.
 
@@ -242,7 +249,12 @@ def select(found: Mapping[str, Sequence[Copy]], name: str) -> list[Copy]:
     or the name in a job's `data`. The last two must mean one source: `rm` shall not remove other data.
     """
     every = [copy for each in found.values() for copy in each]
-    exactly = [copy for copy in every if copy.source == name or (len(name) >= SHORTEST and copy.name.startswith(name))]
+    source = _plain(name)
+    exactly = [
+        copy
+        for copy in every
+        if _plain(copy.source) == source or (len(name) >= SHORTEST and copy.name.startswith(name))
+    ]
     if exactly:
         return exactly
     named = [copy for copy in every if name in _names(copy)]
@@ -254,6 +266,11 @@ def select(found: Mapping[str, Sequence[Copy]], name: str) -> list[Copy]:
     if len({copy.source for copy in chosen}) > 1:
         raise UsageError(name, f"selects data of several sources: {sources}", "name one of them")
     return chosen
+
+
+def _plain(source: str) -> str:
+    """Return one spelling of a source: `gpu-a:/pets/` is `gpu-a:/pets`, and a space in a URL is %20."""
+    return source.replace(" ", "%20") if is_url(source) else source.rstrip("/")
 
 
 def _names(copy: Copy) -> set[str]:

@@ -27,6 +27,7 @@ from launcher.features.data.locations import (
     root_of,
     select,
     shared,
+    source_named,
 )
 from launcher.features.data.push import Delivered
 from launcher.job.scalars import LONGEST_URL
@@ -166,6 +167,31 @@ def test_data_is_selected_by_any_of_its_names() -> None:
         ["gpu-a", "aaaaaaaaaaaa", "gpu-a:/data/imagenet.pack"],
         ["gpu-a", "bbbbbbbbbbbb", "gpu-a:/data/pets"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("pushed", "named"),
+    [
+        ("./pets", "./pets"),
+        ("pets/", "./pets/"),
+        ("link", "./link"),
+        ("{}/pets", "sub/../pets"),
+        ("gpu-a:/data/pets/", "gpu-a:/data/pets"),
+        ("https://host/a b.tar", "https://host/a%20b.tar"),
+        ("https://host/a%20b.tar", "https://host/a b.tar"),
+    ],
+)
+def test_data_is_selected_as_its_source_was_written(tmp_path: Path, pushed: str, named: str) -> None:
+    (tmp_path / "pets").mkdir()
+    (tmp_path / "link").symlink_to("pets")
+    source = parse_source(pushed.format(tmp_path), tmp_path).label
+    copy, other = (
+        Copy("a", f"copies/{letter * 64}", of, 1, 1, 1, 1, "") for letter, of in (("a", source), ("b", "x:/y"))
+    )
+    if pushed != "link":
+        (tmp_path / "pets").rmdir()
+    assert select({"a": [other, copy]}, source_named(named, tmp_path)) == [copy]
+    assert source_named("pets", tmp_path) == "pets", "may be a name in a job"
 
 
 def test_a_push_says_what_it_had_to_do() -> None:
