@@ -86,17 +86,22 @@ def _with_discarded(rows: Sequence[RunRow], abandoned: Collection[RunId]) -> lis
 
 
 def runs_on(
-    nodes: Sequence[str], log: Note = print, *, of: str | None = None, ssh_config: str | PathLike[str] | None = None
+    nodes: Sequence[str],
+    log: Note = print,
+    *,
+    of: str | None = None,
+    known: Collection[RunId] = (),
+    ssh_config: str | PathLike[str] | None = None,
 ) -> tuple[list[RunRow], list[LauncherError]]:
     """Return the runs on these nodes, and the errors of nodes that did not list theirs. Those of which only files are
-    left there are said. of: what the user has named; others are not said then.
+    left there are said. of: what the user has named; others are not said then, nor those that the caller knows.
     """
     rows = []
     with connect([(host, host) for host in nodes], None, chosen_config(ssh_config), allow_failures=True) as fleet:
         listing = list_runs(fleet, log)
         warn_of_unsearched(fleet, store.records, log)
         stopped = _why_ended({run: [f.node for f in listing.runs[run]] for run in _ended(listing)}, fleet, listing)
-        for text in _only_files(fleet, listing, of):
+        for text in _only_files(fleet, listing, of, known):
             log(text)
     for run, found in listing.runs.items():
         states, labels = [f.state for f in found], found[0].labels
@@ -111,10 +116,10 @@ def runs_on(
     return rows, [*listing.failed.values()]
 
 
-def _only_files(fleet: Fleet, listing: RunListing, of: str | None) -> Iterator[str]:
+def _only_files(fleet: Fleet, listing: RunListing, of: str | None, known: Collection[RunId]) -> Iterator[str]:
     """Yield which runs have files on these nodes, but no container: they are not listed.
 
-    of: as for `runs_on`: a sweep, a job or a run, or the beginning of one.
+    of, known: as for `runs_on`; of: a sweep, a job or a run, or the beginning of one.
     """
     may_run_here = fleet.no_engine is not None and not isinstance(fleet.no_engine, EngineAbsent)
     unsearched = {*listing.failed, *([LOCAL] if may_run_here else [])}
@@ -125,7 +130,7 @@ def _only_files(fleet: Fleet, listing: RunListing, of: str | None) -> Iterator[s
             yield f"warning: {answer}"
         else:
             every |= answer
-    jobs = {run: store.job_of(run) for run in every.difference(listing.runs)}
+    jobs = {run: store.job_of(run) for run in every.difference(listing.runs, known)}
     left = [run for run, job in jobs.items() if of is None or of.startswith(job) or job.startswith(of)]
     if not left:
         return
@@ -241,30 +246,35 @@ def named(
     or None if a variant is what was started last; else the text itself.
 
     to_stop: every run of the sweep, and only for its ID or a prefix that no run has. anywhere: the caller names nodes
-    or a cluster; on these nodes a sweep that is not recorded here is looked for, by labels. Raises RunUnknown.
+    or a cluster; on these nodes a sweep that was not started here is looked for, by labels. Raises RunUnknown.
     """
     if text is None and (anywhere or to_stop):
         return Named([None])
     group = groups.named_group(text, by_job=not (anywhere or to_stop), exactly=to_stop)
+    here = dict[str, RunId]()  # by variant, or, to stop them, by run
     if group is not None:
-        found = groups.runs_of(group) if to_stop else [each.run for each in groups.latest_of(group).values()]
-        return Named(found, group)
-    if text is None or nodes is None or (RUNS / text).is_dir():
+        latest = {name: each.run for name, each in groups.latest_of(group).items()}
+        here = {run: run for run in groups.runs_of(group)} if to_stop else latest
+        if nodes is None or not any(Record(RunPaths(RUNS / run)).rebuilt for run in here.values()):
+            return Named([*here.values()], group)
+    elif text is None or nodes is None or (RUNS / text).is_dir():
         return Named([text])
+    # also of a sweep that this folder knows from its nodes only: they may have more of it
     said = list[str]()
-    rows, _ = runs_on(nodes, said.append, of=text, ssh_config=ssh_config)
-    if any(store.job_of(row.run) == text for row in rows):
-        group = None if to_stop else sweep_of(text, rows)
-    else:
-        group = groups.begun_by(text, [(row.run, row.group) for row in rows], exactly=to_stop)
-    every = {
-        (row.run if to_stop else row.group.variant): row.run for row in rows if row.group and row.group.group == group
-    }
+    rows, _ = runs_on(nodes, said.append, of=group or text, known=[*here.values()], ssh_config=ssh_config)
+    if group is None and any(store.job_of(row.run) == text for row in rows):
+        group = None if to_stop else sweep_of(str(text), rows)
+    elif group is None:
+        group = groups.begun_by(str(text), [(row.run, row.group) for row in rows], exactly=to_stop)
     if group is None:  # who looks for the run there says what is wrong
         return Named([text])
+    for row in rows:
+        if row.group and row.group.group == group:
+            key = row.run if to_stop else row.group.variant
+            here[key] = max(row.run, here.get(key, row.run), key=store.created)
     for note in said:
         log(note)
-    return Named([*every.values()], group)
+    return Named([*here.values()], group)
 
 
 def maybe_running(job: str | None = None, *, ssh_config: str | PathLike[str] | None = None) -> list[RunId]:

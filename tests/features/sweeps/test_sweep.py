@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -80,8 +81,14 @@ def test_a_sweep_is_selected_by_its_id_also_on_nodes_that_have_only_some_of_its_
     cli("up", job, "--set", 'sweep=[["2"], ["3"]]')
     first, second = (run.name for run in cli.runs())
     group = json.loads((cli.runs()[0] / "events.jsonl").read_text().splitlines()[0])["group"]
-    (cli.cwd / "other").mkdir()
+    for name in ("other", "third"):
+        (cli.cwd / name).mkdir()
     other = Cli(cli.cwd / "other", cli.env)  # without their records
+    third = Cli(cli.cwd / "third", cli.env)  # with one of them
+    third("status", second, "--nodes", "local")
+    assert first in (seen := third("status", group, "--nodes", "local")).stdout
+    assert second in seen.stdout
+    shutil.rmtree(third.cwd / "runs" / first)
     for name, made in ((group, 1), ("sweep", 0)):
         asked = other("status", name, "--nodes", "local", "--json")
         assert [one["run"] for one in json.loads(asked.stdout)] == [first, second]
@@ -92,6 +99,7 @@ def test_a_sweep_is_selected_by_its_id_also_on_nodes_that_have_only_some_of_its_
     assert first in listed
     assert second in listed
     assert second in other("down", "sweep", "--nodes", "local").stderr  # a job's name is its latest run
+    assert f"down {first}" in third("down", group, "--nodes", "local").stderr
     cli("up", job, "--set", 'sweep=[["2"], ["3"]]')
     first, second = (run.name for run in cli.runs()[2:])
     group = json.loads((cli.runs()[2] / "events.jsonl").read_text().splitlines()[0])["group"]
