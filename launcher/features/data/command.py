@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -25,6 +26,7 @@ from launcher.features.data.locations import Copy, copies, parse_source, remove,
 from launcher.features.data.push import verify as verify_copy
 from launcher.image.image_locations import image_store
 from launcher.job.settings import read_settings
+from launcher.model.sizes import counted
 from launcher.naming import first_of
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
@@ -143,17 +145,46 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
         chosen = select(_copies(fleet), source_named(which, Path.cwd()))
         engines = {engine.node: engine for engine in fleet.engines}
         whole = [copy for copy in chosen if copy.whole]
-        for copy in chosen:
-            if not copy.whole:
-                Reporter().warn(f"{copy.node}: {copy.name[:12]} is partial; to complete it, run: launcher data push")
-        steps = [partial(_verify, engines[copy.node], copy, image) for copy in whole]
-        outcomes = run_all_catching(steps)
-    for copy, outcome in zip(whole, outcomes, strict=True):
-        if not isinstance(outcome, LauncherError):
-            terminal.say(f"{copy.node}: {copy.name[:12]} is whole: {copy.files:,} files, {decimal(copy.size)}")
-    failed = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
-    if failed:
+        outcomes = run_all_catching([partial(_verify, engines[copy.node], copy, image) for copy in whole])
+    checked = list(zip(whole, outcomes, strict=True))
+    for copy, outcome in checked:
+        if not outcome:
+            terminal.say(f"{copy.node}: {copy.name[:12]} is whole: {counted(copy.files, 'file')}, {decimal(copy.size)}")
+    incomplete = [copy for copy in chosen if not copy.whole]
+    for copy in incomplete:
+        Reporter().warn(f"{copy.node}: {copy.name[:12]} is partial")
+    damaged = [copy for copy, outcome in checked if outcome and not isinstance(outcome, LauncherError)]
+    repair = _push_of([*damaged, *incomplete], image, ssh_config)
+    if repair and not damaged:
+        Reporter().warn(f"to complete it, run: {repair}")
+    if failed := _failures(checked, repair):
         raise NodesFailed(failed, of=len(outcomes))
+
+
+def _failures(checked: Sequence[tuple[Copy, Sequence[str] | LauncherError]], repair: str) -> list[LauncherError]:
+    """Return what is wrong with each copy. The last one that differs has the command that repairs all."""
+    failed: list[LauncherError] = []
+    for copy, outcome in reversed(checked):
+        if isinstance(outcome, LauncherError):
+            failed.append(outcome)
+        elif outcome:
+            what = f"{copy.name[:12]} ({copy.source}) differs in {first_of(outcome, 10)}"
+            failed.append(DataFailed(copy.node, what, repair and f"to transfer what is missing, run: {repair}"))
+            repair = ""
+    return failed[::-1]
+
+
+def _push_of(found: Sequence[Copy], image: str | None, ssh_config: Path | None) -> str:
+    """Return the commands that complete these copies, as they can be typed; "" for none."""
+    commands = []
+    for source in dict.fromkeys(copy.source for copy in found):
+        of_it = [copy for copy in found if copy.source == source]
+        here = source.removeprefix(f"{os.uname().nodename}:")
+        with_image = next(filter(None, (image, *(copy.image for copy in of_it))), "IMAGE")
+        words = ["launcher", "data", "push", here, "--nodes", ",".join(copy.node for copy in of_it)]
+        words += ["--image", with_image, *(("--ssh-config", str(ssh_config)) if ssh_config else ())]
+        commands.append(shlex.join(words))
+    return " && ".join(commands)
 
 
 @data.command(cls=Command, short_help="Remove your copies from nodes.")
@@ -209,13 +240,11 @@ def _downloads() -> Mapping[str, Sequence[Copy]]:
     return {HERE: found} if found else {}
 
 
-def _verify(engine: Engine, copy: Copy, image: str | None) -> None:
+def _verify(engine: Engine, copy: Copy, image: str | None) -> Sequence[str]:
+    """Return what differs."""
     root = root_of(engine, read_settings(os.environ), copies=False)
     node = with_image_of_copy(DataNode(engine, engine.facts(), image or ""), root, copy.name)
-    damaged = verify_copy(node.endpoint(root), copy.name)
-    if damaged:
-        what = f"{copy.name[:12]} ({copy.source}) differs in {first_of(damaged, 10)}"
-        raise DataFailed(engine.node, what, "to transfer these pieces again, run: launcher data push")
+    return verify_copy(node.endpoint(root), copy.name)
 
 
 def _table(found: Mapping[str, Sequence[Copy]]) -> Table:

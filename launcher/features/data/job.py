@@ -19,6 +19,7 @@ from launcher.job.settings import read_settings
 from launcher.model.container import DataSet, Mount
 from launcher.model.facts import NodeFacts
 from launcher.model.progress import Log, OnProgress
+from launcher.model.sizes import counted
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_catching
@@ -86,10 +87,10 @@ def check_data_set(data: DataSet, engines: Sequence[Engine], seen: Sequence[Sequ
     names = {copy.name for copy in found.values() if copy}
     if lacking or len(names) > 1:
         what = f"{data.name} is not on {', '.join(lacking)} yet" if lacking else f"{data.name} differs between nodes"
-        yield Check("all", "data", Level.WARN, what, "launcher up copies it; to copy it now: launcher data push")
+        yield Check("all", "data", Level.WARN, what, "launcher up copies it")
     elif names:
         copy = next(copy for copy in found.values() if copy)
-        yield Check("all", "data", Level.OK, f"{data.name}: the same {copy.files:,} files on every node")
+        yield Check("all", "data", Level.OK, f"{data.name}: the same {counted(copy.files, 'file')} on every node")
     if any(copy and copy.files > MANY for copy in found.values()):
         what = f"{data.name} has more than {MANY:,} files; one large file is copied and read faster"
         fix = "pack it: python -m launcher.trainer pack SOURCE FILE; or use tar shards"

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from launcher.errors import DataFailed, NodeUnfit, UsageError
-from launcher.features.data.command import _pushed, _table
+from launcher.features.data.command import _failures, _push_of, _pushed, _table
 from launcher.features.data.distribution import Distributed
 from launcher.features.data.job import check_data_set
 from launcher.features.data.locations import (
@@ -202,6 +202,27 @@ def test_a_push_says_what_it_had_to_do() -> None:
         "gpu-b: /b  already complete",
         "gpu-c: /c  2.0 kB received",
     ]
+
+
+def test_the_command_that_repairs_what_verify_found_is_given_once_as_it_can_be_typed() -> None:
+    def copy(node: str, of: str) -> Copy:
+        return Copy(node, f"copies/{'a' * 64}", of, 1, 1, 1, 1, "sha256:1")
+
+    local, url = f"{os.uname().nodename}:/data/my pets", "https://host/x?a=1&b=2"
+    lost = DataFailed("gpu-c", "the image that made the copy was removed", "choose another: --image IMAGE")
+    checked = [(copy("gpu-a", local), ["x"]), (copy("gpu-b", local), ["x", "y"]), (copy("gpu-d", local), [])]
+    repair = _push_of([each for each, damaged in checked if damaged], None, None)
+    assert repair == "launcher data push '/data/my pets' --nodes gpu-a,gpu-b --image sha256:1"
+    failed = _failures([*checked, (copy("gpu-c", local), lost)], repair)
+    assert [(error.where, error.next_step) for error in failed] == [
+        ("gpu-a", ""),
+        ("gpu-b", f"to transfer what is missing, run: {repair}"),
+        ("gpu-c", lost.next_step),
+    ]
+    assert _push_of([copy("gpu-a", url)], "me/train", Path("ssh config")) == (
+        "launcher data push 'https://host/x?a=1&b=2' --nodes gpu-a --image me/train --ssh-config 'ssh config'"
+    )
+    assert _push_of([], None, None) == ""
 
 
 def test_doctor_compares_the_copies_of_the_nodes() -> None:
