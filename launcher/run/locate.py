@@ -12,7 +12,7 @@ from enum import IntEnum
 from functools import partial
 from pathlib import Path
 
-from launcher.errors import EngineAbsent, LauncherError, NodesFailed, RunUnknown, UsageError
+from launcher.errors import EngineAbsent, LauncherError, NodesFailed, NoRoomHere, RunUnknown, UsageError
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.home import user_name
@@ -129,7 +129,7 @@ def connect_run(record: Record, ssh_config: Path | None) -> Attached:
 def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | None, note: Note, runs: Path) -> Attached:
     """Find the run that matches `text` by its container labels on these nodes, and rebuild its local record.
 
-    Raises RunUnknown, NodesFailed.
+    Raises RunUnknown, NodesFailed, NoRoomHere.
     """
     fleet = connect([(host, host) for host in dict.fromkeys(hosts)], None, ssh_config, allow_failures=True)
     try:
@@ -142,18 +142,23 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
         except RunUnknown as unknown:
             raise _only_files(text, fleet, runs) or unknown from None
         run, nodes = found[0].labels, tuple(f.node for f in found)
-        if not Record(RunPaths(runs / run.run)).nodes():
+        recorded = bool(Record(RunPaths(runs / run.run)).nodes())
+        try:
+            record = Record.rebuild(
+                run.run,
+                run.runtime,
+                nodes,
+                runs,
+                min_nodes=run.min_nodes,
+                spares=run.spares,
+                hosts=run.hosts,
+                group=run.group,
+            )
+        except OSError as error:
+            what = f"no record can be made in {as_shown(runs)}/: {error.strerror}"
+            raise NoRoomHere("this machine", what, "repeat the command in another folder") from error
+        if not recorded:
             note(f"not recorded here before: a record is made in {as_shown(runs)}/, from the labels of its containers")
-        record = Record.rebuild(
-            run.run,
-            run.runtime,
-            nodes,
-            runs,
-            min_nodes=run.min_nodes,
-            spares=run.spares,
-            hosts=run.hosts,
-            group=run.group,
-        )
         engines = {f.node.name: f.engine for f in found}
         missing = _not_asked(found, hosts)
         unreachable = {**listing.failed, **listing.unanswered(record, record.other_hosts(nodes))}

@@ -113,6 +113,14 @@ def test_down_all_in_another_folder_stops_nothing_and_who_stops_a_run_is_told_to
         assert f"skipped: {run} was not started in this folder; to stop it, run: {fix}" in said
     assert states(home_cli) == {mine: "running", other: "running"}
     assert "omit one of them" in cli("down", mine, "--all", "--nodes", "local", code=2).stderr
+    obstacle = empty / "runs" / other / "plan.json"
+    obstacle.mkdir(parents=True)
+    said = cli("down", other, "--nodes", "local", code=3).stderr
+    assert (
+        "this machine: no record can be made in runs/: Is a directory\n  -> repeat the command in another folder"
+        in said
+    )
+    obstacle.rmdir()
 
     cli("down", other, "--nodes", "local")
     assert "nothing to remove" in cli("down", "--all", "--nodes", "local").stderr  # its record here is a rebuilt one

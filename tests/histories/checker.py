@@ -162,6 +162,10 @@ class View:
                     return True
         return False
 
+    def filled(self, folder: str, end: float) -> bool:
+        """Whether the disk of a folder has been filled by then."""
+        return any(fault.how == "full" and fault.where == folder and fault.at < end for fault in self.faults)
+
     def again(self, run: str) -> str:
         """By which key its programs may begin again."""
         job = self.job(run)
@@ -421,6 +425,8 @@ def exit_codes(view: View) -> Iterator[Broken]:
             runs = [run for run in view.lives if view.names(call, run)]
             untouched = not hits and not view.away(call.at, end.at)
             allowed |= set() if untouched else {SSH_LOST}
+            if call.has("--nodes") and view.filled(call.folder, end.at):
+                untouched = False  # there may be no room for the record that another folder makes
             if runs and untouched and end.code != COMMAND_CODE and _alive_throughout(view, runs[0], call.at, end.at):
                 allowed = frozenset({COMMAND_CODE})
         runs = [run for run in view.lives if view.may_mean(call, run)]

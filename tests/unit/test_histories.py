@@ -263,6 +263,10 @@ BREAK = {
     "10: failed is 0": (10, [UP, *programs((0, 3)), ended(0), collected("failed")]),
     "10: a full disk changes the code": (10, [*WHOLE[:-3], Fault(2, "full", "one"), ended(1), collected()]),
     "10: a code that is not documented": (10, [*WHOLE, RUNS, Exited(6, 1, 70, "", "")]),
+    "10: exec without room for a file": (
+        10,
+        [UP, *programs(), Fault(2.05, "full", "one"), EXEC, Exited(2.9, 1, 3, "", ""), ended(0)],
+    ),
     "10: exec has a code of its own": (
         10,
         [UP, *programs(), EXEC, Exited(2.9, 1, 3, "", ""), ended(0)],
