@@ -10,7 +10,7 @@ import pytest
 from launcher import container_scripts
 from launcher.container_scripts.words import error, lost_connection
 from launcher.elastic import container_scripts as of_elastic
-from launcher.elastic.container_scripts.ends import End, history, repeated, settled, sitting_out
+from launcher.elastic.container_scripts.ends import End, away, history, repeated, settled, sitting_out
 
 A, B, C = ("a",), ("b",), ("c",)
 
@@ -30,6 +30,20 @@ A, B, C = ("a",), ("b",), ("c",)
 def test_which_nodes_ended_a_generation(accounts: list[End], nodes: tuple[str, ...], why: str) -> None:
     found = settled(1, accounts, 0)
     assert (found.nodes, found.error) == (nodes, why)
+
+
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        ((), ["b, c lost at 12:03 UTC"]),
+        ((End(1, C),), ["b, c lost at 12:03 UTC"]),
+        ((End(1, C, "exit code 3"),), ["the program failed on c at 12:03 UTC", "b lost at 12:03 UTC"]),
+        ((End(1, ("b", "c"), "KeyError"),), ["the program failed on b, c at 12:03 UTC"]),
+        ((End(1, C, "exit code 3"), End(2, A)), ["b, c lost at 12:03 UTC"]),
+    ],
+)
+def test_a_node_on_which_the_program_failed_is_not_called_lost(ends: tuple[End, ...], why: list[str]) -> None:
+    assert away(["b", "c"], ends, "12:03 UTC") == why
 
 
 def test_only_members_of_the_newest_generation_count() -> None:

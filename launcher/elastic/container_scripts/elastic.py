@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from launcher.container_scripts import words
     from launcher.elastic.container_scripts import meeting
     from launcher.elastic.container_scripts.begun import StartedGeneration
-    from launcher.elastic.container_scripts.ends import sitting_out
+    from launcher.elastic.container_scripts.ends import away, sitting_out
     from launcher.elastic.container_scripts.wire import Wire
 else:
     import meeting  # in the same folder, like the others
     import words
     from begun import StartedGeneration
-    from ends import sitting_out
+    from ends import away, sitting_out
     from wire import Wire
 
 FLUSH = 0.2  # seconds for tee to write the last output of the program
@@ -177,9 +177,9 @@ class Agent:
         """Record the members in the log and for launchers; return the size of the log before the generation."""
         me, size = self._me, self._rules.size
         costs = {node: known for node, known in sitting_out(me.ends).items() if node in me.hears}
-        lost = ", ".join(node for node in self._rules.order[:size] if node not in (*me.members, *costs))
-        when = time.strftime("%H:%M", time.gmtime(self._interrupted or time.time()))
-        why = [f"{lost} lost at {when} UTC"] if lost else []
+        missing = [node for node in self._rules.order[:size] if node not in (*me.members, *costs)]
+        when = time.strftime("%H:%M UTC", time.gmtime(self._interrupted or time.time()))
+        why = away(missing, me.ends, when)
         why += [_sits_out(node, known, "it") for node, known in costs.items() if node not in me.members]
         world = f"rank 0 is now on {me.members[0]}, world {len(me.members)} of {size}"
         world += f": {'; '.join(why)}" if why else ""

@@ -69,6 +69,18 @@ def sitting_out(ends: tuple[End, ...]) -> dict[str, tuple[int, ...]]:
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), -item[1][-1])))
 
 
+def away(names: Iterable[str], ends: tuple[End, ...], when: str) -> list[str]:
+    """Return why these nodes are no members. when: the last generation ended.
+
+    A node on which the program failed by itself starts again and may only be late: it is not lost.
+    """
+    last = ends[-1] if ends else End(0)
+    failed = [name for name in names if last.error and name in last.nodes]
+    lost = [name for name in names if name not in failed]
+    found = [f"the program failed on {', '.join(failed)} at {when}"] if failed else []
+    return [*found, f"{', '.join(lost)} lost at {when}"] if lost else found
+
+
 def repeated(ends: tuple[End, ...]) -> tuple[str, set[str]]:
     """Return the common error of the last generations, if none made progress, and its nodes; else "" and no nodes."""
     last, before = ends[-REPEATS:], ends[-REPEATS - 1 : -REPEATS]
