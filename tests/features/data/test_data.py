@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -35,16 +37,18 @@ def test_data_is_pushed_listed_verified_repaired_and_removed(bed_cli: Cli, bed: 
         ("node2", True, 3 * MIB + 4),
     ]
     name = done["content"][:12]
-    assert bed_cli("data", "verify", name, *NODES).stdout.count("is whole") == 2
+    assert bed_cli("data", "verify", "./pets", *NODES).stdout.count("is whole") == 2
     path = done["paths"]["node2"]
     bed.sh(bed.nodes[1], f"printf x | dd of={path}/train/images.tar bs=1 seek={2 * MIB} conv=notrunc")
-    assert "node2" in (found := bed_cli("data", "verify", name, *NODES, code=3)).stderr
-    assert "train/images.tar" in found.stderr
+    found = bed_cli("data", "verify", name, *NODES, code=3).stderr
+    assert "train/images.tar" in found
+    (advised,) = re.findall("-> .*, run: launcher (data push .*/pets --nodes node2 .*)", found)
     repaired = json.loads(bed_cli("data", "push", "./pets", *NODES, *IMAGE, "--json").stdout)
     assert repaired["content"] == done["content"]
     assert repaired["received"] == {"node1": 0, "node2": MIB + 4}, "only the damaged piece is sent again, from node1"
     assert repaired["sent"] < MIB / 4
     assert bed_cli("data", "verify", name, *NODES).stdout.count("is whole") == 2
+    assert "already complete" in bed_cli(*shlex.split(advised)).stdout
     mounted = f"{done['paths']['node1']}:/d:ro"
     bed.docker(bed.nodes[0], "create", "--name", "user", "-v", mounted, "launcher-bed-train", "true")
     refused = bed_cli("data", "rm", name, *NODES, code=3).stderr

@@ -270,6 +270,48 @@ def test_a_server_without_ranges_sends_the_file_once(tmp_path: Path) -> None:
     assert NoRanges.sent.count("") == 1
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+def test_bytes_count_as_they_arrive(tmp_path: Path, ranges: bool) -> None:
+    """Of a piece of which a part has come, and once only if the rest has to be asked for again."""
+    half, arrived, cuts = 150_000, threading.Event(), [1]
+
+    class Slow(Server):
+        body = BODY[: 2 * half]
+
+        def do_GET(self) -> None:
+            if not ranges:
+                del self.headers["Range"]
+            super().do_GET()
+
+        def send(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
+            first = len(body) > 1 and self.asked and self.asked[-1][1] != "bytes=0-0" and cuts
+            if not first:
+                super().send(status, headers, body)
+                return
+            super().send(status, {**headers, "Content-Length": str(len(body))}, body[:half])
+            if arrived.wait(60):
+                cuts.clear()
+            self.close_connection = True
+
+    class Watched(Fetched):
+        _done = 0
+
+        @property
+        def done(self) -> int:  # type: ignore[override]
+            return self._done
+
+        @done.setter
+        def done(self, value: int) -> None:
+            self._done = value
+            if value == half:
+                arrived.set()
+
+    with served(Slow) as url:
+        found = Watched(f"{url}/x.tar", tmp_path)
+    assert (found.bytes == Slow.body, found.done, found.total) == (True, 2 * half, 2 * half)
+    assert arrived.is_set()
+
+
 def test_after_a_cut_a_server_without_ranges_is_asked_from_the_beginning(tmp_path: Path) -> None:
     NoRanges.sent.clear()
     NoRanges.cuts[:] = [1, 1]

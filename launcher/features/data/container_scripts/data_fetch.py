@@ -14,6 +14,7 @@ import os
 import posixpath
 import re
 import shutil
+import threading
 import time
 import zlib
 from collections import deque
@@ -64,6 +65,7 @@ class Download:
             needed = remote.PACKAGES.get(kind, "fsspec and its package for such a store")
             raise FetchError("package", f"{kind}:// needs {needed}: {error}") from None
         self._found: dict[str, Remote] = {}
+        self._counting = threading.Lock()
         self.unchecked = 0  # files without a checksum of the store
 
     def listed(self) -> dict[str, Any]:
@@ -150,6 +152,7 @@ class Download:
             group, fetched = waiting.popleft()
             data, start = fetched.result() if fetched else b"", self._lacking(mine, group)[0]
             progress.received += len(data)
+            skipped = 0
             for number, index, offset, size in group:
                 name = os.fsdecode(mine.pieces.files[index].path)
                 if offset == 0:
@@ -162,18 +165,41 @@ class Download:
                     mine.put(number, index, offset, piece)
                 if digest:
                     digest.update(piece)
-                progress.done += size
+                if not 0 <= offset - start < len(data):  # else `_get` has counted it
+                    skipped += size
+            self._count(progress, skipped)
             if offset + size == mine.pieces.files[index].size:
                 self._compare(mine, index, checksum, digest)
 
         for group in _groups(mine.pieces):
             start, end = self._lacking(mine, group)
-            get = partial(self._store.get, self._found[os.fsdecode(mine.pieces.files[group[0][1]].path)], start, end)
+            file = self._found[os.fsdecode(mine.pieces.files[group[0][1]].path)]
+            get = partial(self._get, progress, file, start, end)
             waiting.append((group, pool.submit(self._asked, get) if start < end else None))
             if len(waiting) == REQUESTS:
                 take()
         while waiting:
             take()
+
+    def _get(self, progress: Any, file: Remote, start: int, end: int) -> bytes:
+        """Return these bytes. They count as done while they arrive, and no longer if they are asked for again."""
+        counted = 0
+
+        def arrived(size: int) -> None:
+            nonlocal counted
+            counted += size
+            self._count(progress, size)
+
+        data = b""
+        try:
+            data = self._store.get(file, start, end, arrived)
+        finally:
+            self._count(progress, len(data) - counted)
+        return data
+
+    def _count(self, progress: Any, size: int) -> None:
+        with self._counting:
+            progress.done += size
 
     def _lacking(self, mine: store.Partial, group: list[tuple[int, int, int, int]]) -> tuple[int, int]:
         """Return the range of the missing pieces of a group."""
@@ -191,14 +217,15 @@ class Download:
         parts = self._store.stream(file)
         for number, index, offset, size in mine.pieces:
             while len(data) < size:
-                data += next(parts)
+                part = next(parts)
+                data += part
+                progress.done += len(part)
             piece = bytes(data[:size])
             del data[:size]
             mine.put(number, index, offset, piece)
             if digest:
                 digest.update(piece)
             progress.received += size
-            progress.done += size
         for _ in parts:  # it ends here, or raises an error
             pass
         self._compare(mine, 0, checksum, digest)

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from launcher.features.data.container_scripts import data_http as http
     from launcher.features.data.container_scripts.data_store import FetchError
+
+    Arrived = Callable[[int], None]  # with a number of bytes
 else:
     import data_http as http
     from data_store import FetchError
@@ -114,8 +116,8 @@ class RemoteStore:
         """Whether this checksum is one, which a file that differs from it may call into question."""
         return True
 
-    def get(self, remote: Remote, start: int, end: int) -> bytes:
-        """Raises FetchError, and any error of its package."""
+    def get(self, remote: Remote, start: int, end: int, arrived: Arrived) -> bytes:  # noqa: ARG002
+        """arrived: called with the size of each part, if known. Raises FetchError, and any error of its package."""
         if self._files.async_impl:
             data: bytes = self._files.cat_file(remote.path, start=start, end=end)
         else:  # cat_file() would read ahead
@@ -153,11 +155,19 @@ class WebStore(RemoteStore):
         mark = self._file.digest or (f"etag:{etag}" if etag else f"time:{self._file.modified}")
         return RemoteFiles(name, iter([(name, Remote(self._url, self._file.size, mark))]))
 
-    def get(self, remote: Remote, start: int, end: int) -> bytes:  # noqa: ARG002 - it is the only one
-        return b"".join(_checked(self._web.read(self._file, start, end)))
+    def get(self, remote: Remote, start: int, end: int, arrived: Arrived) -> bytes:  # noqa: ARG002 - it is the only one
+        return _whole(self._web.read(self._file, start, end), arrived)
 
     def stream(self, remote: Remote) -> Iterator[bytes]:
         return _checked(self._web.read(self._file, 0, remote.size))
+
+
+def _whole(data: Iterator[bytes], arrived: Arrived) -> bytes:
+    found = bytearray()
+    for part in _checked(data):
+        found += part
+        arrived(len(part))
+    return bytes(found)
 
 
 def _checked(data: Iterator[bytes]) -> Iterator[bytes]:
@@ -217,11 +227,11 @@ class S3Store(RemoteStore):
         head: dict[str, Any] = self._ask(lambda: self._files.call_s3("head_object", **wanted))
         return head
 
-    def get(self, remote: Remote, start: int, end: int) -> bytes:
-        data: bytes = _library("fsspec.asyn").sync(self._files.loop, self._part, remote, start, end)
+    def get(self, remote: Remote, start: int, end: int, arrived: Arrived) -> bytes:
+        data: bytes = _library("fsspec.asyn").sync(self._files.loop, self._part, remote, start, end, arrived)
         return data
 
-    async def _part(self, remote: Remote, start: int, end: int) -> bytes:
+    async def _part(self, remote: Remote, start: int, end: int, arrived: Arrived) -> bytes:
         bucket, key, version = self._files.split_path(remote.path)
         wanted = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{end - 1}"}
         if version:
@@ -235,12 +245,12 @@ class S3Store(RemoteStore):
             found = _CONTENT_RANGE.fullmatch(sent)
             if not found or tuple(map(int, found.groups())) != (start, end - 1, remote.size):
                 raise wrong(f"asked for the bytes {start}-{end - 1} of {remote.size}, it sends {sent or 'no range'}")
-            return await _exactly(answer["Body"], end - start)
+            return await _exactly(answer["Body"], end - start, arrived)
         finally:
             answer["Body"].close()
 
 
-async def _exactly(body: Any, size: int) -> bytes:
+async def _exactly(body: Any, size: int, arrived: Arrived) -> bytes:
     """Return the body of an answer. Raises FetchError if it is longer, OSError if it is shorter or too slow."""
     data, mark, since = bytearray(), 0, time.monotonic()
     while len(data) <= size:
@@ -248,6 +258,7 @@ async def _exactly(body: Any, size: int) -> bytes:
         if not more:
             break
         data += more
+        arrived(len(more))
         if time.monotonic() - since >= SILENCE:
             if len(data) - mark < http.LEAST:
                 raise OSError(f"less than {http.LEAST >> 10} KiB in {SILENCE:.0f} s")
@@ -292,15 +303,15 @@ class HubStore(RemoteStore):
             return f"sha256:{info['lfs']['sha256']}"
         return f"git:{info['blob_id']}" if info.get("blob_id") else super()._mark(info)
 
-    def get(self, remote: Remote, start: int, end: int) -> bytes:
+    def get(self, remote: Remote, start: int, end: int, arrived: Arrived) -> bytes:
         at = self._files.resolve_path(remote.path)
         if not hasattr(at, "repo_id"):
-            return super().get(remote, start, end)
+            return super().get(remote, start, end, arrived)
         of = {"repo_type": at.repo_type, "revision": at.revision, "endpoint": self._files.endpoint}
         url = self._hub.hf_hub_url(at.repo_id, at.path_in_repo, **of)
         headers = self._hub.utils.build_hf_headers(token=self._files.token)
         file = http.WebFile(url, remote.size, True, "", "", "")
-        return b"".join(_checked(self._web.read(file, start, end, headers)))
+        return _whole(self._web.read(file, start, end, headers), arrived)
 
 
 KINDS = {"http": WebStore, "https": WebStore, "s3": S3Store, "hf": HubStore}
