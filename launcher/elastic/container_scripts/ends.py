@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping  # noqa: UP035 - 3.7 has no other
+from typing import Any, Iterable, Mapping, Sequence  # noqa: UP035 - 3.7 has no other
 
 KEPT = 12  # number of ended generations that nodes remember
 COSTS = 2  # generations that a node may end before it sits out
@@ -69,7 +69,7 @@ def sitting_out(ends: tuple[End, ...]) -> dict[str, tuple[int, ...]]:
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), -item[1][-1])))
 
 
-def away(names: Iterable[str], ends: tuple[End, ...], when: str) -> list[str]:
+def away(names: Sequence[str], ends: tuple[End, ...], when: str) -> list[str]:
     """Return why these nodes are no members. when: the last generation ended.
 
     A node on which the program failed by itself starts again and may only be late: it is not lost.
