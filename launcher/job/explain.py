@@ -13,7 +13,7 @@ from launcher.job.arguments import argv_of, merged
 from launcher.job.models import MOST_VARIANTS, Job
 from launcher.job.parts import DockerOptions, Image, NodeEntry, Part, Resources, RunPart
 from launcher.job.problems import LocatedError, Path, Positions, expected, nearest, printable, unknown_key
-from launcher.job.scalars import ANY, LOCAL, machine, show_duration
+from launcher.job.scalars import ANY, LOCAL, is_url, machine, show_duration
 from launcher.model.container import CODE, KIT
 
 # Path, message, and the top-level keys involved: the conflict is not reported if one of these is invalid.
@@ -250,6 +250,8 @@ def _process(job: Job) -> Iterator[Conflict]:
             yield (key,), message, {key, "runtime"}
     for data in job.data:
         message = "plain processes access files directly: remove it, or set runtime: docker"
+        if is_url(data.source):
+            message = "plain processes get no copies of a URL: download it first, or set runtime: docker"
         yield ("data", data.name), message, {"data", "runtime"}
     for mount in job.mounts:
         if mount.source != mount.target:

@@ -22,6 +22,11 @@ JOB = "name: x\nimage: {ref: y}\nnodes: [a, b]\nrun: {module: train}\n"
         ("data:\n  pets: {from: 'a:b', at: /pets}", 6, "absolute path after the host"),
         ("data:\n  pets: {from: 'https://me:key@host/pets', at: /pets}", 6, "a URL with credentials"),
         ("data:\n  pets: {from: ./pets, at: pets}", 6, "pets"),
+        (
+            "runtime: process\ndata:\n  pets: {from: 'https://h/x', at: /d}",
+            7,
+            "get no copies of a URL: download it first",
+        ),
         ("data:\n  ../x: {from: ./pets, at: /pets}", 6, "short name"),
         ("data:\n  pets: {from: ./pets, at: /output}", 6, "is the run's output folder"),
         ("data:\n  pets: {from: ./pets, at: /d}\n  cats: {from: ./cats, at: /d}", 7, "is the target of pets"),

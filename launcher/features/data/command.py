@@ -111,7 +111,7 @@ def _pushed(done: Distributed) -> Iterator[str]:
         yield done.said()
     for node, path in done.paths.items():
         received = done.delivered.received.get(node)
-        how = "already complete" if received == 0 else "used in place"
+        how = "complete, nothing had to be sent" if received == 0 else "used in place"
         yield f"{node}: {path}  {f'{decimal(received)} received' if received else how}"
 
 

@@ -25,6 +25,7 @@ from launcher.job.files import hidden
 from launcher.job.settings import read_settings
 from launcher.model.home import cache_folder
 from launcher.model.progress import Log, OnProgress, StatusLine
+from launcher.model.sizes import counted
 from launcher.node.engine import Engine
 from launcher.node.machine import CommandStream
 from launcher.node.parallel import run_all, run_all_catching
@@ -184,7 +185,7 @@ def _until(process: Worker, key: str, log: Log, on_progress: OnProgress | None =
         message = process.report(1.0) or {}
         if "listed" in message:
             say_at = math.inf
-            log(StatusLine(process.node, f"{message['listed']:,} files listed"))
+            log(StatusLine(process.node, f"{counted(message['listed'], 'file')} listed"))
         elif time.monotonic() > say_at and not message.keys() & {key, "end"}:
             log(f"{process.node}: the store has not answered yet")
             say_at = math.inf

@@ -19,6 +19,7 @@ from launcher.job.scalars import LONGEST_URL, is_url, require_data_url
 from launcher.job.settings import Settings
 from launcher.model import checked
 from launcher.model.checked import OUTPUT_ROOT
+from launcher.naming import first_of
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all
 
@@ -259,7 +260,7 @@ def select(found: Mapping[str, Sequence[Copy]], name: str) -> list[Copy]:
         return exactly
     named = [copy for copy in every if name in _names(copy)]
     chosen = [copy for copy in named if not copy.empty] or named  # of one that never came, another may be meant
-    sources = ", ".join(sorted({copy.source for copy in chosen or every}))
+    sources = first_of(sorted({copy.source for copy in chosen or every}), 5)
     if not chosen:
         what = f"no such data on these nodes; they have: {sources or 'none'}"
         raise UsageError(name, what, "run: launcher data ls --nodes A,B")

@@ -48,7 +48,7 @@ def test_data_is_pushed_listed_verified_repaired_and_removed(bed_cli: Cli, bed: 
     assert repaired["received"] == {"node1": 0, "node2": MIB + 4}, "only the damaged piece is sent again, from node1"
     assert repaired["sent"] < MIB / 4
     assert bed_cli("data", "verify", name, *NODES).stdout.count("is whole") == 2
-    assert "already complete" in bed_cli(*shlex.split(advised)).stdout
+    assert "nothing had to be sent" in bed_cli(*shlex.split(advised)).stdout
     mounted = f"{done['paths']['node1']}:/d:ro"
     bed.docker(bed.nodes[0], "create", "--name", "user", "-v", mounted, "launcher-bed-train", "true")
     refused = bed_cli("data", "rm", name, *NODES, code=3).stderr

@@ -142,6 +142,14 @@ def test_copies_are_listed_and_removed_unless_in_use_or_the_engine_fails(
     assert not list(tmp_path.glob(".removed*"))
 
 
+def test_an_error_lists_some_of_many_sources() -> None:
+    every = [Copy("a", f"copies/{n:064}", f"https://host/{n:02}/x", 1, 1, 1, 1, "") for n in range(24)]
+    for name, says in (("y", "no such data on these nodes; they have: "), ("x", "selects data of several sources: ")):
+        with pytest.raises(UsageError) as error:
+            select({"a": every}, name)
+        assert error.value.what == says + ", ".join(f"https://host/{n:02}/x" for n in range(5)) + " and 19 more"
+
+
 def test_data_is_selected_by_any_of_its_names() -> None:
     def copy(node: str, letter: str, source: str, called: str = "") -> Copy:
         return Copy(node, f"copies/{letter * 64}", source, 1, 1, 1, 1, "", called)
@@ -199,7 +207,7 @@ def test_a_push_says_what_it_had_to_do() -> None:
     done = Distributed({"gpu-a": "/data/x", "gpu-b": "/b", "gpu-c": "/c"}, delivered)
     assert list(_pushed(done)) == [
         "gpu-a: /data/x  used in place",
-        "gpu-b: /b  already complete",
+        "gpu-b: /b  complete, nothing had to be sent",
         "gpu-c: /c  2.0 kB received",
     ]
 
@@ -236,6 +244,7 @@ def test_doctor_compares_the_copies_of_the_nodes() -> None:
         return [(check.level, check.what) for check in checks]
 
     assert levels([copy("gpu-b", "a")], [copy("gpu-c", "a")]) == [(Level.OK, "x: the same 7 files on every node")]
+    assert levels([copy("gpu-b", "a", 1)], [copy("gpu-c", "a", 1)]) == [(Level.OK, "x: the same 1 file on every node")]
     assert levels([copy("gpu-b", "a")], []) == [(Level.WARN, "x is not on gpu-c yet")]
     assert levels([copy("gpu-b", "a")], [copy("gpu-c", "b")]) == [(Level.WARN, "x differs between nodes")]
     many = levels([copy("gpu-b", "a", 10**6)], [copy("gpu-c", "a", 10**6)])

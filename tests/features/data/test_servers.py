@@ -312,6 +312,25 @@ def test_bytes_count_as_they_arrive(tmp_path: Path, ranges: bool) -> None:
     assert arrived.is_set()
 
 
+@pytest.mark.parametrize(("sent", "length"), [("bytes */0", 0), ("", 0), ("", 5), ("bytes */5", 0)])
+def test_an_empty_file_has_no_first_byte(tmp_path: Path, sent: str, length: int) -> None:
+    """Some servers refuse that range without a word about the size."""
+
+    class Empty(Server):
+        def do_HEAD(self) -> None:
+            self.send(200, {"Content-Length": str(length)})
+
+        def part(self, start: int, end: int) -> None:
+            self.send(416, {"Content-Range": sent})
+
+    with served(Empty) as url:
+        if sent == "bytes */5" or length:
+            with pytest.raises(fetch.FetchError, match="416 "):
+                Fetched(f"{url}/x.tar", tmp_path)
+        else:
+            assert Fetched(f"{url}/x.tar", tmp_path).bytes == b""
+
+
 def test_after_a_cut_a_server_without_ranges_is_asked_from_the_beginning(tmp_path: Path) -> None:
     NoRanges.sent.clear()
     NoRanges.cuts[:] = [1, 1]

@@ -119,12 +119,18 @@ class Web:
                 digest = answer.digest(whole=not ranges)
                 etag, modified = answer.get("ETag"), answer.get("Last-Modified")
         except StatusError as error:
-            if error.status != 416 or error.headers.get("content-range") != "bytes */0":
+            sent = error.headers.get("content-range", "")
+            if error.status != 416 or sent not in ("bytes */0", "") or (not sent and not self._is_empty(url)):
                 raise
             return WebFile(url, 0, True, "", "", "")
         if ranges and not digest:  # a part may have a checksum of its own
             digest = self._checksum(url, size, etag)
         return WebFile(url, size, ranges, etag, modified, digest)
+
+    def _is_empty(self, url: str) -> bool:
+        with contextlib.suppress(StatusError, OSError, WrongError), self._answer("HEAD", url, {}, {}) as answer:
+            return answer.get("Content-Length") == "0"
+        return False
 
     def _checksum(self, url: str, size: int, etag: str) -> str:
         """Return what the server says of a whole file; "" also if it refuses to say something without its bytes."""
