@@ -888,7 +888,7 @@ def test_an_object_leaves_the_store_once_for_three_nodes(
     assert "launcher-data" in seen[0]
     assert SECRET not in seen[0] + printed.stdout + printed.stderr
     cli("up", job)
-    assert "pets: the same 1 files on every node" in cli("doctor", job, code=None).stdout
+    assert "pets: the same 1 file on every node" in cli("doctor", job, code=None).stdout
     listed = json.loads(cli("data", "ls", "--nodes", NODES, "--json").stdout)
     assert [(copy["node"], copy["whole"], copy["source"]) for copy in listed] == [
         (node, True, FILE) for node in NODES.split(",")
