@@ -103,7 +103,10 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self, container: str, grace: float) -> ContainerState:
-        """Send SIGTERM, SIGKILL after `grace` seconds; return the state. Disables the restart policy."""
+        """Send SIGTERM, SIGKILL after `grace` seconds; return the state. Disables the restart policy.
+
+        Raises ContainerGone if it does not exist.
+        """
 
     @abstractmethod
     def signal(self, container: str, name: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.errors import (
+    ContainerGone,
     EngineFailed,
     EngineForbidden,
     EngineUnavailable,
@@ -242,6 +243,8 @@ def test_refused_requests_say_what_is_wrong(engine: DockerEngine) -> None:
         engine.run_probe(spec("true", gpus=("GPU-1",), gpu_driver="nvidia"))
     with pytest.raises(EngineFailed, match="a: container gone no longer exists"):
         engine.inspect("gone")
+    with pytest.raises(ContainerGone):
+        engine.stop("gone", 0)
     running = engine.create(spec("sleep", "30"))
     engine.start(running)
     with pytest.raises(EngineFailed, match="running"):

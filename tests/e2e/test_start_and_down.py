@@ -58,6 +58,29 @@ class StartedMeanwhile(ProcessEngine):
         return found
 
 
+class RemovedMeanwhile(ProcessEngine):
+    """Its container is removed by somebody else once `down` has listed it."""
+
+    def stop(self, container: str, grace: float) -> ContainerState:
+        super().stop(container, grace)
+        self.remove(container)
+        return super().stop(container, grace)
+
+
+def test_a_container_that_is_removed_after_down_has_listed_it_needs_no_confirmation(
+    home_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"command": ["sh", "-c", "exec sleep 600"]}
+    home_cli("up", "-d", home_cli.job("gone", runtime="process", gpus="none", nodes=["local"], run=run))
+    monkeypatch.setenv("HOME", home_cli.env["HOME"])
+    monkeypatch.chdir(home_cli.cwd)
+    (folder,) = home_cli.runs()
+    engine, record = RemovedMeanwhile("local"), Record(RunPaths(folder))
+    (removed,) = launcher.Run(record, None, lambda _: None, connected_run(record, Fleet([engine], {}, None))).down()
+    assert [each.state.name for each in removed.containers if "port" not in each.state.name] == []
+    assert not list(Path(home_cli.env["HOME"], ".launcher").glob("*/.node"))
+
+
 def test_a_container_that_is_started_after_down_has_listed_it_is_stopped_collected_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,7 +153,7 @@ class DockerEngine(Engine):
 
     def stop(self, container: str, grace: float) -> ContainerState:
         seconds = max(0, math.ceil(grace))
-        self._client.ask(f"stop {container}", lambda api: api.stop(container, timeout=seconds))
+        self._client.find(f"stop {container}", lambda api: api.stop(container, timeout=seconds))
         return self.inspect(container)
 
     def signal(self, container: str, name: str) -> None:

@@ -6,11 +6,12 @@ import io
 import posixpath
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from secrets import token_hex
 
 from launcher import container_scripts
-from launcher.errors import LauncherError, NodesFailed, NodeUnfit
+from launcher.errors import ContainerGone, LauncherError, NodesFailed, NodeUnfit
 from launcher.image.cuda import explaining_refused_cuda
 from launcher.model import labels
 from launcher.model.container import CODE, ContainerSpec, Mount, Phase
@@ -142,7 +143,8 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException, sent: bytes | None = No
     def remove(engine: Engine) -> None:
         for state in engine.to_stop(engine.list({labels.RUN: plan.run})):
             if not state.phase.ended and state.phase is not Phase.CREATED:
-                engine.stop(state.id, grace=0)
+                with suppress(ContainerGone):  # somebody else has removed it
+                    engine.stop(state.id, grace=0)
             engine.remove(state.id)
 
     def remove_folder(engine: Engine) -> None:

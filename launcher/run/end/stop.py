@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.errors import EngineFailed, LauncherError, NodesFailed, NodeUnfit, NotConfirmed
+from launcher.errors import ContainerGone, EngineFailed, LauncherError, NodesFailed, NodeUnfit, NotConfirmed
 from launcher.extras import in_words, warn_on_error
 from launcher.local_files import open_regular
 from launcher.model import labels
@@ -140,8 +140,15 @@ def _end_own(engine: Engine, run: RunId, grace: float) -> Sequence[EndedContaine
 def _end(
     engine: Engine, listed: Sequence[ContainerState], grace: float, warn: Callable[[str], None]
 ) -> Sequence[EndedContainer]:
-    """End containers of a run on a node. warn: called if other launchers could not be told who does."""
-    return [_end_one(engine, state, grace, warn) for state in engine.to_stop(listed)]
+    """End containers of a run on a node. warn: called if other launchers could not be told who does.
+
+    Those that somebody else has removed since they were listed are left out.
+    """
+    ended = []
+    for state in engine.to_stop(listed):
+        with suppress(ContainerGone):
+            ended.append(_end_one(engine, state, grace, warn))
+    return ended
 
 
 def _end_one(engine: Engine, state: ContainerState, grace: float, warn: Callable[[str], None]) -> EndedContainer:
