@@ -78,7 +78,7 @@ def record(cli: Cli, run: str) -> None:
 
 def test_a_sweep_is_selected_by_its_id_also_on_nodes_that_have_only_some_of_its_runs(sweep: tuple[Cli, Path]) -> None:
     cli, job = sweep
-    cli("up", job, "--set", 'sweep=[["2"], ["3"]]')
+    cli("up", job, "--set", 'sweep=[["12"], ["3"]]')  # 1.2 s: IDs of one second have no order
     first, second = (run.name for run in cli.runs())
     group = json.loads((cli.runs()[0] / "events.jsonl").read_text().splitlines()[0])["group"]
     for name in ("other", "third"):
@@ -100,7 +100,7 @@ def test_a_sweep_is_selected_by_its_id_also_on_nodes_that_have_only_some_of_its_
     assert second in listed
     assert second in other("down", "sweep", "--nodes", "local").stderr  # a job's name is its latest run
     assert f"down {first}" in third("down", group, "--nodes", "local").stderr
-    cli("up", job, "--set", 'sweep=[["2"], ["3"]]')
+    cli("up", job, "--set", 'sweep=[["12"], ["3"]]')
     first, second = (run.name for run in cli.runs()[2:])
     group = json.loads((cli.runs()[2] / "events.jsonl").read_text().splitlines()[0])["group"]
     cli("down", first)
