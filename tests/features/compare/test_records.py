@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.test_record_fuzz import ID, METRICS, OTHER, call, changed, fuzz, lines, project
+from tests.unit.test_sweep_names import project as sweeps
+from tests.unit.test_sweep_names import sweep_of_code
 
-__all__ = ["project"]
+__all__ = ["project", "sweeps"]
 
 COMMANDS = [["compare"], ["compare", ID, OTHER, "--html", "page.html"], ["compare", ID, "--json"]]
 
@@ -43,3 +46,11 @@ def test_from_another_folder_it_says_where_runs_are_looked_for(
     assert code == 2
     assert f" in {here}/runs/ (runs are recorded where `up` is called)" in " ".join(printed.split())
     assert "-> call it in the folder where `up` was called" in printed
+
+
+def test_a_variant_of_code_has_the_name_that_was_asked_for(sweeps: Path) -> None:
+    """Also one that has no run yet."""
+    group, variants = sweep_of_code(sweeps)
+    ledger = json.loads(call("compare", group, "--json")[1])
+    known = [(each["variant"], each["label"], each["asked"]) for each in ledger]
+    assert known == [*zip(variants.keys(), variants.values(), ("main", "try-1", None), strict=True)]
