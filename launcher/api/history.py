@@ -183,7 +183,7 @@ def folded(rows: Sequence[RunRow], *, recorded: bool) -> list[RunRow | SweepRow]
 
 def unstarted(sweep: str, rows: Sequence[RunRow]) -> list[RunRow]:
     """Return a row for each variant of a recorded sweep that has no run. rows: those of its runs."""
-    left = sweeps.members_left(sweep, {row.group.variant for row in rows if row.group})
+    left = sweeps.not_started(sweep, {row.group.variant for row in rows if row.group})
     return [RunRow("", NOT_STARTED, None, (), group=member) for member in left]
 
 

@@ -28,8 +28,8 @@ from launcher.run.status import NodeStatus, RunStatus, Utilization
 REFRESH = 2.0
 NARROW = 12  # minimum columns of "last line"; if narrower, it is omitted, then other columns from the right
 MOST = 200  # rows
-LONGEST_NAME = 24  # columns of a node's name: `user@host.example.org:22` may be one
-LONGEST_VARIANT = 40  # columns of a variant: `code=1a2b3c4d (main) lr=0.1`
+# Columns of a node's name, `user@host.example.org:22` may be one, and of a variant: `code=1a2b3c4d (main) lr=0.1`
+LONGEST = {"node": 24, "nodes": 24, "variant": 40}
 
 
 def status(
@@ -191,8 +191,7 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
     room = width
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, wanted in needed.items():
-        longest = {"node": LONGEST_NAME, "nodes": LONGEST_NAME, "variant": LONGEST_VARIANT}
-        columns = min(wanted, longest.get(name, width))
+        columns = min(wanted, LONGEST.get(name, width))
         if name not in ALWAYS and room < (min(columns, NARROW) if name == "last line" else columns):
             continue
         table.add_column(name, no_wrap=True, overflow="ellipsis", width=max(1, min(columns, room)))

@@ -47,18 +47,13 @@ def recorded(runs: Path = RUNS) -> list[str]:
     return sorted(file.stem for file in _file("", runs).parent.glob("*.json") if is_run_id(file.stem))
 
 
-def not_started(group: str, variants: Collection[str], runs: Path = RUNS) -> list[str]:
-    """Return the recorded variants of a sweep other than these, in its order."""
-    sweep = known(group, runs)
-    return [] if sweep is None else [name for name in sweep.variants if name not in variants]
-
-
-def members_left(group: str, variants: Collection[str], runs: Path = RUNS) -> list[Membership]:
-    """Return the memberships of `not_started`."""
-    commits = known_sweep.commits if (known_sweep := known(group, runs)) else {}
-    asked = {f"{CODE}={short_commit(code)}": text for text, code in commits.items() if not code.startswith(text)}
-    names = not_started(group, variants, runs)
-    return [Membership(group, name, asked=asked.get(name.partition(" ")[0], "")) for name in names]
+def not_started(group: str, variants: Collection[str], runs: Path = RUNS) -> list[Membership]:
+    """Return the memberships of the recorded variants of a sweep other than these, in its order."""
+    if (sweep := known(group, runs)) is None:
+        return []
+    asked = {f"{CODE}={short_commit(of)}": text for text, of in sweep.commits.items() if not of.startswith(text)}
+    left = [name for name in sweep.variants if name not in variants]
+    return [Membership(group, name, asked=asked.get(name.partition(" ")[0], "")) for name in left]
 
 
 def in_order(group: str, names: Iterable[str], runs: Path = RUNS) -> list[str]:

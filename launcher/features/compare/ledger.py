@@ -11,7 +11,7 @@ from launcher.features.compare.tags import TagRow
 from launcher.model.plan import Membership, plain
 from launcher.records.paths import as_shown
 from launcher.records.store import Record
-from launcher.records.sweeps import members_left
+from launcher.records.sweeps import not_started
 
 SCHEMA = 1  # of an object: another number if a key goes or means something else, not if one is added
 
@@ -50,7 +50,7 @@ def without_run(chosen: Sequence[Record]) -> list[dict[str, Any]]:
     return [
         {**_of_variant(left, left.named), **empty, "asked": left.asked or None, **unstarted, "scalars": {}, "by": None}
         for group, names in variants.items()
-        for left in members_left(group, names)
+        for left in not_started(group, names)
     ]
 
 

@@ -143,7 +143,7 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException, sent: bytes | None = No
     def remove(engine: Engine) -> None:
         for state in engine.to_stop(engine.list({labels.RUN: plan.run})):
             if not state.phase.ended and state.phase is not Phase.CREATED:
-                with suppress(ContainerGone):  # somebody else has removed it
+                with suppress(ContainerGone):  # another process has removed it
                     engine.stop(state.id, grace=0)
             engine.remove(state.id)
 

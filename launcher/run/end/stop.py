@@ -142,7 +142,7 @@ def _end(
 ) -> Sequence[EndedContainer]:
     """End containers of a run on a node. warn: called if other launchers could not be told who does.
 
-    Those that somebody else has removed since they were listed are left out.
+    Those that another process has removed since they were listed are left out.
     """
     ended = []
     for state in engine.to_stop(listed):
