@@ -42,7 +42,7 @@ our_grace=45 # seconds from SIGTERM to SIGKILL at the time limit and the budget,
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
 our_skew=60  # seconds between the starts of the nodes
-our_drain=3  # seconds for which orphaned processes may keep the log open
+our_drain=3  # seconds for which the engine may not read the output, or orphaned processes keep the log open
 
 # --- what is known of the program; '': nothing yet, or no
 our_child=''          # its pid
@@ -80,19 +80,34 @@ for our_file in "$our_log" "$our_clock" "$our_attempts"; do
 done
 [ -z "$LAUNCHER_HANG_TIMEOUT" ] || (: >>"$our_alive") 2>/dev/null # a full disk must not stop the job
 
-# --- the log: one pipe for stdout and stderr preserves their order; tee ignores all signals intended for the job. The
-# pipe is first opened for reading and writing, so that neither end blocks, and nothing hangs if this shell is killed here.
-our_pipe=$our_kit/home/.entry.$$
-if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi
-mkfifo -m 600 "$our_pipe" || refuse "cannot create a named pipe in $our_kit/home as uid $(id -u)"
-exec 5<>"$our_pipe" 4<"$our_pipe" 3>"$our_pipe" 5>&-
+# --- the log: one pipe for stdout and stderr preserves their order. tee writes what comes to the log, and to a second
+# pipe, from which cat copies it to this script's stdout: without cat, which waits while the engine does not read, tee
+# still writes the log. Both ignore all signals intended for the job.
+# make_pipe NAME: a pipe at file descriptor 5; opened for reading and writing, so that neither end blocks, and nothing
+# hangs if this shell is killed here.
+make_pipe() {
+    our_pipe=$our_kit/home/.$1.$$
+    if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi
+    mkfifo -m 600 "$our_pipe" || refuse "cannot create a named pipe in $our_kit/home as uid $(id -u)"
+    exec 5<>"$our_pipe"
+}
+make_pipe entry
+exec 4<"$our_pipe" 3>"$our_pipe" 5>&-
+rm -f "$our_pipe"
+make_pipe shown
+exec 7<"$our_pipe" 6>"$our_pipe" 5>&-
 rm -f "$our_pipe"
 (
     trap '' HUP INT QUIT TERM PIPE
     exec tee -a "$our_log"
-) <&4 3>&- 4<&- &
+) <&4 >&6 3>&- 4<&- 6>&- 7<&- &
 our_tee=$!
-exec 4<&-
+(
+    trap '' HUP INT QUIT TERM PIPE
+    exec cat
+) <&7 3>&- 4<&- 6>&- 7<&- &
+our_cat=$!
+exec 4<&- 6>&- 7<&-
 
 # --- time, and notes in NODE.attempts
 # log_state prints `<time of the last write> <bytes>` of the log; -c: GNU and busybox, -f: BSD.
@@ -233,9 +248,9 @@ at_hang() {
 }
 
 # --- the clock, in the background, once a second: update the clock file, check the limits, the budget and whether it
-# hangs, and kill tee if orphaned processes keep its pipe open. It is stopped by SIGKILL, which a starting shell cannot
-# miss; its sleep exits on its own. A job is considered alive while the sizes of its logs or metrics change, or a rank
-# is debugged.
+# hangs; after its end, kill cat if nobody reads what it writes, then tee if orphaned processes keep its pipe open. It is
+# stopped by SIGKILL, which a starting shell cannot miss; its sleep exits on its own. A job is considered alive while the
+# sizes of its logs or metrics change, or a rank is debugged.
 signs() {
     (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log state/*.alive metrics.jsonl generations/*/* 2>/dev/null)
 }
@@ -276,7 +291,8 @@ tick() { # $$: the pid of the main shell, in a subshell, too
         fi
         if ! kill -0 "$our_child"; then
             our_drained=$((our_drained + 1))
-            [ $our_drained -ne $our_drain ] || kill -s KILL $our_tee
+            [ $our_drained -ne $our_drain ] || kill -s KILL $our_cat
+            [ $our_drained -ne $((our_drain + 1)) ] || kill -s KILL $our_tee
         fi
     done
 }
@@ -377,10 +393,11 @@ if [ -n "$our_at_limit$our_at_budget" ] && [ "$our_exit_code" -eq 137 ]; then
     echo "launcher: the program did not exit within $our_grace s of SIGTERM and was killed: what it was saving may be incomplete" >&3
 fi
 
-# --- the end: tee has received all output once every process has closed the pipe, or after our_drain seconds
+# --- the end: tee has received all output once every process has closed the pipe, or after a second more than our_drain
 trap '' HUP INT QUIT TERM USR1 USR2 ALRM VTALRM PROF URG
 exec 3>&-
 wait $our_tee 2>/dev/null # shells report killed jobs to stderr
+wait $our_cat 2>/dev/null
 if [ -n "$our_child" ]; then
     kill -s KILL "$our_ticker"
     wait "$our_ticker" 2>/dev/null # so that its last line is written before the final one

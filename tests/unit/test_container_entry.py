@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -319,6 +320,25 @@ def test_an_orphan_that_keeps_the_log_open_delays_the_exit_by_only_seconds(box: 
     _, exited = box.attempts
     noted = (box.output / "state/gpu-a.attempts").stat().st_mtime
     assert noted - int(exited.split()[2]) > 1.5  # the moment at which the program ended, not its orphan
+
+
+def test_all_that_was_printed_is_in_the_log_although_nobody_reads_it(box: Box) -> None:
+    """The container's engine is away: it was killed, or is replaced by a newer one."""
+    ours, theirs = os.pipe()
+    try:
+        os.set_blocking(theirs, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(theirs, bytes(4096))
+        os.set_blocking(theirs, True)
+        program = "for number in range(1000): print(number, 'x' * 30)"
+        argv, env = box.argv(sys.executable, "-c", program), box.env
+        assert subprocess.call(argv, env=env, stdout=theirs, stderr=theirs, timeout=60) == 0
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert [line.split()[0] for line in box.log.read_text().splitlines()] == [str(number) for number in range(1000)]
+    assert [line.split()[:2] for line in box.attempts][-1] == ["exit", "0"]
 
 
 @needs_root
