@@ -9,7 +9,8 @@
 #   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; after a restart `begins <size of the log in bytes>`, of
 #                         a rank's log with its rank (rank.sh): what is before is of earlier attempts;
 #                         `halted <rank> <epoch>` for a suspended rank;
-#                         `left <epoch>` if all ranks had exited before the program was stopped; on the node with
+#                         `left <epoch>` if all ranks had exited before the program was stopped; `oom <epoch>` if the
+#                         kernel has killed one of the container's processes for want of memory; on the node with
 #                         rank 0 `stepped <epoch>` and `budget <epoch>`: its first step, and its budget; torchrun.py
 #                         adds `failed <rank> <code> <epoch>` (code: negative for a signal), and `killed <rank> <epoch>` for one
 #                         that did not exit in time when the program was stopped; elastic.py adds
@@ -42,6 +43,7 @@ our_grace=45 # seconds from SIGTERM to SIGKILL at the time limit and the budget,
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
 our_skew=60  # seconds between the starts of the nodes
+our_cgroup=/sys/fs/cgroup # of the container
 our_drain=3  # seconds for which the engine may not read the output, or orphaned processes keep the log open
 
 # --- what is known of the program; '': nothing yet, or no
@@ -121,6 +123,11 @@ our_log_before=${our_log_before#* }
 # Elapsed time: seconds since the machine was booted, not affected by clock adjustments.
 seconds() {
     if read -r our_uptime our_rest 2>/dev/null </proc/uptime; then echo "${our_uptime%%.*}"; else date +%s; fi
+}
+# How many of the container's processes the kernel has killed for want of memory, of the container or of the machine:
+# the engine tells only of the former, and misses some. Nothing for plain processes, and where cgroups are not mounted.
+memory_kills() {
+    sed -n 's/^oom_kill //p' "$our_cgroup/memory.events" "$our_cgroup/memory/memory.oom_control" 2>/dev/null
 }
 note() {
     [ -p "$our_attempts" ] || # of the program; it would block
@@ -320,6 +327,7 @@ rm -rf "$our_kit/home/.flight_recorder" "$our_quiet" # the pipes of an earlier a
 [ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # of an earlier attempt
 # cat says why it cannot write, unlike the echo of some shells
 our_start="start $(date +%s)"
+our_kills_before=$(memory_kills)
 [ "$our_log_before" = 0 ] || our_start=$(printf '%s\nbegins %s' "$our_start" "$our_log_before")
 our_why=$( (echo "$our_start" | LC_ALL=C cat >>"$our_attempts") 2>&1) || cannot_write "$our_why"
 # When the time limit and the budget are reached. Times are those of seconds(), which begins anew when the machine boots.
@@ -379,6 +387,7 @@ else
 fi
 
 # --- how it ended
+[ "$(memory_kills)" = "$our_kills_before" ] || note oom
 # The program of another node may have failed before the node was told, as it has lost rank 0.
 if [ -n "$LAUNCHER_BUDGET" ] && [ "$our_exit_code" -ne 0 ] && [ -z "$our_forwarded$our_at_limit$our_at_hang$our_at_budget" ] && budget_noted; then
     end_for_budget

@@ -40,6 +40,8 @@ def test_out_of_memory_is_reported(bed_cli: Cli, bed: Bed) -> None:
     failed = bed_cli("up", bed_cli.job("oom", **keys), code=1)
     assert "out of memory" in failed.stderr
     assert bed_cli.result()["nodes"][0]["oom_killed"]
+    noted = (bed_cli.runs()[-1] / "state" / "node1.attempts").read_text()
+    assert "\noom " in noted  # what Docker may have missed
     assert bed.wait_clean() == []
 
 

@@ -341,6 +341,17 @@ def test_all_that_was_printed_is_in_the_log_although_nobody_reads_it(box: Box) -
     assert [line.split()[:2] for line in box.attempts][-1] == ["exit", "0"]
 
 
+@pytest.mark.parametrize("where", ["memory.events", "memory/memory.oom_control"])  # cgroups v2 and v1
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_process_that_the_kernel_killed_for_memory_is_recorded(box: Box, where: str, kills: int) -> None:
+    counted = box.root / "cgroup" / where
+    counted.parent.mkdir(parents=True)
+    counted.write_text("low 0\noom 7\noom_kill 2\n")
+    box.change("our_cgroup=/sys/fs/cgroup", f"our_cgroup={box.root}/cgroup")
+    box.run("/bin/sh", "-c", f"printf 'low 0\\noom 8\\noom_kill {2 + kills}\\n' >{counted}; exit 1")
+    assert [line.split()[0] for line in box.attempts] == ["start", *["oom"] * kills, "exit"]
+
+
 @needs_root
 def test_a_full_disk_does_not_hang_the_job(box: Box) -> None:
     if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(box.output)]):

@@ -118,6 +118,18 @@ def test_out_of_memory_takes_precedence_over_tracebacks() -> None:
     assert "out of memory" in found.what
 
 
+@pytest.mark.parametrize(("code", "failed", "known"), [(137, (), True), (1, ((1, -9),), True), (1, ((1, 1),), False)])
+def test_the_kernel_ran_out_of_memory_although_the_engine_does_not_say_so(
+    code: int, failed: tuple[tuple[int, int], ...], known: bool
+) -> None:
+    """If the kernel killed a rank or the program, and not only a process without which they went on."""
+    noted = dataclasses.replace(evidence(1, "", code), attempts=(Attempt(1, failed=failed, memory_ran_out=True),))
+    found = first_failure([evidence(0, VICTIM), noted])
+    assert found is not None
+    assert found.node == "n1"
+    assert ("out of memory" in found.what) is known
+
+
 def test_a_timeout_is_reported_as_a_timeout() -> None:
     found = first_failure([evidence(0, "launcher: time limit of 5 s reached", 124), evidence(1, VICTIM)])
     assert found is not None

@@ -75,7 +75,7 @@ def blamed_as(evidence: Evidence) -> Blamed:
         return Blamed.SUSPENDED
     if did_not_start(evidence):
         return Blamed.SUSPECT if state.error else Blamed.UNSTARTED
-    if state.oom_killed or state.error or ended_at_time_limit(evidence) or ended_at_hang_timeout(evidence):
+    if evidence.out_of_memory or state.error or ended_at_time_limit(evidence) or ended_at_hang_timeout(evidence):
         return Blamed.REPORTED
     if evidence.last.ranks_had_exited:  # what torchrun printed when it was stopped is not the reason
         return Blamed.LEFT
@@ -96,7 +96,7 @@ def is_victim(evidence: Evidence) -> bool:
 def to_blame(failed: Sequence[Evidence]) -> Evidence | None:
     """Return the node to blame among those that failed: of equals, one of the last generation that ended first."""
 
-    by_itself = any(each.state.oom_killed or blamed_as(each) in (Blamed.SAID, Blamed.SILENT) for each in failed)
+    by_itself = any(each.out_of_memory or blamed_as(each) in (Blamed.SAID, Blamed.SILENT) for each in failed)
     waited = not by_itself and killed_first(failed) is None
 
     def order(each: Evidence) -> tuple[Blamed, int, float, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from launcher.model.container import ContainerState
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 from launcher.run.end import gradients
+from launcher.run.state import SIGKILL_CODE
 from launcher.run.watch.attempts import (
     LIMIT,
     AtBreakpoint,
@@ -79,6 +81,16 @@ class Evidence:
         if not ended:
             return math.inf, False, math.inf
         return math.floor(ended - self.ahead), self.state.exit_code == 0, self.state.finished - self.ahead
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed it for want of memory.
+
+        Its engine may have missed that, and knows nothing of a whole machine that has none left. A program may go on
+        without the process that was killed, and fail of something else.
+        """
+        killed = self.state.exit_code == SIGKILL_CODE or any(code == -signal.SIGKILL for _, code in self.last.failed)
+        return self.state.oom_killed or (self.last.memory_ran_out and killed)
 
     @property
     def logs(self) -> tuple[str, ...]:

@@ -83,9 +83,11 @@ def by_its_cluster(run: EndedRun) -> Failure | None:
 
 def out_of_memory(run: EndedRun) -> Failure | None:
     blamed = run.blamed
-    if blamed is None or not blamed.state.oom_killed:
+    if blamed is None or not blamed.out_of_memory:
         return None
     fix = "make the program use less memory, or raise resources.memory"
+    if not blamed.state.oom_killed:
+        fix = "make the program use less memory, or, if the job has a limit, raise resources.memory"
     return diagnose.failure_of(blamed, "was killed: out of memory", fix)
 
 

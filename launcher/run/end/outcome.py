@@ -201,7 +201,7 @@ def _node_result(
         node=node.name,
         rank=node.rank,
         exit_code=state.exit_code,
-        oom_killed=state.oom_killed,
+        oom_killed=own.out_of_memory if own else state.oom_killed,
         restarts=max(0, len(own.attempts) - 1) if own else state.restarts,
         restarted=tuple(reasons(own.attempts)) if own else (),
         started=state.started,

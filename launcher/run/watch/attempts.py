@@ -21,7 +21,7 @@ from launcher.records.store import NodeOfRun, Record
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
 _ATTEMPT = re.compile(
-    r"^(start|left|exit \d{1,15}|(?:halted|killed) \d{1,15}|failed \d{1,9} -?\d{1,9}) (\d{1,15})$", re.MULTILINE
+    r"^(start|left|oom|exit \d{1,15}|(?:halted|killed) \d{1,15}|failed \d{1,9} -?\d{1,9}) (\d{1,15})$", re.MULTILINE
 )
 _WAITS = re.compile(
     r"^(?P<what>waits|taken|busy|goes) (?P<rank>\d{1,9}) (?P<pid>\d{1,15}) (?P<since>\d{1,15})"
@@ -57,6 +57,7 @@ class Attempt:
     killed: frozenset[int] = frozenset()  # ranks that did not exit in time when they were stopped
     failed: tuple[tuple[int, int], ...] = ()  # rank and exit code (negative: signal) of each, the first one first
     ranks_had_exited: bool = False  # all of them, and torchrun was waiting for the other nodes, when it was stopped
+    memory_ran_out: bool = False  # the kernel killed one of its processes
 
     def why(self) -> str:
         """Return why a restart was needed."""
@@ -136,6 +137,8 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
             found[-1] = replace(found[-1], failed=(*found[-1].failed, (int(rank), int(code))))
         elif found and event == "left":
             found[-1] = replace(found[-1], ranks_had_exited=True)
+        elif found and event == "oom":
+            found[-1] = replace(found[-1], memory_ran_out=True)
     return tuple(found)
 
 
