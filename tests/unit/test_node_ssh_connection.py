@@ -70,7 +70,8 @@ def test_a_lost_connection_is_replaced_and_the_host_key_verified_again(server: S
 def test_the_command_of_a_message_works_as_it_is_typed(tmp_path: Path) -> None:
     """With an ssh config of its own, of a host that only this config has."""
     file = tmp_path / "an ssh config"
-    file.write_text("Host nowhere\n ProxyCommand echo it is night here >&2; exit 1\n")
+    # sh: ssh calls `exec`, and an `exec echo >&2` closes its stdout, at which ssh ends it, before it has printed
+    file.write_text("Host nowhere\n ProxyCommand sh -c 'echo it is night here >&2; exit 1'\n")
     pool = SshPool(str(file))
     with pytest.raises(NodeUnreachable, match="its ProxyCommand failed: it is night here") as caught:
         SshMachine("a", "nowhere", pool).host_key()
