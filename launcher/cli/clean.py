@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -17,8 +17,12 @@ from launcher.cli.terminal import Reporter
 from launcher.errors import NodesFailed, NotConfirmed
 from launcher.job.settings import use_valid_settings
 from launcher.model.facts import ImageInfo
+from launcher.model.plan import RunId
 from launcher.model.sizes import counted, size_text
+from launcher.naming import first_of
 from launcher.run.end.leftovers import OF_IMAGE, Leftovers, OldCache, OldContainer, OldOutput
+
+_NAMED = 3  # runs in an advice
 
 
 def clean(
@@ -80,11 +84,23 @@ def clean(
             except KeyboardInterrupt:
                 what = "interrupted; some of the listed items may have been removed"
                 raise NotConfirmed("clean", what, "to see what is left, repeat the command") from None
-            terminal.note("removed")
+            terminal.note(_removed(_count(chosen, models=models), _count(found, models=models)))
+        elif any(chosen):
+            terminal.note("nothing was removed")
         elif yes and any(found):
             terminal.note("nothing was removed: all of these are kept")
         if listed.failed:
             raise NodesFailed(listed.failed, of=listed.asked)
+
+
+def _count(found: Sequence[Leftovers], *, models: bool) -> int:
+    return sum(len(_lines(each, models=models)) for each in found)
+
+
+def _removed(removed: int, listed: int) -> str:
+    if removed == listed:
+        return "removed"
+    return f"removed {removed} of these {listed}; the others are kept"
 
 
 def _of_this_folder(found: Leftovers) -> Leftovers:
@@ -115,7 +131,7 @@ def _explain(every: Sequence[Leftovers], found: Sequence[Leftovers], *, kept: bo
     runs = [output.run for output in unfetched if output.ours]
     runs += [each.run for one in found for each in one.containers if each.kept]
     if (unfetched or runs) and kept:
-        fetch = [" && ".join(f"launcher fetch {run} --checkpoints" for run in dict.fromkeys(runs))] if runs else []
+        fetch = [_for_each(lambda run: f"launcher fetch {run} --checkpoints", [*dict.fromkeys(runs)])] if runs else []
         if not all(output.ours for output in unfetched):
             fetch.append("launcher fetch RUN --checkpoints in the folder where RUN was started")
         fix = f"to download them: {'; '.join(fetch)}; to remove them: --unfetched"
@@ -134,12 +150,23 @@ def _explain_ended(found: Sequence[Leftovers]) -> None:
     ended = {run: ours for each in found for run, ours in each.ended.items()}
     if not ended:
         return
-    fix = "launcher down --all"
+    where = ""
     if not all(ended.values()):
-        fix += f"-projects --nodes {shlex.quote(','.join(dict.fromkeys(each.engine.host for each in found)))}"
+        where = f" --nodes {shlex.quote(','.join(dict.fromkeys(each.engine.host for each in found)))}"
+    fix = _for_each(lambda run: f"launcher down {run}{where}", [*ended])
+    if len(ended) > _NAMED:  # other runs may go on
+        every = "--all-projects" if where else "--all"
+        fix += f", or launcher down {every}{where}, which also stops the runs that go on"
     runs, one = counted(len(ended), "run"), len(ended) == 1
     what = f"{runs} that {'has' if one else 'have'} ended {'was' if one else 'were'} not taken down"
     terminal.note(f"{what} and {'is' if one else 'are'} kept: {fix}; then repeat the command")
+
+
+def _for_each(command: Callable[[RunId], str], runs: Sequence[RunId]) -> str:
+    """Return the commands for these runs, to be pasted; of many runs, the command with RUN and the first of them."""
+    if len(runs) > _NAMED:
+        return f"{command('RUN')} for each of {first_of(runs, _NAMED)}"
+    return " && ".join(map(command, runs))
 
 
 def _as_json(found: Leftovers) -> dict[str, object]:

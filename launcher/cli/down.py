@@ -21,6 +21,7 @@ from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NotConfirmed, RunUnknown, UsageError
 from launcher.job.settings import use_valid_settings
 from launcher.model import labels
+from launcher.model.sizes import counted
 from launcher.run.end.stop import EndedContainer, Removed, not_confirmed
 from launcher.run.locate import Note
 
@@ -151,7 +152,8 @@ def _selected(
         fix = f"to stop it, run: launcher down {name} {where}".rstrip()
         log(f"skipped: {name} was not started in this folder; {fix}; all such runs: --all-projects")
     if found.skipped:
-        log(f"nothing is left on the nodes of {found.skipped} {'run' if found.skipped == 1 else 'runs'}")
+        what = "nothing" if purge else "no container"  # without --purge, output folders stay
+        log(f"{what} is left on the nodes of {counted(found.skipped, 'run')}")
     errors = [*found.errors, *([] if found.no_engine is None else [found.no_engine])]
     if not runs and not errors:
         log("nothing to remove")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.cli import Cli
+from tests.e2e.terminal import Person
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -64,7 +65,14 @@ def test_clean_keeps_other_projects_and_what_was_not_fetched(home_cli: Cli, tmp_
     assert f"to download them: {commands}; to remove them" in cli("clean").stderr
     foreign = "; launcher fetch RUN --checkpoints in the folder where RUN was started; to remove"
     assert f"{commands}{foreign}" in cli("clean", "--all-projects").stderr
-    cli("clean", "--unfetched", "--yes")
+    ended(cli, "plain", "seq 3")
+    person = Person(cli, "clean")
+    person.sees(r"Remove these, except what is kept\? \[y/N\]: ")
+    person.type("n\n")
+    person.sees("nothing was removed")
+    assert person.end() == 0
+    assert "removed 1 of these 3; the others are kept\n" in cli("clean", "--yes").stderr
+    assert "\nremoved\n" in cli("clean", "--unfetched", "--yes").stderr
 
     (row,) = json.loads(cli("clean", "--all-projects", "--json", "--yes").stdout)
     (output,) = row["outputs"]
@@ -79,16 +87,23 @@ def test_runs_that_have_ended_are_kept_until_they_are_taken_down(home_cli: Cli, 
     home_cli("up", home_cli.job("ended", **JOB, run={"command": ["echo", "x"]}))
     home_cli("up", "-d", home_cli.job("goes-on", **JOB, run={"command": ["sleep", "600"]}))
     ended = home_cli.runs()[0].name
-    kept = "1 run that has ended was not taken down and is kept: launcher down --all"
+    kept = "1 run that has ended was not taken down and is kept: "
     listed = home_cli("clean", "--yes")
     assert listed.stdout == "nothing to remove\n"
-    assert f"{kept}; then repeat the command\n" in listed.stderr
+    assert f"{kept}launcher down {ended}; then repeat the command\n" in listed.stderr
     (row,) = json.loads(home_cli("clean", "--json").stdout)
     assert row["ended"] == [{"run": ended, "started_here": True}]
 
     cli = Cli(tmp_path, home_cli.env)  # another folder
     assert "not taken down" not in cli("clean", "--nodes", "local").stderr
-    assert f"{kept}-projects --nodes local; then" in cli("clean", "--nodes", "local", "--all-projects").stderr
+    foreign = cli("clean", "--nodes", "local", "--all-projects").stderr
+    assert f"{kept}launcher down {ended} --nodes local; then" in foreign
+
+    for name in ("f", "g", "h"):
+        home_cli("up", home_cli.job(name, **JOB, run={"command": ["true"]}))
+    many = f"kept: launcher down RUN for each of {ended}, f-"
+    assert many in (said := home_cli("clean").stderr)
+    assert " and 1 more, or launcher down --all, which also stops the runs that go on; then repeat" in said
     home_cli("down", "--all")
     assert "ended-" in (done := home_cli("clean", "--yes")).stdout
     assert "not taken down" not in done.stderr

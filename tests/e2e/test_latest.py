@@ -162,7 +162,7 @@ def test_down_all_asks_each_node_once_and_skips_runs_of_which_nothing_is_left(ho
         copy.mkdir(mode=0o700)
         (copy / "plan.json").write_text(plan.read_text().replace(run, copy.name))
     said = home_cli("down", "--all").stderr
-    assert "nothing is left on the nodes of 30 runs" in said
+    assert "no container is left on the nodes of 30 runs" in said
     assert "(stopped)" in said
     assert set(states(home_cli).values()) == {"stopped"}
     assert "nothing to remove" in home_cli("down", "--all").stderr

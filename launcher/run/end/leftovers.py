@@ -142,7 +142,8 @@ def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[L
         seen.add(engine.host)
         if isinstance(each, _Examined):
             left = _leftovers(each, ours, alive, used, again=again)
-            listed.append(replace(left, ended={run: run in ours for run in sorted(each.ended - going)}))
+            ended = {run: run in ours for run in sorted(each.ended - going) if is_run_id(run)}
+            listed.append(replace(left, ended=ended))
         else:
             listed.append(each)
     return listed
