@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -16,13 +16,17 @@ from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, RunUnknown
 from launcher.model.plan import RunId
 
+if TYPE_CHECKING:
+    from launcher.run.end.fetch import Fetched
+
 
 @dataclass(frozen=True)
 class Chosen:
-    """The only run to fetch, with all that its program wrote. said: of the folder to which it was fetched."""
+    """The only run to fetch, with all that its program wrote. said, fields: what to say of that, and add to --json."""
 
     run: RunId
-    said: Callable[[Path], str]
+    said: Callable[[Fetched], str]
+    fields: Callable[[Fetched], Mapping[str, object]]
 
 
 # Called with a function that fetches the curves of the runs and returns their folders in runs/. Returns None if its
@@ -69,7 +73,7 @@ def fetch(
             continue  # a variant that has nothing on these nodes
         failed += fetched.failed
         shown = {"run": found.id, "folder": str(fetched.shown), "bytes": fetched.bytes, "deleted": fetched.gone}
-        done.append(shown)
+        done.append(shown | dict(chosen.fields(fetched)) if chosen is not None and json else shown)
         for problem in fetched.problems:
             Reporter().warn(problem)
         if not json:
@@ -81,7 +85,7 @@ def fetch(
             if written is not None:
                 Reporter().log(found.mask(str(written)))
             if chosen is not None:
-                terminal.say(found.mask(chosen.said(fetched.folder)))
+                terminal.say(found.mask(chosen.said(fetched)))
     if not done:
         raise options.nothing_of_sweep(named.group, nodes, on)
     if json:

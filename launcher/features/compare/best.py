@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.cli.fetch import Chosen
 from launcher.errors import UsageError
 from launcher.features.compare.command import tag_row
-from launcher.features.compare.curves import checkpoint_of, files_of
-from launcher.features.compare.tags import TagRow, by_tag, sentence
+from launcher.features.compare.curves import Best, checkpoint_of, files_of
+from launcher.features.compare.tags import TagRow, by_tag, its_checkpoint, sentence
 from launcher.records.groups import labels
-from launcher.records.paths import RunPaths, as_shown
+from launcher.records.paths import RunPaths
 from launcher.records.store import Record
+
+if TYPE_CHECKING:
+    from launcher.run.end.fetch import Fetched
 
 
 def options(
@@ -28,7 +31,8 @@ def options(
     lowest: Annotated[bool, typer.Option("--min", help="With --best: the lowest value is the best.")] = False,
 ) -> Chosen | None:
     """With --best TAG, the run of a sweep with the highest value of a curve is
-    downloaded, and the checkpoint that belongs to that value is named.
+    downloaded, and the checkpoint that belongs to that value is named; with --json
+    as `best`: tag, step, value, checkpoint.
     """
     if best is None:
         if lowest:
@@ -38,15 +42,24 @@ def options(
     names = labels([(record, group.variant if (group := record.group) else None) for record in records])
     rows = [tag_row(record, name) for record, name in zip(records, names, strict=True)]
     ordered = by_tag(rows, best, [record.paths for record in records], lowest=lowest, option="--best")
-    first = ordered[0]
-    if first.best is None:
+    first, first_best = ordered[0], ordered[0].best
+    if first_best is None:
         raise UsageError(f"--best {best}", "the curves of this tag have no number", "to see them: launcher tensorboard")
-    return Chosen(first.run, lambda folder: _said(ordered, folder, lowest=lowest))
+
+    def found(fetched: Fetched) -> Best:
+        return Best(best, first_best.point, *checkpoint_of(first_best.point, fetched.folder, files_of(fetched.folder)))
+
+    return Chosen(
+        first.run,
+        lambda fetched: _said(ordered, found(fetched), fetched, lowest=lowest),
+        lambda fetched: {"best": found(fetched).to_dict()},
+    )
 
 
-def _said(rows: Sequence[TagRow], folder: Path, *, lowest: bool) -> str:
-    text, best = sentence(rows, lowest=lowest), rows[0].best
-    checkpoint, why = checkpoint_of(best.point, folder, files_of(folder)) if best else (None, "")
-    if checkpoint is None:
-        return f"{text}; the program has written no checkpoint that is known as one by its name"
-    return f"{text}\nits checkpoint: {as_shown(checkpoint)}, which {why}"
+def _said(rows: Sequence[TagRow], best: Best, fetched: Fetched, *, lowest: bool) -> str:
+    text = sentence(rows, lowest=lowest)
+    if said := its_checkpoint(best):
+        return f"{text}\n{said}"
+    if fetched.gone:
+        return f"{text}; no checkpoint of it is left"
+    return f"{text}; no file that its program has written is known as a checkpoint by its name"

@@ -8,18 +8,18 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from math import isnan
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
 from launcher.event_files import Point, points
 from launcher.local_files import open_regular, parse_object
 from launcher.records.measured import number
-from launcher.records.paths import RunPaths
+from launcher.records.paths import RunPaths, as_shown
 from launcher.records.store import read_json_lines
 from launcher.records.wanted import EVENTS, is_ours, is_saved
 
@@ -128,14 +128,32 @@ def _figures(line: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, f
             yield f"{before}{key}", float(value)
 
 
+def json_number(value: float) -> float | str:
+    """Return a number as JSON has it, which knows no nan."""
+    return value if isfinite(value) else str(value)
+
+
 @dataclass(frozen=True)
 class Best:
-    """The best point of a tag in a run. checkpoint: the program's file that belongs to it, if it is here, and why."""
+    """The best point of a tag in a run. checkpoint: the program's file that belongs to it; why: or why none is known.
+
+    None without a reason: no checkpoint is here.
+    """
 
     tag: str
     point: Point
     checkpoint: Path | None = None
     why: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        checkpoint = self.checkpoint and str(as_shown(self.checkpoint))
+        return {
+            "tag": self.tag,
+            "step": self.point.step,
+            "value": json_number(self.point.value),
+            "checkpoint": checkpoint,
+        }
 
 
 def best_of(tag: str, curve: Curve, root: Path, files: Sequence[Path], *, lowest: bool) -> Best | None:
@@ -152,17 +170,24 @@ def saved_in(root: Path, files: Sequence[Path]) -> dict[Path, str]:
 
 def checkpoint_of(point: Point, root: Path, files: Sequence[Path]) -> tuple[Path | None, str]:
     """Return the checkpoint below `root` that belongs to a point: the one with its step in its name, else the one that
-    was written nearest to it in time. files: those below `root`.
+    was written nearest to it in time; with the reason. None without a reason: there is none. files: those below `root`.
     """
     saved = saved_in(root, files)
     named = [path for path, name in saved.items() if str(point.step) in _numbers(name)]
     if named:
         return max(named, key=_size), f"has step {point.step} in its name"
-    if not saved or not point.time:
+    if not saved:
         return None, ""
+    if not point.time:
+        what = f"no name has step {point.step}, and its line of the metrics has no `time`"
+        return None, f"{what}; the newest is {as_shown(newest_of(saved))}"
     nearest = min(saved, key=lambda path: (round(abs(path.stat().st_mtime - point.time), 1), -_size(path)))
     apart = nearest.stat().st_mtime - point.time
     return nearest, f"was written {abs(apart):.0f} s {'after' if apart >= 0 else 'before'} it"
+
+
+def newest_of(saved: Iterable[Path]) -> Path:
+    return max(saved, key=lambda path: (path.stat().st_mtime, path))
 
 
 def _numbers(name: str) -> set[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.features.compare.curves import saved_in
+from launcher.features.compare.curves import newest_of, saved_in
 from launcher.features.compare.tags import TagRow
 from launcher.model.plan import Membership, plain
 from launcher.records.paths import as_shown
@@ -68,5 +68,5 @@ def _seconds(nodes: Sequence[Mapping[str, Any]]) -> float | None:
 
 def _newest(root: Path, files: Sequence[Path]) -> str | None:
     """Return the program's newest checkpoint that is here."""
-    newest = max(saved_in(root, files), key=lambda path: (path.stat().st_mtime, path), default=None)
-    return None if newest is None else str(as_shown(newest))
+    saved = saved_in(root, files)
+    return str(as_shown(newest_of(saved))) if saved else None

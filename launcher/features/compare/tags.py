@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.features.compare.comparison import fill_page
-from launcher.features.compare.curves import Best, Curve, best_of, in_order, tags_of
+from launcher.features.compare.curves import Best, Curve, best_of, in_order, json_number, tags_of
 from launcher.naming import first_of
 from launcher.records.paths import RunPaths, as_shown
 from launcher.run.state import BUDGET
@@ -51,21 +51,12 @@ class TagRow:
     def to_dict(self) -> dict[str, Any]:
         """Return the scalars for JSON."""
         scalars = {tag: _scalar(curve) for tag, curve in self.curves.items()}
-        by = None
-        if self.best is not None:
-            by = {"tag": self.best.tag, "step": self.best.point.step, "value": _json(self.best.point.value)}
-            by["checkpoint"] = self.best.checkpoint and str(as_shown(self.best.checkpoint))
-        return {"scalars": scalars, "by": by}
+        return {"scalars": scalars, "by": self.best and self.best.to_dict()}
 
 
 def _scalar(curve: Curve) -> dict[str, Any]:
     ends = {"last": curve.last, "max": curve.best(), "min": curve.best(lowest=True)}
-    return {name: point and {"step": point.step, "value": _json(point.value)} for name, point in ends.items()}
-
-
-def _json(value: float) -> float | str:
-    """Return a number as JSON has it, which knows no nan."""
-    return value if isfinite(value) else str(value)
+    return {name: point and {"step": point.step, "value": json_number(point.value)} for name, point in ends.items()}
 
 
 def by_tag(
@@ -177,13 +168,17 @@ def verdict(rows: Sequence[TagRow], *, lowest: bool, command: str) -> str:
     first = rows[0]
     if first.best is None:
         return ""
-    checkpoint = first.best.checkpoint
     text = sentence(rows, lowest=lowest)
     if ignored := [row.label for row in rows if row.best is None and row.away]:
         text += f"\nnot compared, as this curve of them is not here: {', '.join(ignored)}"
-    if checkpoint is None:
-        return f"{text}\nto bring its checkpoint: {command}"
-    return f"{text}\nits checkpoint: {as_shown(checkpoint)}, which {first.best.why}"
+    return f"{text}\n{its_checkpoint(first.best) or f'to bring its checkpoint: {command}'}"
+
+
+def its_checkpoint(best: Best) -> str:
+    """Return which checkpoint belongs to the best value, or why that is not known; "": none is here."""
+    if best.checkpoint is None:
+        return best.why and f"which checkpoint belongs to it is not known: {best.why}"
+    return f"its checkpoint: {as_shown(best.checkpoint)}, which {best.why}"
 
 
 def sentence(rows: Sequence[TagRow], *, lowest: bool) -> str:
