@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from launcher.job.arguments import argv_of, merged
 from launcher.job.models import MOST_VARIANTS, Job
+from launcher.job.overrides import variant_name
 from launcher.job.parts import DockerOptions, Image, NodeEntry, Part, Resources, RunPart
 from launcher.job.problems import LocatedError, Path, Positions, expected, nearest, printable, unknown_key
 from launcher.job.scalars import ANY, LOCAL, is_url, machine, show_duration
@@ -125,6 +126,7 @@ def _conflicts(job: Job) -> Iterator[Conflict]:
         yield from _process(job)
     yield from _nodes(job)
     yield from _pool(job)
+    yield from _sweep(job)
     yield from _codes(job)
     yield from _budget(job)
     yield from _elastic(job)
@@ -157,12 +159,22 @@ def _pool(job: Job) -> Iterator[Conflict]:
     if job.each is None:
         return
     if not job.sweep:
-        yield ("nodes",), "a pool requires a sweep: add one, or list the nodes: [a, b]", {"nodes", "each"}
+        yield ("nodes",), "a pool requires a sweep: add one, or list the nodes: [a, b]", {"nodes", "each", "sweep"}
     if job.each > len(job.nodes):
         yield ("each",), f"the pool has only {len(job.nodes)} nodes", {"nodes", "each"}
     if job.min_nodes is not None:
         message = "in a pool, a variant that loses a node is restarted on other nodes: remove min_nodes and spares"
         yield ("min_nodes",), message, {"min_nodes", "each"}
+
+
+def _sweep(job: Job) -> Iterator[Conflict]:
+    """Variants are known by their names: of two with one name, the result of the first would be lost."""
+    seen: dict[str, int] = {}
+    for number, args in enumerate(job.sweep):
+        name = variant_name(args)
+        if (first := seen.setdefault(name, number)) != number:
+            what = f"{printable(name) or 'a variant without arguments'} is already listed as entry {first}: remove one"
+            yield ("sweep", number), what, {"sweep"}
 
 
 def _codes(job: Job) -> Iterator[Conflict]:

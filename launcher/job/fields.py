@@ -247,14 +247,14 @@ Requirement = Annotated[
 LocalPath = Annotated[str, matching(r"[^\x00-\x1f\x7f]+", "a path")]
 Revision = Annotated[
     str,
-    BeforeValidator(parse_text),
     matching(r"(?!-)[^\x00-\x1f\x7f]+", "a commit, branch or tag"),
+    BeforeValidator(parse_text),  # pydantic calls the last one first
     schema(**_TEXT),
 ]
 Code = Annotated[
     str,
-    BeforeValidator(parse_text),
     matching(r"(?!-)[^\x00-\x1f\x7f]+", "a folder, commit, branch or tag"),
+    BeforeValidator(parse_text),  # pydantic calls the last one first
     schema(**_TEXT),
 ]
 ContainerPath = Annotated[str, BeforeValidator(parse_path), schema(type="string", pattern="^/")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -55,12 +55,26 @@ def _every_combination(sweep: Any) -> Any:
     grid = sweep["grid"]
     if not isinstance(grid, Mapping) or not grid:
         raise LocatedError([(("grid",), f"expected a mapping of options to lists of values, not {show(grid)}")])
-    wrong = [key for key, values in grid.items() if not isinstance(values, (list, tuple)) or not values]
-    if wrong:
-        raise LocatedError([(("grid", key), f"expected a list of values, not {show(grid[key])}") for key in wrong])
+    if wrong := [found for key, values in grid.items() for found in _wrong_values(("grid", key), values)]:
+        raise LocatedError(wrong)
     if (size := math.prod(map(len, grid.values()))) > MOST_VARIANTS:
         raise LocatedError([(("grid",), f"has {size:,} combinations; expected at most {MOST_VARIANTS:,}")])
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _wrong_values(path: Path, values: Any) -> Iterator[tuple[Path, str]]:
+    """Yield the problems of an option's values in a grid."""
+    if not isinstance(values, (list, tuple)):
+        yield path, f"expected a list of values, not {show(values)}"
+    elif not values:
+        yield path, "an empty list; expected at least one value"
+    else:
+        seen = set[str]()
+        for index, value in enumerate(values):
+            text = repr(getattr(value, "text", value))
+            if text in seen:
+                yield (*path, index), f"{show(value)} is listed twice: remove one of them"
+            seen.add(text)
 
 
 class Job(Part):

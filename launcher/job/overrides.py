@@ -5,6 +5,8 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
 
 from launcher.errors import JobInvalid
 from launcher.job.arguments import change, merged, placed
@@ -21,7 +23,8 @@ IN_SWEEP: Path = ("sweep", CODE)
 
 def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
     """For `a.b=v`, return the tree with the YAML value v at a.b. Missing mappings are created; numbers index lists. In
-    a list of arguments, the option of that name gets the value (`arguments.change`). Raises JobInvalid.
+    a list of arguments, the option of that name gets the value (`arguments.change`). A key that is text gets v as it is
+    written: a shell removes the quotes of '0123', and of an empty variable nothing is left. Raises JobInvalid.
     """
     source = f"--set {printable(assignment if len(assignment) <= 80 else assignment[:77] + '...')}"
     key, equals, text = assignment.partition("=")
@@ -30,8 +33,24 @@ def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
         raise JobInvalid(source, "expected KEY=VALUE, such as run.args.epochs=6", "quote it for your shell")
     value, problems = compose(text, source, inline=True)
     mark = Mark(source)
+    if _is_text(parts) and (value is None or isinstance(value.value, (bool, int, float))):
+        value = Node(mark, text.strip())
     problems = [replace(problem, path=(*parts, *problem.path)) for problem in problems]
     return _with_value(root, parts, value or Node(mark, None), mark, ()), problems
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the key at this path is text; for those in lists it is not known."""
+    kind: Any = Job
+    for part in path:
+        found = getattr(kind, "model_fields", {}).get(part)
+        kind = None if found is None else found.annotation
+        while (
+            len(inner := [each for each in get_args(kind) if each is not NoneType]) == 1
+            or get_origin(kind) is Annotated
+        ):
+            kind = inner[0]
+    return kind is str
 
 
 def _with_value(node: Node, parts: Path, value: Node, mark: Mark, done: Path) -> Node:
@@ -120,7 +139,10 @@ def apply_budget(root: Node) -> Node:
     if sweep is None or not isinstance(sweep.value, dict) or "budget" not in sweep.value:
         return root
     budget = sweep.value["budget"]
-    if "budget" in root.value:
+    if (own := root.value.get("budget")) is not None:
+        if own.mark.source.startswith("--set"):
+            what = f"the sweep has a budget already: change that, --set sweep.{own.mark.source.removeprefix('--set ')}"
+            raise refusal([Problem(own.mark, ("budget",), what)])
         raise refusal([Problem(budget.mark, ("sweep", "budget"), "is also a key of the job: remove one of them")])
     rest = {key: node for key, node in sweep.value.items() if key != "budget"}
     return replace(root, value={**root.value, "sweep": replace(sweep, value=rest), "budget": budget})
@@ -134,6 +156,8 @@ def apply_codes(root: Node) -> Node:
     codes = sweep.value[CODE]
     if "codes" in root.value:
         raise refusal([Problem(codes.mark, IN_SWEEP, "is also given as `codes`: remove one of them")])
+    if codes.value == []:
+        raise refusal([Problem(codes.mark, IN_SWEEP, "an empty list; expected at least one revision or folder")])
     others = {key: value for key, value in sweep.value.items() if key != CODE}
     left = replace(sweep, value=others or [Node(sweep.mark, {})])
     return replace(root, value={**root.value, "sweep": left, "codes": codes})

@@ -111,6 +111,10 @@ def test_at_most_ten_problems_are_shown_by_line_and_the_others_counted(tmp_path:
         ("env.A=", "--set env.A=: env.A: expected text, not null"),
         ("image=null", "--set image=null: image: required for runtime: docker"),
         ("env.A=!!binary x", "the tag"),
+        ("revision=", "--set revision=: revision: expected a commit, branch or tag, not ''"),
+        ("code=", "--set code=: code: expected a path, not ''"),
+        ("sweep.code=[]", "--set sweep.code=[]: sweep.code: an empty list; expected at least one revision"),
+        ("sweep.grid.lr=[0.1,0.1]", "sweep.grid.lr=[0.1,0.1]: sweep.grid.lr.1: 0.1 is listed twice"),
     ],
 )
 def test_wrong_overrides_are_named_as_given(tmp_path: Path, assignment: str, said: str) -> None:

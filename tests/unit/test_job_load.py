@@ -269,6 +269,16 @@ def test_overrides_take_a_path_and_a_yaml_value() -> None:
     assert str(found.mark(("run", "module"))) == "job.yaml:4"
 
 
+@pytest.mark.parametrize("text", ["1234567", "0123456", "12e4567", "true"])
+def test_an_override_of_text_is_taken_as_it_is_written(text: str) -> None:
+    """As `git rev-parse --short` prints it: a shell leaves no quotes for YAML."""
+    found = parse_job(HEAD, "job.yaml", [f"name={text}", f"revision={text}", f"cluster.account={text}"])
+    assert (found.name, found.revision, found.cluster.account) == (text, text, text)
+    assert parse_job(HEAD, "job.yaml", [f"sweep.code=[{text}]"]).codes == (text,)
+    assert parse_job(HEAD + f"revision: {text}\n", "job.yaml").revision == text
+    assert parse_job(HEAD + "revision: main\n", "job.yaml", ["revision=null"]).revision is None
+
+
 def test_an_override_can_remove_a_setting() -> None:
     assert parse_job(HEAD + "timeout: 1h\n", "job.yaml", ["timeout="]).timeout is None
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from launcher.errors import JobInvalid
 from launcher.job.arguments import argv_of
 from launcher.job.dump import dump_job
+from launcher.job.fields import parse_args
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
+from launcher.job.overrides import variant_name
 from launcher.job.scalars import parse_duration, parse_size, show_duration, show_size
 
 HERE = Path(__file__).parent
@@ -77,7 +79,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         "docker": draw(
             st.sampled_from([{}, {"ipc": "private", "devices": ["/dev/fuse"], "extra_hosts": {"a": "::1"}}])
         ),
-        "sweep": draw(st.lists(arguments, max_size=2)),
+        "sweep": draw(st.lists(arguments, max_size=2, unique_by=lambda each: variant_name(parse_args(each)))),
     }
 
 

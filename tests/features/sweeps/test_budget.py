@@ -127,6 +127,12 @@ def test_a_budget_that_makes_no_sense_is_refused(lines: list[str], said: str) ->
     assert said in str(refused.value)
 
 
+def test_a_budget_that_is_set_beside_that_of_the_sweep_is_told_its_key() -> None:
+    keys = {"name": "a", "runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}}
+    with pytest.raises(JobInvalid, match=r"--set budget=2m: budget: the sweep has .*, --set sweep.budget=2m"):
+        load({**keys, "sweep": {"budget": "1m", "grid": {"lr": [1]}}}, set=["budget=2m"])
+
+
 def test_a_job_that_loses_nodes_has_no_budget() -> None:
     text = "name: a\nimage: {ref: a}\nnodes: [a, b, c]\nmin_nodes: 2\nbudget: 5m\nrun: {module: train}\n"
     with pytest.raises(JobInvalid, match="is counted on the node of rank 0, which changes with min_nodes"):

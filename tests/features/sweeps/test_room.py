@@ -56,6 +56,10 @@ def test_machines_and_number_can_be_overridden() -> None:
         ("nodes: [a]\nsweep: {grid: {lr: 1}}\n", "5: sweep.grid.lr: expected a list of values, not 1"),
         ("nodes: [a]\nsweep: {grid: {}}\n", "5: sweep.grid: expected a mapping of options"),
         ("nodes: [a]\nsweep: {grid: {a: [{b: 1}]}}\n", "5: sweep"),
+        ("nodes: [a]\nsweep:\n  grid:\n    lr: [1, 0.1,\n      0.1]\n", "8: sweep.grid.lr.2: 0.1 is listed twice"),
+        ("nodes: [a]\nsweep:\n- {lr: 1}\n- {lr: '1'}\n", "7: sweep.1: lr=1 is already listed as entry 0: remove one"),
+        ("nodes: [a]\nsweep: {grid: {a: [true, 'true']}}\n", "5: sweep.1: a=true is already listed"),
+        ("nodes: {pool: [a]}\nsweep: {grid: {lr: []}}\n", "job.yaml:5: sweep.grid.lr: an empty list; expected at"),
     ],
 )
 def test_mistakes_in_a_pool_or_a_grid_are_reported(text: str, message: str) -> None:
