@@ -123,6 +123,21 @@ def test_a_node_whose_program_is_still_busy_when_the_others_have_exited_is_not_s
     home_cli("down")
 
 
+@pytest.mark.ci
+def test_a_run_of_which_too_few_nodes_are_left_says_so(home_cli: Cli) -> None:
+    up = chain(home_cli, "few", 1000)
+    up.sees("^generation 1 step 12 ")
+    kill_node(home_cli, "local-0")
+    up.sees("rank 0 is now on local-1, world 2 of 3: local-0 lost at")
+    kill_node(home_cli, "local-2")
+    up.end(1)
+    failed = next(line for _, line in up.messages if line.startswith("failed "))
+    assert "fewer than 2 nodes (min_nodes) were left" in failed, str(up)
+    consequence = [line for _, line in up.messages if "terminated as a consequence" in line]
+    assert consequence == ["terminated as a consequence: local-1"], str(up)
+    home_cli("down", code=None)
+
+
 @pytest.mark.slow
 def test_a_second_loss_ends_the_run_and_keeps_its_checkpoint(home_cli: Cli) -> None:
     run = {"script": home_cli.program("elastic.py"), "args": ["1000", "5", "0.3"]}

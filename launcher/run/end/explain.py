@@ -256,6 +256,14 @@ def leftover(failure: Failure, run: EndedRun, attached: Attached) -> Failure:
     return replace(failure, what=what, cure=f"remove it: on {node.name}, rm -r /dev/shm/{left.name}; {_CLEAN}")
 
 
+def too_few_nodes(failure: Failure, run: EndedRun, attached: Attached) -> Failure:
+    """Say why the other nodes of a run with min_nodes have not gone on, unless they said another reason."""
+    least = attached.record.min_nodes
+    if not least or any(each.give_up_reason for each in run.evidence):
+        return failure
+    return replace(failure, what=f"{failure.what}; fewer than {least} nodes (min_nodes) were left")
+
+
 def reboot(failure: Failure, run: EndedRun, attached: Attached) -> Failure:
     """Name instead a machine that has restarted: that of the failure, or another one if this is of a victim."""
     found = resumable.restarted(attached, run.evidence)
@@ -286,6 +294,7 @@ REFINEMENTS: Sequence[Refinement] = (
     Refinement(left_out, "whether a file was left out of the code is not known"),
     Refinement(leftover, "what is left in shared memory is not known"),
     Refinement(reboot, "whether a machine has restarted is not known"),
+    Refinement(too_few_nodes, "why the other nodes have not gone on is not known", of_missing=True),
     Refinement(own_command, "the command that resumes the run is not known", of_missing=True),
 )
 
