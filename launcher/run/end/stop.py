@@ -33,6 +33,7 @@ from launcher.records.written import not_fetched
 from launcher.records.written import unfetched as only_there
 from launcher.run.end.fetch import not_brought
 from launcher.run.locate import Attached, Note, Owner, caller, list_runs, unsearched
+from launcher.run.result import NodeResult
 from launcher.run.state import BUDGET, SIGKILL_CODE, RunState, at_budget, state_of
 from launcher.run.watch import attempts
 
@@ -401,7 +402,18 @@ def _conclude(
     state = state_of(at_budget(states, budget), nodes, min_nodes=record.min_nodes)
     ended = state if state.ended else RunState.STOPPED
     by = {"ended_by": BUDGET} if budget and ended is RunState.DONE else {}
-    return record.finish({"state": ended, "exit_code": ended.exit_code, **by})
+    return record.finish({"state": ended, "exit_code": ended.exit_code, "nodes": _results(removed), **by})
+
+
+def _results(removed: Sequence[Removed]) -> list[NodeResult]:
+    """Return how each node ended, by its rank, as far as its removed container tells."""
+    found = list[NodeResult]()
+    for state in (each.state for one in removed for each in one.containers if each.state.started):
+        own = labels.read(state.labels)
+        result = NodeResult(own.node, own.rank, state.exit_code, state.oom_killed, state.restarts)
+        if own.purpose == "run":
+            found.append(replace(result, started=state.started, finished=state.finished or None))
+    return sorted(found, key=lambda node: node.rank)
 
 
 @dataclass(frozen=True)

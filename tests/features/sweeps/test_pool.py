@@ -314,6 +314,8 @@ def test_a_second_ctrl_c_stops_what_runs(home_cli: Cli) -> None:
     assert up.wait(60) == 5, messages
     assert not subprocess.run(["pgrep", "-f", str(job.log)], capture_output=True, check=False).stdout
     assert Counter(states(home_cli, group_of(home_cli)).values()) == {"stopped": 2, "not started": 3}
+    ledger = json.loads(home_cli("compare", group_of(home_cli), "--json").stdout)
+    assert [each["seconds"] is not None for each in ledger] == [each["run"] is not None for each in ledger]
 
 
 def test_a_group_that_is_no_sweep_is_refused(home_cli: Cli, tmp_path: Path) -> None:
