@@ -47,7 +47,7 @@ class RunRow:
 
     exit_code: of a command that waits for it; None if it has not ended. top1: percent. started_by: user@host of the
     caller, and the uid on the first node. stopped_by: user@host. group: the sweep to which it
-    belongs. ended_by: "budget", if it ended at its budget.
+    belongs. ended_by: "budget", if it ended at its budget. why: of a refused run, and what to do.
     """
 
     run: str
@@ -59,6 +59,7 @@ class RunRow:
     stopped_by: str = ""
     group: Membership | None = None
     ended_by: str | None = None
+    why: str = ""
 
 
 def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None = None) -> list[RunRow]:
@@ -74,7 +75,9 @@ def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None =
         by, best = result.get("stopped_by") or "", top1(result.get("last", {}))
         code, group = result.get("exit_code"), record.group
         ended_by = result.get("ended_by")
-        rows.append(RunRow(record.run, state, code, names, best, stopped_by=by, group=group, ended_by=ended_by))
+        why = record.why_not_started if state == REFUSED else ""
+        row = RunRow(record.run, state, code, names, best, stopped_by=by, group=group, ended_by=ended_by, why=why)
+        rows.append(row)
     return _with_discarded(rows, {record.run for record in records if record.abandoned})
 
 

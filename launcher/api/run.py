@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import RunUnknown, UsageError
+from launcher.errors import LauncherError, RunUnknown, UsageError
 from launcher.extras import in_words, warn_on_error
 from launcher.job.settings import read_settings, use_valid_settings
 from launcher.logs.lines import Lines
@@ -115,6 +115,17 @@ class Run:
     def ended(self) -> bool:
         """Whether all of its containers have ended, as far as is known; its files may not have been collected yet."""
         return self.outcome is not None or self._ended
+
+    @property
+    def not_started(self) -> LauncherError | None:
+        """Why it was not started, with the exit code of the `up` that was to; None: it was started."""
+        if not (why := self._record.why_not_started):
+            return None
+        if self.outcome is None and ((now := self._now()).states or now.unreachable):
+            return None
+        error = LauncherError(self.id, f"was not started: {why}")
+        error.exit_code = (self._record.result() or {}).get("exit_code") or error.exit_code
+        return error
 
     def __repr__(self) -> str:
         return f"<launcher.Run {self.id}>"

@@ -36,7 +36,8 @@ def logs(
     """By default, show the output of the master. Each line is shown once, even if
     the connection is interrupted. Ctrl-C detaches; the run continues.
 
-    Exit code, if the run was followed to its end: that of the run.
+    Exit code, if the run was followed to its end: that of the run. Of a run that
+    was not started, the reason is shown; the exit code is that of its `up`.
 
     Example: launcher logs imagenet --rank 3 --tail 100
     """
@@ -52,6 +53,9 @@ def logs(
         with suppress(BrokenPipeError):  # `| head` has exited
             for output in found.output(selection, timestamps=timestamps):
                 screen.show(output)
+        if (why := found.not_started) is not None:
+            screen.finish()
+            raise why
         if follow and ended is None and (states := found.containers().values()):  # with --timestamps
             if all(state.phase.ended for state in states):
                 ended = found.wait()

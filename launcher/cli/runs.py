@@ -44,6 +44,10 @@ def runs(
     and name those of which only files are left. The exit code is that of a command
     that waited for the run.
 
+    A run is `refused` if its `up` ended with an error before all of it was started:
+    of the latest, the reason is shown; --json has it as `why`. It is `discarded` if
+    its sweep has moved its variant to another machine.
+
     Example: launcher runs --nodes gpu-a,gpu-b
     """
     hosts = options.hosts(nodes, on)
@@ -64,6 +68,8 @@ def runs(
         terminal.say_json([_to_dict(row) for row in shown])
     elif shown or not failed:
         _print(shown, "top-1" if hosts is None else "by")
+        if (last := shown[-1] if shown else None) and isinstance(last, RunRow) and last.why:
+            terminal.note(f"{last.run} was not started: {last.why}")
         if group is not None and len(shown) > len(every):
             terminal.note(sweep_row(group, every).left)
         elif left := [row.left for row in shown if isinstance(row, SweepRow) and row.resume]:

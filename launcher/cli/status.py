@@ -154,6 +154,8 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     if seen.world is not None:
         progress.insert(0, Text(seen.world.text))
     rest = [Text(left_out, style="dim")] if left_out else []
+    if seen.not_started:
+        rest.append(Text(f"was not started: {seen.not_started}", style="yellow"))
     debug = [f"{one.text}: launcher debug" if one.waits else one.text for node in shown for one in node.debug]
     waits = [Text(text, style="yellow") for text in debug]
     waits += [Text(text, style="yellow") for text in dict.fromkeys(node.waits for node in shown if node.waits)]
@@ -169,6 +171,8 @@ def render_sweep(variants: Sequence[RunStatus], width: int) -> RenderableType:
 
 
 def _said_of(seen: RunStatus) -> Iterator[str]:
+    if seen.not_started:
+        yield f"was not started: {seen.not_started}"
     if seen.stopped_by:
         yield f"stopped by {seen.stopped_by}"
     for node in seen.nodes:

@@ -49,6 +49,7 @@ _STARTS = ("started", "undone")  # events; with `up --wait`, several
 _RESULT = {
     "state": str,
     "exit_code": int | None,
+    "why": str,
     "failure": {"node": str, "rank": int | None, "exit_code": int | None, "what": str, "cure": str, "words": str},
     "nodes": [
         {"node": str, "rank": int, "exit_code": int | None, "oom_killed": bool | None, "restarts": int | None}
@@ -299,6 +300,20 @@ class Record:
         """Whether its `up` was rolled back, or ended before anything was started. False if that is unknown."""
         ends = [line["event"] for line in read_json_lines(self.paths.events) if line.get("event") in _STARTS]
         return ends[-1] == "undone" if ends else "why" in (self.result() or {})
+
+    @property
+    def why_not_started(self) -> str:
+        """Why it is on no node, although nobody has removed it from there, and what to do; "" if it was started.
+
+        Its record may have no start for another reason: if it has a container, it was started.
+        """
+        if self.refused:
+            reasons = [line.get("reason") for line in self.events("undone")]
+            return str((self.result() or {}).get("why") or (reasons or [""])[-1] or "the reason is not recorded")
+        if self.rebuilt or self.started or self.result() is not None:
+            return ""
+        what = "its launcher is just starting it, or was killed before it had"
+        return f"{what}\n  -> to remove what that may have left: launcher down {self.run}"
 
     @property
     def abandoned(self) -> bool:

@@ -102,6 +102,7 @@ class RunStatus:
     stopped_by: str = ""  # user@host; "" if unknown
     ended_by: str | None = None  # "budget"
     variant: str = ""  # of its sweep; "": it belongs to none
+    not_started: str = ""  # why it was not started, and what to do; "": it was
 
     @property
     def ended(self) -> bool:
@@ -151,6 +152,7 @@ def run_status(attached: Attached) -> RunStatus:
         stopped=bool(stopped_by),  # by another folder's `down`
         recorded=recorded_end(result),
     )
+    seen = bool(states or unreachable)
     generation = attempts.newest({answer.row.node: answer.generations for answer in answers})
     nccl = {answer.row.node: answer.nccl.decode("utf-8", "replace") for answer in answers}
     joined = {answer.row.node: answer.joined for answer in answers}
@@ -170,6 +172,7 @@ def run_status(attached: Attached) -> RunStatus:
         stopped_by=str((result or {}).get("stopped_by") or stopped_by) if state is RunState.STOPPED else "",
         ended_by=(result or {}).get("ended_by") or (BUDGET if budget and state is RunState.DONE else None),
         variant=group.shown if (group := attached.record.group) else "",
+        not_started="" if seen else attached.record.why_not_started,
     )
 
 

@@ -55,9 +55,30 @@ def test_a_refused_up_is_never_the_latest_run(home_cli: Cli) -> None:
     assert json.loads(home_cli("status", "--json").stdout)["run"] == first
     alone = home_cli("status", "other", code=2).stderr
     assert f"no run of other has started; {other} did not start" in " ".join(alone.split())
+    why = f"was not started: run {before}: has no files to resume from on local"
+    shown = home_cli("logs", other, code=3)
+    assert (shown.stdout, shown.stderr.startswith(f"error {other}: {why}")) == ("", True), shown
+    assert "\n  -> do not purge a run that you want to resume" in home_cli("logs", other, "-F", code=3).stderr
+    assert why in " ".join(home_cli("status", other).stdout.split())
+    assert json.loads(home_cli("status", other, "--json").stdout)["not_started"] in shown.stderr
+    assert f"{other}: {why}" in home_cli("fetch", other).stdout
+    assert f"{other} {why}" in home_cli("runs").stderr
+    assert json.loads(home_cli("runs", "--json").stdout)[-1]["why"] in shown.stderr
+    assert "not started" not in home_cli("logs", before).stderr
     assert f"the latest run is {first}\n" in home_cli("down").stderr
     assert states(home_cli)[first] == "stopped"
     assert "nothing to remove" in home_cli("down", other).stderr  # by its ID it is still found
+
+
+def test_a_run_whose_launcher_was_killed_before_it_started_says_so(home_cli: Cli) -> None:
+    killed(home_cli, "before:create_process:1", "up", home_cli.job("job", **process_job()))
+    run = home_cli.runs()[-1].name
+    why = "was not started: its launcher is just starting it, or was killed before it had\n"
+    why += f"  -> to remove what that may have left: launcher down {run}\n"
+    assert f"error {run}: {why}" in home_cli("logs", "job", "--tail", "2", code=1).stderr
+    assert why in home_cli("status", "job").stdout
+    home_cli("down", run)
+    assert states(home_cli) == {run: "stopped"}
 
 
 def test_down_names_the_run_that_it_chose_and_those_that_may_still_run(home_cli: Cli) -> None:

@@ -126,7 +126,7 @@ def test_json_contains_the_data_of_the_table() -> None:
     assert (seen["progress"]["step"], round(seen["progress"]["eta"])) == (2000, 1302)
     assert seen["nodes"][1]["use"]["gpus"][0]["busy"] == 97
     keys = {"run", "state", "progress", "nodes", "result", "world", "started_by", "stopped_by", "gradients"}
-    assert keys | {"variant", "ended_by"} == set(seen)
+    assert keys | {"variant", "ended_by", "not_started"} == set(seen)
 
 
 def test_the_way_of_the_gradients_is_one_line() -> None:

@@ -141,13 +141,18 @@ def _last_generation_first(folders: Sequence[OutputFolder], last: Generation | N
 
 
 def _gone(attached: Attached, folders: Sequence[OutputFolder]) -> tuple[str, ...]:
-    """Say which output folders do not exist any more, who deleted them, and where copies of their files are."""
-    record, found = attached.record, []
+    """Say which output folders do not exist any more, who deleted them, and where copies of their files are; or why
+    the run never had any.
+    """
+    record, found = attached.record, list[str]()
+    never = record.why_not_started
     scanned = run_all_catching([partial(folder.files.scan, folder.path, lambda _: None) for folder in folders])
     for folder, files in zip(folders, scanned, strict=True):
-        if not files:  # it always has a marker
+        if not files and not never:  # it always has a marker
             how = record.purged(attached.engines[folder.node].host) or "on the node, or from another folder"
             found.append(f"its output folder {folder.path} on {folder.node} was deleted {how}")
+    if never and not any(scanned):
+        return (f"was not started: {never}",)
     if found and (copies := record.copies()):
         found.append(f"what was fetched before is in {', '.join(f'{as_shown(folder)}/' for folder in copies)}")
     return tuple(found)
