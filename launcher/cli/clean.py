@@ -42,8 +42,8 @@ def clean(
     """List leftovers and ask before removing them: unused images that launcher
     built for runs that this folder started, output folders of such runs that have
     no container any more, containers of runs that `down` stopped while the node was
-    unreachable, containers of killed commands, and caches of images that the node
-    no longer has.
+    unreachable, containers of killed commands, folders of a killed `doctor`, and
+    caches of images that the node no longer has.
 
     A run that has ended keeps its containers, and with them its output folders,
     until `down`; so do plain processes. Such runs are counted.
@@ -104,7 +104,7 @@ def _removed(removed: int, listed: int) -> str:
 
 
 def _of_this_folder(found: Leftovers) -> Leftovers:
-    outputs = [output for output in found.outputs if output.ours]
+    outputs = [output for output in found.outputs if output.ours or output.of_doctor]
     images = [image for image in found.images if image.id in found.recorded]
     ended = {run: ours for run, ours in found.ended.items() if ours}
     return replace(found, outputs=outputs, images=images, ended=ended)
@@ -200,6 +200,7 @@ def _as_json(found: Leftovers) -> dict[str, object]:
                 "files": out.files,
                 "bytes": out.size,
                 "started_here": out.ours,
+                "of_doctor": out.of_doctor,
                 "unfetched": [{"path": file.path, "bytes": file.size} for file in out.unfetched],
             }
             for out in found.outputs
@@ -245,4 +246,6 @@ def _output(output: OldOutput) -> str:
     line = f"{name}  {counted(output.files, 'file')}, {size_text(output.size)}"
     if output.unfetched:
         line += f"; {output.not_fetched}"
+    if output.of_doctor:
+        return f"{line}; of a killed doctor"
     return line if output.ours else f"{line}; not started here"

@@ -1,4 +1,7 @@
-"""A run's output folder on a node. It has a marker file, and is removed only if that names the run."""
+"""A run's output folder on a node. It has a marker file, and is removed only if that names the run.
+
+That of a command (`doctor`, `shell`) has a second one, which tells it from a run's once its container is gone.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,17 @@ from launcher.node.files import Files
 from launcher.node.opened import BELOW
 
 MARKER = ".launcher-run"  # a file in the folder, with the run's ID
+OF_COMMAND = ".launcher-of-"  # and a purpose (labels.PURPOSE): a file in the folder of a command
+OF_DOCTOR = (f"{OF_COMMAND}bench", f"{OF_COMMAND}probe")
 _TIMEOUT = 600.0  # seconds; a disk or a network may be slow
-# $1: the folder, $2: the run, $3: the working directory. The marker may exist already, as nodes may share the folder.
+# $1: the folder, $2: the run, $3: the working directory, $4: the purpose. The marker may exist already, as nodes may
+# share the folder.
 # The image's entrypoint may run the program as another user, who must see the code.
 # cat, unlike the shell, reports why a write failed.
 _MAKE = f"""
 mkdir -p -- "$1" || exit
 [ -s "$1/{MARKER}" ] || printf '%s\\n' "$2" | cat >"$1/{MARKER}" || {{ rm -f -- "$1/{MARKER}"; rmdir -- "$1"; exit 1; }}
+[ "$4" = run ] || : >"$1/{OF_COMMAND}$4" || exit
 mkdir -p -- "$3" && chmod 755 "$3"
 """
 # $1: the working directory; then pairs of a source and a path in this folder, at which the engine will mount it. stdin:
@@ -57,12 +64,12 @@ find "$folder" -mindepth 1 -maxdepth 1 ! -name {MARKER} -exec rm -rf -- {{}} + &
 """
 
 
-def make(files: Files, path: str, run: RunId, workdir: str) -> None:
+def make(files: Files, path: str, run: RunId, workdir: str, purpose: str = "run") -> None:
     """Make the folder (new folders get mode 0700), the marker in it, and a working directory (0755).
 
-    Raises NodeUnfit, NodeUnreachable.
+    purpose: as in labels.PURPOSE. Raises NodeUnfit, NodeUnreachable.
     """
-    files.run(_MAKE, path, run, workdir, doing=f"make the folder {path}")
+    files.run(_MAKE, path, run, workdir, purpose, doing=f"make the folder {path}")
 
 
 def unpack(files: Files, workdir: str, code: bytes, mounts: Iterable[tuple[str, str]] = ()) -> None:
@@ -76,10 +83,12 @@ def unpack(files: Files, workdir: str, code: bytes, mounts: Iterable[tuple[str, 
 
 
 def runs(files: Files) -> set[RunId]:
-    """Return the runs that have an output folder on the node. Raises NodeUnfit, NodeUnreachable."""
-    script = f'ls -1 -- "${{1:-$HOME}}/{OUTPUT_ROOT}" 2>/dev/null; exit 0'
-    listed = files.run(script, files.home, doing="list output folders").out.decode("utf-8", "replace")
-    return {name for name in listed.splitlines() if is_run_id(name)}
+    """Return the runs that have an output folder on the node, without commands. Raises NodeUnfit, NodeUnreachable."""
+    every = f'cd -- "${{1:-$HOME}}/{OUTPUT_ROOT}" && ls -1 && ls -1d -- */{OF_COMMAND}*'
+    script = f"{{ {every}; }} 2>/dev/null; exit 0"
+    listed = files.run(script, files.home, doing="list output folders").out.decode("utf-8", "replace").splitlines()
+    of_commands = {line.partition("/")[0] for line in listed if "/" in line}
+    return {name for name in listed if is_run_id(name)} - of_commands
 
 
 def find(files: Files, run: RunId) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from launcher.elastic import generations
 from launcher.model.container import WORKDIR
-from launcher.node.output_folder import MARKER
+from launcher.node.output_folder import MARKER, OF_COMMAND
 from launcher.records.paths import ASIDE, NCCL
 
 EVENTS = "*.tfevents.*"  # names of TensorBoard's files
@@ -20,7 +20,7 @@ _SAVED = re.compile(r"checkpoint|ckpt|\.(pt|pth|pth\.tar|safetensors|npz|pkl)$",
 _SOURCE = re.compile(r"\.(py|pyi|pyc|ipynb|sh|c|cc|cpp|cu|cuh|h|hpp|md|rst|ya?ml|toml|cfg|ini)$", re.IGNORECASE)
 
 # What the launcher itself writes to an output folder, beside the code. Everything else there is the program's.
-_STATE = re.escape(MARKER) + (
+_STATE = rf"{re.escape(MARKER)}|{re.escape(OF_COMMAND)}[a-z]+" + (
     r"|\.flight_recorder\.tar|\.node/.*|logs/[^/]+\.clock"
     r"|state/([^/]+\.(alive|attempts|began|groups|master)|budget|slurm\.end|node\.sh|bundle/.*)"
 )

@@ -360,7 +360,7 @@ def _containers(job: Job, fleet: Fleet) -> Iterator[Check]:
         probe, marks = f"launcher-probe-{token_hex(6)}", {labels.PURPOSE: "probe"}
         spec = replace(planned, name=probe, image=name, argv=("true",), labels=marks, mounts=mounts, restarts=0)
         spec = replace(spec, caches=())  # nothing is made for it but the output folder
-        output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)
+        output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir, "probe")
         try:
             with explaining_refused_cuda(engine, name):
                 engine.run_probe(spec)

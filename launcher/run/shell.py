@@ -16,12 +16,13 @@ from launcher.job.parts import NodeEntry
 from launcher.model import labels
 from launcher.model.facts import NodeFacts
 from launcher.model.forward import Forward
-from launcher.model.plan import Plan, RunId
+from launcher.model.plan import Plan
 from launcher.model.progress import Log
 from launcher.model.sizes import counted
 from launcher.node import output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
+from launcher.node.parallel import uninterrupted
 from launcher.node.terminal import is_terminal
 from launcher.planning.allotment import allot
 from launcher.records.snapshot import Snapshot
@@ -87,8 +88,8 @@ def temporary_run(
 ) -> Iterator[Plan]:
     """Start the job with another command; stop and remove it at the end.
 
-    Keeps an output folder only if the user wrote files into it. purpose: the label that distinguishes it from a user's
-    run.
+    A Ctrl-C during that is raised after it. Keeps a shell's output folder if the user wrote files into it. purpose: the
+    label that distinguishes it from a user's run.
     """
     run = job.run.model_copy(update={"module": None, "script": None, "command": command, "args": {}})
     nodes = tuple(entry.model_copy(update={"args": {}}) for entry in job.nodes)
@@ -106,18 +107,25 @@ def temporary_run(
     try:
         yield plan
     finally:
-        try:
-            stop(fleet.engines, plan.run, code=sent_files(code.archive), grace=1)
-        finally:  # even if a node is lost
-            fleet.each(
-                lambda engine: _remove_output(engine, plan.node_plan(engine.node).container.output_dir, plan.run, log)
-            )
+        uninterrupted(partial(_remove, plan, purpose, fleet, code, log))
 
 
-def _remove_output(engine: Engine, output: str, run: RunId, log: Log) -> None:
+def _remove(plan: Plan, purpose: str, fleet: Fleet, code: Snapshot, log: Log) -> None:
+    def remove_output(engine: Engine) -> None:
+        output = plan.node_plan(engine.node).container.output_dir
+        if purpose != "shell" or not _keep_written(engine, output, log):
+            output_folder.remove(engine.files, output, plan.run)
+
+    try:
+        stop(fleet.engines, plan.run, code=sent_files(code.archive), grace=1)
+    finally:  # even if a node is lost
+        fleet.each(remove_output)
+
+
+def _keep_written(engine: Engine, output: str, log: Log) -> bool:
+    """Whether the user wrote files into the output folder, which is said then."""
     kept = [file for file in engine.files.scan(output) if not is_ours(file.path)]
     if kept:
         fix = f"to copy: {copy_by_hand(engine.host, output)}"
         log(f"{counted(len(kept), 'file')} kept in {output} on {engine.node}; {fix}")
-    else:
-        output_folder.remove(engine.files, output, run)
+    return bool(kept)

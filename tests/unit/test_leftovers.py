@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from launcher.cli.clean import _of_this_folder
+import pytest
+
+from launcher.cli.clean import _fetched, _of_this_folder
 from launcher.image.names import PARTIAL, RECIPE
 from launcher.model import caches, labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import ImageInfo
+from launcher.node import output_folder
 from launcher.node.process.engine import ProcessEngine
 from launcher.records.store import Record, records
 from launcher.run.end.leftovers import Leftovers, find_leftovers, remove_leftovers, unused_images
@@ -103,6 +106,38 @@ def test_containers_of_runs_that_ended_are_left_over_and_what_is_just_starting_i
     (found,) = find_leftovers([Listed("local")], records())
     assert isinstance(found, Leftovers)
     assert [each.state.name for each in found.containers] == ["taken-down", "never-started"]
+
+
+@pytest.mark.parametrize("phase", [Phase.CREATED, Phase.RUNNING, Phase.EXITED, None])
+def test_the_folder_of_a_killed_doctor_is_left_over_once_its_containers_have_ended(
+    phase: Phase | None, tmp_path: Path, monkeypatch
+) -> None:
+    """None: they are removed already. It is no run's folder, and nothing in it has to be fetched."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    bench, theirs = (tmp_path / ".launcher" / run for run in (HERE, REBUILT))
+    for folder, purpose in ((bench, "bench"), (theirs, "run")):
+        output_folder.make(Engine("local").files, str(folder), folder.name, f"{folder}/workdir/a", purpose)
+        (folder / "workdir" / "a" / "code.py").write_text("1")
+    known = {labels.RUN: HERE, labels.PURPOSE: "bench", labels.UID: str(os.getuid())}
+    states = [ContainerState("b", "b", "", known, phase, 0 if phase.ended else None)] if phase else []
+    states += [ContainerState("c", "c", "", {**known, labels.PURPOSE: "claim"}, Phase.CREATED, None)]
+
+    class Listed(ProcessEngine):
+        def list(self, wanted: Mapping[str, str | None]) -> Sequence[ContainerState]:
+            return [each for each in states if wanted.keys() <= each.labels.keys()]
+
+        def remove(self, container: str) -> None:
+            states[:] = [each for each in states if each.id != container]
+
+    engine = Listed("local")
+    assert output_folder.runs(engine.files) == {theirs.name}
+    (found,) = find_leftovers([engine], [])
+    assert isinstance(found, Leftovers)
+    over = phase is None or phase.ended
+    remove_leftovers(_fetched(_of_this_folder(found)))
+    assert (bench.exists(), theirs.exists()) == (not over, True)
+    assert [each.name for each in states] == (["c"] if phase is None else [] if over else ["b", "c"])
 
 
 def test_an_empty_cache_of_an_image_that_is_gone_is_left_over_and_its_folder_goes_with_it(

@@ -53,7 +53,7 @@ def start_containers(
     def create(engine: Engine) -> None:
         planned = plan.node_plan(engine.node)
         spec = planned.container
-        output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)
+        output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir, spec.labels[labels.PURPOSE])
         for cache in spec.caches:
             image_cache.make(engine.files, cache.source)
 

@@ -43,7 +43,7 @@ class OldOutput:
     """A run's output folder on a node. size: bytes of its files, including checkpoints.
 
     ours: whether this folder started the run; otherwise another one did, or its record is lost. unfetched: files that
-    are only there, as far as is known.
+    are only there, as far as is known. of_doctor: of no run, but of a `doctor` that was killed.
     """
 
     run: RunId
@@ -53,6 +53,7 @@ class OldOutput:
     ours: bool
     unfetched: Sequence[FileEntry]
     variant: str = ""  # of its sweep, as tables show it; known of runs that are recorded here
+    of_doctor: bool = False
 
     @property
     def not_fetched(self) -> str:
@@ -149,10 +150,16 @@ def find_leftovers(engines: Sequence[Engine], known: Sequence[Record]) -> list[L
     return listed
 
 
+def _is_over(state: ContainerState) -> bool:
+    """Whether a container is no reason to keep its run's folder: a lock, or of a `doctor --bench` that was killed."""
+    purpose = state.labels.get(labels.PURPOSE)
+    return purpose == "claim" or (purpose == "bench" and state.phase.ended)
+
+
 @dataclass(frozen=True)
 class _Examined:
     """What a node has. alive: runs with a container. ended: those of the user whose containers have ended and which
-    nobody has taken down. folders: the files of the marked output folders, by run.
+    nobody has taken down. folders: the files of the marked output folders, by run. of_doctor: those of `doctor`.
     """
 
     engine: Engine
@@ -162,6 +169,7 @@ class _Examined:
     alive: Set[RunId]
     ended: Set[RunId]
     folders: Mapping[RunId, Sequence[FileEntry]]
+    of_doctor: Set[RunId]
     shared: Sequence[Shared]
     unread: LauncherError | None
     caches: Sequence[OldCache]
@@ -178,7 +186,7 @@ def _examine(
     machine = engine.facts()
     root = posixpath.join(machine.home, OUTPUT_ROOT)
     listed = engine.list({labels.RUN: None})
-    alive = {state.labels.get(labels.RUN, "") for state in listed}
+    alive = {state.labels.get(labels.RUN, "") for state in listed if not _is_over(state)}
     own = [state for state in listed if state.labels.get(labels.UID) == str(engine.uid())]
     idle = [state for state in own if state.phase.ended or state.phase is Phase.CREATED]
     # doctor --bench and shell remove their containers, unless these commands were killed.
@@ -198,10 +206,12 @@ def _examine(
         if name == output_folder.MARKER and is_run_id(run):
             marked.add(run)
     folders = {run: found[run] for run in sorted(marked)}
+    doctors = {run for run, files in folders.items() if any(file.path in output_folder.OF_DOCTOR for file in files)}
     images = unused_images(engine, sources)
     left = _in_memory(engine, shared)
     caches_ = _caches(engine, machine, root, found.get(caches.FOLDER, ()))
-    return _Examined(engine, root, images, back, alive, kept, folders, left, unread[0] if unread else None, caches_)
+    error = unread[0] if unread else None
+    return _Examined(engine, root, images, back, alive, kept, folders, doctors, left, error, caches_)
 
 
 def _caches(engine: Engine, machine: NodeFacts, root: str, files: Sequence[FileEntry]) -> list[OldCache]:
@@ -287,11 +297,11 @@ def _leftovers(
     outputs = []
     for run, files in found.folders.items() if not again else ():
         if run not in alive:
-            record = ours.get(run)
-            missing, group = unfetched(files, record), record.group if record else None
+            record, of_doctor = ours.get(run), run in found.of_doctor
+            missing, group = [] if of_doctor else unfetched(files, record), record.group if record else None
             path, size = posixpath.join(found.root, run), sum(file.size for file in files)
             variant = group.shown if group else ""
-            outputs.append(OldOutput(run, path, len(files), size, record is not None, missing, variant))
+            outputs.append(OldOutput(run, path, len(files), size, record is not None, missing, variant, of_doctor))
     shared = found.shared if not again else ()
     recorded = {
         image.id for image in found.images if {image.id, image.labels.get(names.PARTIAL, ""), *image.tags} & used

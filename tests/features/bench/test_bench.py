@@ -18,6 +18,7 @@ import launcher
 from launcher.features.bench import container_scripts
 from launcher.features.bench.run import bench as measure
 from launcher.node.connect import connect
+from launcher.node.process import supervisor
 from launcher.node.process.engine import ProcessEngine
 from launcher.run.end.leftovers import Leftovers, find_leftovers, remove_leftovers
 from tests.bed import faults
@@ -140,11 +141,14 @@ def test_a_paused_node_exits_instead_of_reporting_what_it_measured(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_leave_nothing(home_cli: Cli, stop: signal.Signals) -> None:
+def test_ctrl_c_and_sigterm_leave_nothing_also_if_repeated(home_cli: Cli, stop: signal.Signals) -> None:
     process = home_cli.start("doctor", job(home_cli, 2), "--bench", "--minutes", "2")
     until(has_started(home_cli, "local-1"), process)
     process.send_signal(stop)
-    process.communicate(timeout=60)
+    until(lambda: list(Path(home_cli.env["HOME"], ".launcher").glob(f"*/.node/*/{supervisor.STOP}")), process)
+    process.send_signal(stop)
+    _, err = process.communicate(timeout=60)
+    assert "kept" not in err
     assert process.returncode == 5  # exit code of Ctrl-C
     assert left(home_cli) == []
 
@@ -167,8 +171,7 @@ def test_clean_removes_leftovers_of_a_killed_doctor(home_cli: Cli, monkeypatch: 
     while len(leftovers(engine).containers) < 2:
         assert time.monotonic() < deadline
         time.sleep(1)
-    for _ in range(2):  # output folders are found after their containers were removed
-        remove_leftovers(leftovers(engine))
+    remove_leftovers(leftovers(engine))
     assert left(home_cli) == []
 
 
