@@ -30,7 +30,7 @@ from launcher.records import groups, store, sweeps
 from launcher.records.measured import top1
 from launcher.records.paths import RUNS, NodePaths, RunPaths
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.locate import Note, RunListing, list_runs, warn_of_unsearched
+from launcher.run.locate import Note, RunListing, list_runs, not_asked, warn_of_unsearched
 from launcher.run.state import BUDGET, RunState, at_budget, state_of
 from launcher.run.watch import attempts
 
@@ -47,7 +47,8 @@ class RunRow:
 
     exit_code: of a command that waits for it; None if it has not ended. top1: percent. started_by: user@host of the
     caller, and the uid on the first node. stopped_by: user@host. group: the sweep to which it
-    belongs. ended_by: "budget", if it ended at its budget. why: of a refused run, and what to do.
+    belongs. ended_by: "budget", if it ended at its budget. why: of a refused run, and what to do. not_asked: of a run
+    that is `ended here`, the other hosts.
     """
 
     run: str
@@ -60,6 +61,7 @@ class RunRow:
     group: Membership | None = None
     ended_by: str | None = None
     why: str = ""
+    not_asked: tuple[str, ...] = ()
 
 
 def recorded_runs(log: Note = print, *, ssh_config: str | PathLike[str] | None = None) -> list[RunRow]:
@@ -109,13 +111,15 @@ def runs_on(
     for run, found in listing.runs.items():
         states, labels = [f.state for f in found], found[0].labels
         names = tuple(f.labels.node for f in found)
+        missing = not_asked(found, nodes)
         silent_nodes = listing.failed or (listing.no_engine if TRAITS[labels.runtime].has_images else None)
-        away = labels.nodes - len(found) if silent_nodes else 0  # may be on a node that does not respond
+        away = labels.nodes - len(found) - len(missing) if silent_nodes else 0  # may be on a node that does not respond
         end = _END if away else stopped.get(run, _END)
-        state = end.state(states, labels.nodes, labels.min_nodes, away)
+        state = end.state(states, labels.nodes, labels.min_nodes, away, len(missing))
         code, who = state.exit_code if state.ended else None, labels.started_by
         row = RunRow(run, state.value, code, names, None, who, stopped_by=end.stopped_by or "", group=labels.group)
-        rows.append(replace(row, ended_by=end.ended_by(state)))
+        left_out = missing if state is RunState.ENDED_HERE else ()
+        rows.append(replace(row, ended_by=end.ended_by(state), not_asked=left_out))
     return rows, [*listing.failed.values()]
 
 
@@ -345,9 +349,13 @@ class _WhyEnded:
     stopped_by: str | None = None
     budget: bool = False
 
-    def state(self, states: Sequence[ContainerState], nodes: int, min_nodes: int, unreachable: int) -> RunState:
+    def state(
+        self, states: Sequence[ContainerState], nodes: int, min_nodes: int, unreachable: int, not_asked: int = 0
+    ) -> RunState:
         counted, stopped = at_budget(states, self.budget), self.stopped_by is not None
-        return state_of(counted, nodes, min_nodes=min_nodes, unreachable=unreachable, stopped=stopped)
+        return state_of(
+            counted, nodes, min_nodes=min_nodes, unreachable=unreachable, not_asked=not_asked, stopped=stopped
+        )
 
     def ended_by(self, state: RunState) -> str | None:
         return BUDGET if self.budget and state is RunState.DONE else None

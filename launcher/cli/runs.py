@@ -41,7 +41,8 @@ def runs(
 ) -> None:
     """List the runs recorded here, and a line for each sweep; nodes are queried for
     unfinished runs. With --nodes, list the runs that have containers on those nodes,
-    and name those of which only files are left. The exit code is that of a command
+    and name those of which only files are left; one that has other nodes, which were
+    not asked, is `ended here`, without an exit code. The exit code is that of a command
     that waited for the run.
 
     A run is `refused` if its `up` ended with an error before all of it was started:
@@ -119,7 +120,7 @@ def _run(row: RunRow) -> tuple[str, Text, str, Text, Text]:
         Text(row.state, style=STYLES.get(row.state, ""))
         + (f" by {by}" if (by := row.stopped_by or row.ended_by) else ""),
         "" if row.exit_code is None else str(row.exit_code),
-        Text(", ".join(row.nodes)),
+        Text(", ".join(row.nodes) + (f"; not asked: {', '.join(row.not_asked)}" if row.not_asked else "")),
         Text(row.started_by if row.top1 is None else f"{row.top1:.2f}"),
     )
 

@@ -41,7 +41,8 @@ def status(
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Show the current state of each node. A node that does not respond is shown as
-    unreachable (exit code 3).
+    unreachable (exit code 3). With --nodes, a run that has ended there is `ended
+    here` if it has other nodes: they were not asked.
 
     Of a sweep, each variant is shown. With --nodes and no run, also show who uses
     the GPUs of these nodes.

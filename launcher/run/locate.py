@@ -160,7 +160,7 @@ def find_on_nodes(text: str | None, hosts: Sequence[str], ssh_config: Path | Non
         if not recorded:
             note(f"not recorded here before: a record is made in {as_shown(runs)}/, from the labels of its containers")
         engines = {f.node.name: f.engine for f in found}
-        missing = _not_asked(found, hosts)
+        missing = not_asked(found, hosts)
         unreachable = {**listing.failed, **listing.unanswered(record, record.other_hosts(nodes))}
         return Attached(record, nodes, engines, fleet, unreachable=unreachable, not_asked=missing)
     except BaseException:
@@ -235,7 +235,7 @@ def find_containers(attached: Attached, note: Note, *, claims: bool = False, any
     )
 
 
-def _not_asked(found: Sequence[Found], asked: Sequence[str]) -> tuple[str, ...]:
+def not_asked(found: Sequence[Found], asked: Sequence[str]) -> tuple[str, ...]:
     """Return the hosts of the run's nodes that are not in `asked` and were not found under another name."""
     ranks, every = {f.labels.rank for f in found}, found[0].labels.hosts
     missing = (host for rank, host in enumerate(every) if rank not in ranks)

@@ -29,6 +29,7 @@ class RunState(str, Enum):
     LOST = "lost"
     REMOVED = "removed"  # no containers left, and no recorded outcome
     UNREACHABLE = "unreachable"  # it may still be running on unreachable nodes
+    ENDED_HERE = "ended here"  # on the nodes that the user named; the others were not asked
 
     @property
     def ended(self) -> bool:
@@ -43,12 +44,13 @@ class RunState(str, Enum):
 _EXIT_CODES = {RunState.DONE: 0, RunState.FAILED: 1, RunState.LOST: 3, RunState.STOPPED: 5}
 
 
-def state_of(
+def state_of(  # noqa: PLR0913 - all that decides it
     containers: Iterable[ContainerState],
     nodes: int,
     *,
     min_nodes: int = 0,
     unreachable: int = 0,
+    not_asked: int = 0,
     removed: int = 0,
     incomplete: bool = False,
     stopped: bool = False,
@@ -57,9 +59,9 @@ def state_of(
     """Return the state of a run. No other function decides whether and how a run has ended.
 
     containers: those that still exist on its `nodes` nodes. min_nodes: nodes that the run needs at least; 0: all.
-    unreachable: number of nodes that do not answer. removed: number of nodes without a container of the run any
-    more, or given up. incomplete: of the end of a node less is known, such as that its files could not be collected.
-    stopped: by a user. recorded: the state in result.json.
+    unreachable: number of nodes that do not answer. not_asked: of nodes that the user did not name. removed: of nodes
+    without a container of the run any more, or given up. incomplete: of the end of a node less is known, such as that
+    its files could not be collected. stopped: by a user. recorded: the state in result.json.
     """
     states = list(containers)
     phases = {state.phase for state in states}
@@ -69,6 +71,8 @@ def state_of(
         return recorded
     if unreachable:
         return RunState.UNREACHABLE  # whatever the others did, the run may go on there
+    if not_asked:
+        return RunState.ENDED_HERE
     may_lose = nodes - min_nodes if min_nodes else 0
     if stopped:
         return RunState.STOPPED

@@ -29,6 +29,7 @@ from launcher.run.state import BUDGET, RunState, at_budget, recorded_end, state_
 from launcher.run.watch import attempts
 from launcher.run.watch.attempts import Generation
 
+NOT_ASKED = "not asked"  # state of a node that --nodes does not name
 _MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
 _NUMBER = re.compile("[0-9]{1,15}")
 
@@ -63,13 +64,14 @@ class StoppedRank:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """Status of one node. None, empty or 0: unknown. For an unreachable node, only the first three fields are set.
+    """Status of one node. None, empty or 0: unknown. For a node that is unreachable or was not asked, only the first
+    three fields are set.
 
     If the container was removed, the values recorded at the end of the run are used.
     """
 
     node: str
-    state: str  # its container's phase, "waiting" (a spare), "removed" or "unreachable"
+    state: str  # its container's phase, "waiting" (a spare), "removed", "unreachable" or NOT_ASKED
     reason: str | None = None  # why it is unreachable
     host: str = ""
     node_rank: int | None = None
@@ -106,7 +108,7 @@ class RunStatus:
 
     @property
     def ended(self) -> bool:
-        return RunState(self.state).ended or self.state == RunState.REMOVED
+        return RunState(self.state).ended or self.state in (RunState.REMOVED, RunState.ENDED_HERE)
 
     def to_dict(self) -> dict[str, Any]:
         """`progress` is the trainer's latest line of metrics, with eta (seconds) added."""
@@ -141,7 +143,7 @@ def run_status(attached: Attached) -> RunStatus:
         node.name: e for nodes, e in zip(groups, found, strict=True) if isinstance(e, LauncherError) for node in nodes
     }
     states = [a.state for a in answers if a.state is not None]
-    unreachable = len(attached.unreachable) + len(lost) + len(attached.not_asked)
+    unreachable = len(attached.unreachable) + len(lost)
     stopped_by = next((answer.stopped_by for answer in answers if answer.stopped_by), "")
     budget = any(answer.budget for answer in answers)
     state = state_of(
@@ -149,6 +151,7 @@ def run_status(attached: Attached) -> RunStatus:
         attached.size,
         min_nodes=attached.record.min_nodes,
         unreachable=unreachable,
+        not_asked=len(attached.not_asked),
         stopped=bool(stopped_by),  # by another folder's `down`
         recorded=recorded_end(result),
     )
@@ -160,6 +163,7 @@ def run_status(attached: Attached) -> RunStatus:
     newest_first = [metrics[node] for node in (generation.members if generation else metrics) if node in metrics]
     lines = [parse_object(line) for line in newest_first[0].splitlines()] if newest_first else []
     away = [NodeStatus(name, "unreachable", str(error)) for name, error in {**attached.unreachable, **lost}.items()]
+    away += [NodeStatus(host, NOT_ASKED) for host in attached.not_asked]
     return RunStatus(
         run=attached.record.run,
         state=state.value,

@@ -403,6 +403,15 @@ def test_a_run_has_not_ended_while_one_of_its_nodes_does_not_answer() -> None:
     assert state_of([state(3)], 2, unreachable=1, recorded=RunState.FAILED) is RunState.FAILED
 
 
+def test_a_run_of_which_not_every_node_was_asked_is_neither_done_nor_lost() -> None:
+    for states in ([state(0)], [state(3)], [state(143)]):
+        assert state_of(states, 3, not_asked=2) is RunState.ENDED_HERE
+    assert state_of([state(None)], 3, not_asked=2) is RunState.RUNNING
+    assert state_of([state(0)], 3, not_asked=1, unreachable=1) is RunState.UNREACHABLE
+    assert state_of([state(0)], 3, not_asked=2, recorded=RunState.DONE) is RunState.DONE
+    assert not RunState.ENDED_HERE.ended
+
+
 def test_at_its_budget_a_run_is_done_whatever_its_exit_codes_are() -> None:
     ended = [state(0), state(137)]
     assert state_of(at_budget(ended, True), 2) is RunState.DONE
