@@ -226,6 +226,12 @@ def sweep_of(text: str, rows: Sequence[RunRow]) -> str | None:
     return groups.begun_by(text, [(row.run, row.group) for row in rows])
 
 
+def beside(run: RunId) -> str:
+    """Return what is said of a run that a job's name means, of a job that has also a sweep; "" if it has none."""
+    job = store.job_of(run)
+    return f"; the latest sweep of {job} is {sweep}" if (sweep := groups.latest_sweep(job)) else ""
+
+
 def others_of(job: str, sweep: str, rows: Sequence[RunRow]) -> list[str]:
     """Return the other sweeps in a list of runs, and the runs of none, that have this job's name."""
     named = [row.group.group if row.group else row.run for row in rows if store.job_of(row.run) == job]

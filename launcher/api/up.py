@@ -196,8 +196,13 @@ class _NewRun:
         resume, options = self.options.resume, self.options
         if resume is None:
             return nullcontext()
+        group = self.group  # whose variants start beside each other
+
+        def log(text: str) -> None:
+            options.log(text if group is None else f"{group.shown}: {text}")
+
         old, code = Record(RunPaths(self.inputs.runs / resume.run)), self.inputs.code().archive
-        return files_of(old, plan, self.fleet, code, options.ssh_config, options.log, required=resume.required)
+        return files_of(old, plan, self.fleet, code, options.ssh_config, log, required=resume.required)
 
     def begin(
         self,

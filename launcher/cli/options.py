@@ -101,7 +101,7 @@ def find(
     if run is None:
         log(f"the latest run is {found.id}")
     elif run == job_of(found.id):
-        log(f"the latest run of {run} is {found.id}")
+        log(f"the latest run of {run} is {found.id}" + ("" if found.group else history.beside(found.id)))
     elif found.group is not None and found.group.group.startswith(run):
         log(f"the latest variant of {found.group.group} is {found.id}")
     if found.group is not None and (run is None or found.group.group.startswith(run)):

@@ -30,6 +30,19 @@ def named_group(text: str | None, runs: Path = RUNS, *, by_job: bool = True, exa
     return _named(text, [(record, record.group) for record in records(runs)], runs, by_job=by_job, exactly=exactly)
 
 
+def latest_sweep(job: str, runs: Path = RUNS) -> str | None:
+    """Return the ID of the sweep of a job of which a run was started last, whatever the job has started since."""
+    known = [(record, record.group) for record in records(runs) if job_of(record.run) == job]
+    return next((member.group for record, member in reversed(known) if member and not record.refused), None)
+
+
+def sweep_named(text: str, runs: Path = RUNS) -> str | None:
+    """Return the ID of the recorded sweep that a text means where only a sweep can be meant: as `named_group`, but of
+    a job's name its latest sweep. Raises RunUnknown.
+    """
+    return latest_sweep(text, runs) or named_group(text, runs)
+
+
 def _named(
     text: str | None,
     known: Sequence[tuple[Record, Membership | None]],

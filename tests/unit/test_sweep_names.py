@@ -20,9 +20,11 @@ from launcher.model.plan import KnownSweep, Membership, Revision, is_run_id
 from launcher.planning.containers import in_group
 from launcher.planning.offline import offline
 from launcher.records import sweeps
+from launcher.records.groups import sweep_named
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from launcher.records.sweeps import lock_of
+from launcher.run.end.resumable import command_of
 from tests.unit.test_record_fuzz import call, parse_job
 
 JOB = "name: night\nruntime: process\nnodes: [local]\ngpus: none\nrun: {command: ['true']}\n"
@@ -232,6 +234,30 @@ def test_what_a_killed_launcher_has_not_started_is_said(project: Path) -> None:
         assert "no launcher" not in call("runs")[1]
         assert f"{NEW}: 3 done, 2 not started\n" in call("runs", NEW)[1]
     assert row()["resume"] == resume  # its file is left by one that was killed
+
+
+def test_a_run_of_a_sweep_is_continued_by_resuming_the_sweep(project: Path) -> None:
+    """Its job file alone would start a run of none."""
+    record = Record(RunPaths(project / "runs" / LATEST[0]))
+    assert command_of(record) == f"launcher up JOB --resume {NEW}"
+    sweep = KnownSweep(("lr=0.1",), "night.yaml", ("--set", "env.X=1"))
+    sweeps.keep(Membership(NEW, "lr=0.1", sweep), record.mask, project / "runs")
+    assert command_of(record) == f"launcher up night.yaml --set env.X=1 --resume {NEW}"
+    alone = Record(RunPaths(project / "runs" / "other-20261127-190000-0000"))
+    assert command_of(alone) == f"launcher up runs/{alone.run}/job.yaml --resume {alone.run}"
+
+
+def test_a_later_run_of_the_same_name_is_told_from_the_sweep(project: Path) -> None:
+    later = Record(RunPaths(project / "runs" / "night-20261129-200001-0001"))
+    shutil.copytree(project / "runs" / LATEST[0], later.paths.root)
+    later.paths.plan.write_text(later.paths.plan.read_text().replace(LATEST[0], later.run))
+    later.paths.events.unlink()
+    later.event("started")
+    assert (named("night").group, sweep_named("night"), sweep_named(OLD)) == (None, NEW, OLD)
+    says = f"the latest run of night is {later.run}; the latest sweep of night is {NEW}\n"
+    assert says in call("compare", "night")[1]
+    assert says in call("fetch", "night", "--best", "a")[1]
+    assert "the latest sweep" not in call("fetch", "other")[1]
 
 
 def test_who_stops_a_variant_is_told_that_its_sweep_goes_on(project: Path) -> None:

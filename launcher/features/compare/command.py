@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.api.history import states_by_nodes
+from launcher.api.history import beside, states_by_nodes
 from launcher.cli import completion, options, terminal, wrapping
 from launcher.errors import RunUnknown, UsageError
 from launcher.features.compare.comparison import Unmeasured, markdown, page
@@ -69,6 +69,9 @@ def compare(
     fix = "call it in the folder where `up` was called, or bring a run here: launcher fetch RUN --nodes a,b"
     with without_nodes(fix):
         chosen = select(runs or [])
+    for record, variant in chosen:
+        if variant is None and job_of(record.run) in (runs or []) and (sweep := beside(record.run)):
+            terminal.note(f"the latest run of {job_of(record.run)} is {record.run}{sweep}")
     names = labels(chosen)
     states = states_by_nodes([record for record, _ in chosen])
     measured, others = _read(chosen, names, states)

@@ -20,7 +20,7 @@ from launcher.job.overrides import variants
 from launcher.model.plan import Membership, new_run_id
 from launcher.model.progress import Log
 from launcher.node.connect import Fleet
-from launcher.records.groups import named_group
+from launcher.records.groups import sweep_named
 from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 from launcher.run.begin.earlier import Earlier
@@ -44,7 +44,7 @@ def up_array(job: Job, destination: Destination, *, resume: str | None, log: Log
     start; or a sweep: variants that have no result and are not on the cluster any more are submitted again. Return
     these, and those that still are.
     """
-    group = None if resume is None else named_group(resume)
+    group = None if resume is None else sweep_named(resume)
     if group is None:
         earlier = run_to_resume(resume)
         return _submit([(*each, earlier, None) for each in members(job)], destination, log, ssh_config)

@@ -64,11 +64,17 @@ def with_budget(job: Job, group: RunId, option: str) -> Job:
     budget = budget_of(Record(RunPaths(RUNS / runs[0]))) if of_this_job else None
     if budget is None or budget == job.budget:
         return job
-    if job.budget is None:
+    if job.budget is None and not _sets_budget(job):
         return job.model_copy(update={"budget": budget})
-    what = f"the job has budget {show_duration(job.budget)}, and {group} began with {show_duration(budget)}"
+    has = "no budget" if job.budget is None else f"budget {show_duration(job.budget)}"
+    what = f"the job has {has}, and {group} began with {show_duration(budget)}"
     fix = "remove `budget` from the job, or from --set: the variants of a sweep have the same one"
     raise UsageError(option, what, fix)
+
+
+def _sets_budget(job: Job) -> bool:
+    """Return whether --set gives the job its budget, or takes it."""
+    return any(word.partition("=")[0].strip() in ("budget", "sweep.budget") for word in job.options[1::2])
 
 
 def continued(job: Job, group: str, log: Log) -> dict[str, Record]:
@@ -89,7 +95,9 @@ def continued(job: Job, group: str, log: Log) -> dict[str, Record]:
     started = [(record, now[name]) for name, record in earlier.items() if name in now]
     if changed := sorted({text for record, each in started for text in _changed(record, each)}):
         what = f"the job has changed since {group} was started: {', '.join(changed)}"
-        log(f"warning: {what}; the variants that are started now use it")
+        but = any(member.added for record in earlier.values() if (member := record.group))
+        use = "the variants that are started now use it" + (", but for those that --into has added" if but else "")
+        log(f"warning: {what}; {use}")
     if left := _not_in_job(group, earlier, now):
         named = first_of(left, _NAMED)
         log(f"warning: variants of {group} that are not in the job are left as they are: {named}")

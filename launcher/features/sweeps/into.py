@@ -26,7 +26,7 @@ from launcher.job.models import Job
 from launcher.job.overrides import of_one_run, on_nodes, short_commit
 from launcher.model.plan import CODE, Membership, RunId
 from launcher.node.ssh.config import chosen_config
-from launcher.records.groups import latest_of, named_group, runs_of
+from launcher.records.groups import latest_of, named_group, runs_of, sweep_named
 from launcher.records.masking import MASK, names_secret
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.revisions import resolved
@@ -50,6 +50,9 @@ def up_into(job: Job, asked: Asked, text: str) -> int:
     if job.codes and _sets_codes(job):
         raise UsageError("--into", "adds one variant, without the sweep", "give its code: --set revision=REVISION")
     group = _group(text, job)
+    if asked.resume is not None and (other := named_group(asked.resume)) is not None:
+        fix = "to run its variants without a result: omit --into; to add a variant: omit --resume, or give a run's ID"
+        raise UsageError("--resume", f"{asked.resume} is the sweep {other}, and --into starts a single run", fix)
     single = resolved(job.model_copy(update={"sweep": (), "codes": ()}), Path.cwd())
     single = with_budget(single, group, "--into")
     with LongWork() as work:
@@ -75,7 +78,7 @@ def _sets_codes(job: Job) -> bool:
 
 
 def _group(text: str, job: Job) -> RunId:
-    group = named_group(text)
+    group = sweep_named(text)
     if group is None:
         raise UsageError("--into", f"{text} is not a sweep recorded here", "to list them: launcher runs")
     names = {job_of(run) for run in runs_of(group)}

@@ -21,7 +21,7 @@ from launcher.features.sweeps.summary import recorded
 from launcher.job.models import Job
 from launcher.job.overrides import variants
 from launcher.model.sizes import counted
-from launcher.records.groups import named_group
+from launcher.records.groups import sweep_named
 from launcher.records.sweeps import command_of
 from launcher.run.cluster import Destination, on_cluster
 
@@ -29,7 +29,7 @@ from launcher.run.cluster import Destination, on_cluster
 def up_sweep(job: Job, asked: Asked, most: int | None) -> int:
     """Run the variants; return the exit code. most: in parallel on a pool, None: no limit. Raises LauncherError."""
     with until_started():
-        resumed = None if asked.resume is None else named_group(asked.resume)
+        resumed = None if asked.resume is None else sweep_named(asked.resume)
         job = resolved_sweep(job if resumed is None else with_budget(job, resumed, "--resume"), resumed)
     cluster = None if asked.on is None else on_cluster(asked.on)
     if cluster is not None and cluster.starts_together:
@@ -61,7 +61,8 @@ def _run_array(job: Job, asked: Asked, cluster: Destination) -> int:
     with ExitStack() as held:
         made = up_array(job, cluster, resume=asked.resume, log=Reporter().log, ssh_config=asked.ssh_config)
         runs = [*map(held.enter_context, made)]
-        group = next((run.group.group for run in runs if run.group), None) or named_group(asked.resume)
+        group = next((run.group.group for run in runs if run.group), None)
+        group = group or (None if asked.resume is None else sweep_named(asked.resume))
         assert group is not None  # without a run, a sweep is resumed of which all variants have a result
         return _follow_array(runs, job, group, asked)
 

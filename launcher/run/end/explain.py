@@ -275,7 +275,7 @@ def own_command(failure: Failure, _run: EndedRun, attached: Attached) -> Failure
     """Name the run's own command and files in the fix."""
     cure = failure.cure.replace(diagnose.LOGS, f"runs/{attached.record.run}/logs/")
     if resumable.COMMAND in cure:
-        cure = cure.replace(resumable.COMMAND, attached.record.resume_command)
+        cure = cure.replace(resumable.COMMAND, resumable.command_of(attached.record))
     return replace(failure, cure=cure)
 
 

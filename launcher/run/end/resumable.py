@@ -11,6 +11,8 @@ from launcher.errors import LauncherError
 from launcher.model.host import cluster_name
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_catching
+from launcher.records import sweeps
+from launcher.records.store import Record
 from launcher.run.end.evidence import Evidence
 from launcher.run.locate import Attached
 from launcher.run.result import Failure
@@ -47,12 +49,19 @@ def _machine_started(engine: Engine) -> float:
     return int(match[1]) + int(match[2]) / 100 if match else 0.0
 
 
+def command_of(record: Record) -> str:
+    """Return the command that continues a run: of a sweep's variant, the one that resumes the sweep. Its job file alone
+    would start a run of none.
+    """
+    return sweeps.resume_command(record, group.group) if (group := record.group) else record.resume_command
+
+
 def left_to_resume(failure: Failure, attached: Attached) -> str | None:
     """Return the checkpoint that is left and the command that continues from it.
 
     None if the fix has the command, or if the program was refused before it saved anything: it would be again.
     """
-    command = attached.record.resume_command
+    command = command_of(attached.record)
     if command in failure.cure:
         return None
     names = {each.kind for each in raised(failure.words)}

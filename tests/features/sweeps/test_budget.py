@@ -63,6 +63,9 @@ def test_it_is_not_run_again_and_each_variant_has_the_same_budget(
     for sets in (["--set", "sweep.budget=1h"], ["--set", "sweep=[{x: 1}]", "--set", "budget=2s"]):
         told = home_cli("up", job, "--into", "hour", *sets, code=2).stderr
         assert f"and {group} began with 1s" in " ".join(told.split())
+    for how in ("--into", "--resume"):
+        told = home_cli("up", job, how, "hour", "--set", "sweep.budget=null", code=2).stderr
+        assert f"{how}: the job has no budget, and {group} began with 1s" in " ".join(told.split())
     assert len(home_cli.runs()) == 2, "what is refused leaves no run"
     monkeypatch.chdir(home_cli.cwd)
     assert with_budget(load(job, set={"sweep": [{"x": 1}]}), group, "--resume").budget == 1

@@ -76,6 +76,22 @@ def test_what_cannot_be_added_is_refused(home_cli: Cli, job: Job) -> None:
     assert sweep.wait(60) == 0
 
 
+def test_a_later_run_of_the_same_name_does_not_hide_the_sweep(home_cli: Cli, job: Job) -> None:
+    job.go.touch()
+    group = group_of(home_cli)
+    single = ("up", job.file, "--set", "nodes=[local]", "--set", "sweep=null")
+    home_cli(*single)
+    assert added(home_cli, job, "--set", "run.args.x=5")["group"] == group
+    home_cli("logs", home_cli.runs()[-1].name)
+    home_cli(*single)
+    again = home_cli("up", job.file, "--resume", "pool", "--set", "env.A=1").stderr
+    assert f"the job has changed since {group} was started: A=1 (default before)" in again
+    assert "the variants that are started now use it, but for those that --into has added" in again
+    told = home_cli("up", job.file, "--into", group, "--resume", group, code=2).stderr
+    assert f"--resume: {group} is the sweep {group}, and --into starts a single run" in told
+    assert len(home_cli.runs()) == 4
+
+
 @pytest.mark.parametrize(
     ("sets", "name", "values"),
     [

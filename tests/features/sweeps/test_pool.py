@@ -222,7 +222,7 @@ def test_a_resumed_sweep_repeats_nothing(home_cli: Cli, how: signal.Signals) -> 
 def test_what_ended_while_nobody_followed_is_concluded_before_it_is_run_again(home_cli: Cli) -> None:
     """Each variant exits with the code in a file of its own, once that is there."""
     here = home_cli.cwd
-    program = "until [ -s end$2 ]; do sleep 0.05; done; exit $(cat end$2)"
+    program = "echo $2 >$LAUNCHER_OUTPUT/own; until [ -s end$2 ]; do sleep 0.05; done; exit $(cat end$2)"
     run = {"command": ["sh", "-c", f"cd '{here}' && {program}", "sh"]}
     keys = {"runtime": "process", "nodes": {"pool": ["local"] * 2}, "sweep": {"grid": {"x": [1, 2]}}}
     job = home_cli.job("pool", run=run, **keys)
@@ -244,6 +244,7 @@ def test_what_ended_while_nobody_followed_is_concluded_before_it_is_run_again(ho
     assert len(home_cli.runs()) == 3
     assert re.findall("(x=.): running on .*: launcher logs (.*)", messages) == [("x=2", home_cli.runs()[-1].name)]
     assert "x=1: done" in messages
+    assert re.search(r"x=2: local-\d: resumes from ", messages)
     assert f"x=2: {first} ended while no launcher followed it (failed, " in messages
     assert "2 done" in messages
     assert json.loads((here / "runs" / first / "result.json").read_text())["state"] == "failed"
