@@ -28,6 +28,10 @@ class LauncherError(Exception):
         head = f"{self.where}: {self.what}" if self.where else self.what
         return f"{head}\n  -> {self.next_step}" if self.next_step else head
 
+    def is_of(self, node: str) -> bool:
+        """Return whether it is this node's."""
+        return self.where in (node, f"node {node}")
+
 
 class InvalidRequest(LauncherError):
     """The request is invalid."""

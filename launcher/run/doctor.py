@@ -373,8 +373,7 @@ def _containers(job: Job, fleet: Fleet) -> Iterator[Check]:
         if isinstance(check, LauncherError):
             error = check.errors[0] if isinstance(check, NodesFailed) else check
             fix = error.next_step or "change the job's `docker`, `mounts` or `resources`, or the engine's settings"
-            own = error.where in (entry.name, f"node {entry.name}")
-            what = error.what if own else f"{error.where} {error.what}"
+            what = error.what if error.is_of(entry.name) else f"{error.where} {error.what}"
             yield Check(entry.name, "container", Level.FAIL, what, fix)
         else:
             yield check

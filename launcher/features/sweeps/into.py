@@ -152,7 +152,7 @@ def _start_on_free(job: Job, member: Membership, inputs: Inputs, options: StartO
             if not all(isinstance(one, NodeError) for one in error.errors):
                 raise
             errors += error.errors
-            named = [entry for entry in chosen if any(one.where == f"node {entry.name}" for one in error.errors)]
+            named = [entry for entry in chosen if any(one.is_of(entry.name) for one in error.errors)]
             free = [entry for entry in free if entry not in (named or chosen)]
     raise NodesFailed(errors, of=len(job.nodes))
 

@@ -116,17 +116,23 @@ class Machines:
                     held.enter_context(turn)
             yield
 
-    def refused(self, placement: Placement, errors: list[LauncherError]) -> None:
-        """Record that a variant could not be started: GPUs are in use, or a machine does not respond."""
+    def refused(self, placement: Placement, errors: list[LauncherError]) -> set[str]:
+        """Record that a variant could not be started: GPUs are in use, or a machine does not respond. Return which.
+
+        It may be another one of the pool, which has the files from which the variant resumes.
+        """
+        blamed = set[str]()
         for error in errors:
-            named = [node for node in placement.nodes if error.where == f"node {node}"]
-            for node in named or placement.nodes:
+            named = {node for node in self._hosts if error.is_of(node)} or {*placement.nodes}
+            blamed |= named
+            for node in sorted(named):
                 if isinstance(error, InUse):
                     self._options.log(f"waiting: {node}: {error.what}")
                     with self._lock:
                         self._busy[node] = time.monotonic() + BUSY
                 else:
                     self.leave_out(node, error)
+        return blamed
 
     def leave_out(self, node: str, error: LauncherError, *, for_good: bool = False) -> None:
         """Exclude a machine until it responds again, or permanently."""

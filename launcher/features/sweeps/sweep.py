@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -408,20 +408,23 @@ class Sweep:
         if not all(isinstance(each, NodeError) for each in errors):
             self._show(work, state=SweepState.FAILED, exit_code=error.exit_code, why=str(error))
             return
-        self._machines.refused(placement, errors)
+        blamed = self._machines.refused(placement, errors)
         if work.run is None:
             self._wait_again(work)
         else:
-            self._give_up(work, "did not respond when the sweep was resumed")
+            self._give_up(work, "did not respond when the sweep was resumed", blamed)
 
     def _wait_again(self, work: _Work) -> None:
         work.run = None
         self._show(work, state=SweepState.WAITING, nodes=(), run=None, progress=None)
 
-    def _give_up(self, work: _Work, why: str) -> None:
-        """Start the variant on other machines, and discard what its run does on machines that come back."""
+    def _give_up(self, work: _Work, why: str, blamed: Collection[str] = ()) -> None:
+        """Start the variant on other machines, and discard what its run does on machines that come back.
+
+        blamed: the machines that did not respond; by default, those that are silent.
+        """
         assert work.run is not None
-        run, silent = work.run.id, sorted(work.silent) or list(work.shown.nodes)
+        run, silent = work.run.id, sorted(blamed or work.silent) or list(work.shown.nodes)
         what = f"{work.shown.name} moves to another machine; the results of {run} will be discarded"
         self._log(f"{', '.join(silent)} {why}: {what}")
         for node in silent:

@@ -12,6 +12,8 @@ import pytest
 from launcher.api.history import recorded_runs
 from launcher.api.jobs import load
 from launcher.api.run import Run
+from launcher.errors import NodesFailed, NodeUnreachable
+from launcher.features.sweeps.pool import Placement
 from launcher.features.sweeps.sweep import Sweep, SweepState, _LostError
 from launcher.records.paths import RunPaths
 from launcher.records.store import NodeOfRun, Record
@@ -76,6 +78,32 @@ def test_a_variant_that_failed_with_its_lost_machine_moves(
     assert any(line.startswith("local-1 stopped responding: lr=1 moves") for line in said) is moves
     sweep.leave()
     assert any(f"launcher down {RUN}" in line for line in said) is moves
+
+
+def test_only_the_machine_that_does_not_respond_is_excluded(sweep: Sweep, said: list[str]) -> None:
+    """Of a resumed sweep: the other machine of the variant may run others meanwhile."""
+    (work,) = sweep._work
+    lost = NodesFailed([NodeUnreachable("local-1", "the ssh connection to local-1 was lost")])
+    sweep._refused(work, Placement(("local-0", "local-1"), 29500), lost)
+    assert [line for line in said if "excluded" in line] == [
+        "local-1 is excluded until it responds again: the ssh connection to local-1 was lost"
+    ]
+    moves = "lr=1 moves to another machine; the results of"
+    assert f"local-1 did not respond when the sweep was resumed: {moves} {RUN} will be discarded" in said
+
+
+@pytest.mark.parametrize("where", ["local-1", "node local-1"])
+def test_a_machine_that_only_has_the_files_of_a_variant_is_excluded_itself(
+    sweep: Sweep, said: list[str], where: str
+) -> None:
+    """Not the one on which the variant was to be resumed."""
+    (work,) = sweep._work
+    work.run = None
+    sweep._refused(work, Placement(("local-0",), 29500), NodeUnreachable(where, "the ssh connection was lost"))
+    assert [line for line in said if "excluded" in line] == [
+        "local-1 is excluded until it responds again: the ssh connection was lost"
+    ]
+    assert sweep.variants()[0].state is SweepState.WAITING
 
 
 def test_a_run_whose_variant_has_moved_is_listed_as_discarded_whatever_became_of_it(sweep: Sweep) -> None:
