@@ -92,7 +92,8 @@ class GpuClaim:
 
 @dataclass(frozen=True)
 class PortClaim:
-    """A rendezvous port that is reserved for a run. hosts: of all nodes of that run, as its caller named them."""
+    """A rendezvous port that is reserved for a run. hosts: of all nodes of that run, as its caller named them; none of
+    a `doctor --bench`."""
 
     port: int
     run: str

@@ -85,7 +85,10 @@ def another_port(port: int) -> str:
 
 
 def wait_or_stop(run: str, hosts: Sequence[str], other: str) -> str:
-    """Return the fix for a GPU or port that a run holds. hosts: of all its nodes. other: the alternative."""
+    """Return the fix for a GPU or port that a run holds. other: the alternative. hosts: of all its nodes; none of a
+    `doctor --bench`, which no `down` stops."""
+    if not hosts:
+        return f"wait for it: --wait; or {other}"
     stop = f"launcher down {run} --nodes {','.join(dict.fromkeys(hosts))}"
     return f"wait for it: --wait; {other}; or stop that run: {stop}"
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher.errors import InUse
+from launcher.model import labels
+from launcher.model.container import ContainerState, Phase
 from launcher.model.labels import RUN
 from launcher.node.process import folders as process_claims
 from launcher.node.process.engine import ProcessEngine
-from launcher.run.begin.claims import claim_all
+from launcher.planning.checks import wait_or_stop
+from launcher.run.begin.claims import claim_all, claimed
 from tests.ports import free_port
 from tests.unit.test_plan import job, node, planned
 
@@ -46,6 +52,32 @@ def test_a_single_node_locks_its_port_if_torchrun_listens(run: dict[str, object]
     plan = planned(job(1, run=run, port=port), [node(0)])
     claim_all(ProcessEngine(plan.master.node), plan)
     assert [claim.name for claim in process_claims.claims()] == [f"launcher-port-{port}"] * listens
+
+
+def test_two_doctors_do_not_measure_a_node_at_the_same_time() -> None:
+    """Whichever locks the node first has it, until its container is gone. The advice is not to take it down."""
+
+    class Used(ProcessEngine):
+        def list(self, wanted: Mapping[str, str | None]) -> Sequence[ContainerState]:
+            return [state] if wanted.keys() == {labels.RUN, labels.NODE} else super().list(wanted)
+
+    plans, port = [], free_port()
+    for run in ("doctor-20260101-000000-aaaa", "doctor-20260101-000000-bbbb"):
+        made = planned(job(1, port=port), [node(0)])
+        marks = {name: text.replace(made.run, run) for name, text in made.master.container.labels.items()}
+        marks[labels.PURPOSE] = "bench"
+        container = replace(made.master.container, labels=marks)
+        plans.append(replace(made, nodes=(replace(made.master, container=container),)))
+    first, second = plans
+    state = ContainerState("c", "c", "", first.master.container.labels, Phase.RUNNING)
+    engine = Used(first.master.node)
+    claim_all(engine, first)
+    (held,) = claimed(engine)[1]
+    assert "down" not in wait_or_stop(held.run, held.hosts, "another")
+    with pytest.raises(InUse, match="it is being measured by `doctor --bench` of"):
+        claim_all(engine, second)
+    state = replace(state, phase=Phase.EXITED)
+    claim_all(engine, second)
 
 
 def test_a_claim_is_released_only_by_its_own_id(home: Path) -> None:

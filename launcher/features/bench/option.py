@@ -87,6 +87,9 @@ def _examine(job: Job, seconds: float, given: Given, fleet: Fleet, unfit: Mappin
 def _show(examined: BenchResult, console: Console) -> None:
     for node, why in examined.skipped.items():
         console.print(f"[yellow]skipped[/] {escape(f'{node}: {why}')}")
+    if not examined.nodes:
+        console.print("nothing was measured; repeat the command once a node is free and passes its checks")
+        return
     console.print()
     wide = terminal.console(soft_wrap=False)
     wide.width = max(wide.width, WIDTH)  # a narrow terminal breaks lines, where rich would leave out marks
@@ -100,7 +103,7 @@ def _show(examined: BenchResult, console: Console) -> None:
     for finding in examined.findings:
         sign = f"{DIFFERS} [yellow]warning:[/]" if finding.undecided else ODD
         console.print(f"{sign} {escape(finding.line)}")
-    if examined.nodes and not examined.findings:
+    if not examined.findings:
         console.print("no part is slower than comparable parts")
     for line in forecast_lines(examined):
         console.print(escape(line))

@@ -253,8 +253,12 @@ def _idle(job: Job, engine: Engine) -> tuple[NodeFacts, tuple[str, ...]]:
     chosen = gpus.select(node, job.gpus_of(entry))
     if busy := gpus.in_use(node, [device for device in gpus.devices(node) if device.uuid in chosen]):
         raise NodeUnfit(node.name, f"in use: {'; '.join(busy)}")
-    for state in engine.list({labels.PURPOSE: "run"}) if not chosen else ():
-        if state.phase is Phase.RUNNING:
+    for state in engine.list({labels.RUN: None}):
+        purpose = state.labels.get(labels.PURPOSE) if state.phase is Phase.RUNNING else ""
+        if purpose == "bench":  # also on other GPUs: it uses the links and the disks
+            whose = state.labels.get(labels.OWNER, "another user")
+            raise NodeUnfit(node.name, f"in use: `doctor --bench` of {whose} is measuring it")
+        if purpose == "run" and not chosen:
             raise NodeUnfit(node.name, f"in use: run {state.labels[labels.RUN]} is running there")
     return node, chosen
 

@@ -28,12 +28,16 @@ def claim_all(engine: Engine, plan: Plan) -> None:
     """Lock the GPUs and the rendezvous port that the run needs on this node, after its container was created.
 
     The port needs a lock because nothing listens on it before the run starts. Locks taken before an error are removed
-    with the run's containers. `launcher shell` takes none, so that it works next to a run. Raises InUse if another run
-    holds a lock or a program listens on the port.
+    with the run's containers. `launcher shell` takes none, so that it works next to a run. `doctor --bench` also locks
+    the node, as two of them would measure each other's load. Raises InUse if another run holds a lock or a program
+    listens on the port.
     """
     planned, port = plan.node_plan(engine.node), plan.rendezvous.port
-    if planned.container.labels[labels.PURPOSE] == "shell":
+    purpose = planned.container.labels[labels.PURPOSE]
+    if purpose == "shell":
         return
+    if purpose == "bench":
+        _claim(engine, planned, "bench", "it is being measured", "measure other nodes")
     for uuid in sorted(planned.container.gpus):  # in a fixed order, so that two runs cannot block each other
         _claim(engine, planned, _name(uuid), f"GPU {uuid} is in use", "choose other GPUs: gpus")
     if plan.min_nodes and plan.traits.one_machine:
@@ -53,16 +57,17 @@ def claimed(engine: Engine) -> tuple[tuple[GpuClaim, ...], tuple[PortClaim, ...]
     Locks with invalid labels are left out: `up` reports them when it needs that GPU or port. Raises NodeUnreachable and
     other LauncherErrors.
     """
-    gpus, ports, alive = list[GpuClaim](), list[PortClaim](), dict[str, bool]()
+    gpus, ports, alive = list[GpuClaim](), list[PortClaim](), dict[str, str]()
     for state in engine.list({labels.PURPOSE: "claim"}):
         with suppress(ValueError):
             run = labels.read(state.labels)
             if run.run not in alive:
-                alive[run.run] = _alive(engine, run)
+                alive[run.run] = _purpose(engine, run)
             if not alive[run.run]:
                 continue
             if port := re.fullmatch(r"launcher-port-([0-9]{1,5})", state.name):
-                ports.append(PortClaim(int(port[1]), run.run, run.owner, run.hosts))
+                hosts = run.hosts if alive[run.run] == "run" else ()
+                ports.append(PortClaim(int(port[1]), run.run, run.owner, hosts))
             age = max(0.0, time.time() - run.created)
             gpus += [
                 GpuClaim(uuid, run.run, run.owner, age, run.group.shown if run.group else "")
@@ -101,17 +106,22 @@ def _claim(engine: Engine, planned: NodePlan, name: str, what: str, other: str) 
             raise NodeUnfit(f"node {planned.node}", what, f"docker rm -f {holder.name}") from wrong
         if held.run == spec.labels[labels.RUN]:
             return
-        if _alive(engine, held):
-            fix = wait_or_stop(held.run, held.hosts, other)
-            raise InUse(f"node {planned.node}", f"{what} by run {held.run} of {held.owner}", fix, (held.run,))
+        if purpose := _purpose(engine, held):
+            if purpose == "bench":
+                who, fix = f"`doctor --bench` of {held.owner}", f"wait until it has ended; or {other}"
+            else:
+                who, fix = f"run {held.run} of {held.owner}", wait_or_stop(held.run, held.hosts, other)
+            raise InUse(f"node {planned.node}", f"{what} by {who}", fix, (held.run,))
         engine.remove(holder.id)  # by ID, so that a new lock of another run is never removed
 
 
-def _alive(engine: Engine, held: RunLabels) -> bool:
-    """Return whether the run that holds the lock has a container on this node that is running or about to start."""
+def _purpose(engine: Engine, held: RunLabels) -> str:
+    """Return the purpose of the run that holds the lock: run or bench; "" if it has no container on this node that is
+    running or about to start."""
     age = time.time() - held.created
-    return any(
-        not state.phase.ended and not (state.phase is Phase.CREATED and age > ABANDONED)
+    live = [
+        state.labels.get(labels.PURPOSE, "run")
         for state in engine.list({labels.RUN: held.run, labels.NODE: None})  # a machine can have several nodes
-        if state.labels.get(labels.PURPOSE) != "claim"
-    )
+        if not state.phase.ended and not (state.phase is Phase.CREATED and age > ABANDONED)
+    ]
+    return next((purpose for purpose in live if purpose != "claim"), "")

@@ -161,10 +161,13 @@ def leftovers(engine: ProcessEngine) -> Leftovers:
 
 @pytest.mark.slow
 def test_clean_removes_leftovers_of_a_killed_doctor(home_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = home_cli.start("doctor", job(home_cli, 2), "--bench", "--minutes", "0.1")
+    process = home_cli.start("doctor", job(home_cli, 2), "--bench", "--minutes", "0.5")
     until(has_started(home_cli, "local-1"), process)
     process.kill()
     process.communicate()
+    another = home_cli("doctor", job(home_cli, 2), "--bench", code=3).stdout  # beside its containers
+    assert "skipped local-0: in use: `doctor --bench` of " in another
+    assert another.endswith("\nnothing was measured; repeat the command once a node is free and passes its checks\n")
     monkeypatch.setenv("HOME", home_cli.env["HOME"])
     engine, deadline = ProcessEngine("local"), time.monotonic() + 90
     assert not leftovers(engine).containers  # still running

@@ -3,20 +3,24 @@
 # ruff: noqa: SLF001 - tests how nodes are followed, without a benchmark of minutes
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher.errors import NodeUnreachable
+import launcher
+from launcher.errors import NodeUnfit, NodeUnreachable
 from launcher.features.bench import run
 from launcher.features.bench.health import measures
 from launcher.features.bench.health.gpu import GpuState, Process
 from launcher.features.bench.health.machine import MachineState
+from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import Gpu
 from launcher.node.files import Span
+from launcher.node.process.engine import ProcessEngine
 
 ENDED = ContainerState("c", "c", "", {}, Phase.EXITED, exit_code=0)
 
@@ -52,6 +56,31 @@ def test_a_node_that_misses_one_or_two_queries_is_not_lost(
     assert observed.ended is ended
     assert observed.text == (b"all output" if ended else b"")
     assert observed.problem == ("" if ended else "no answer")
+
+
+@pytest.mark.parametrize(("purpose", "phase"), [("bench", Phase.RUNNING), ("run", Phase.RUNNING), ("", Phase.EXITED)])
+def test_a_node_is_in_use_by_a_run_or_by_another_doctor(
+    purpose: str, phase: Phase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    marks = {labels.RUN: "job-1", labels.PURPOSE: purpose or "bench", labels.OWNER: "ada@laptop"}
+    state = ContainerState("c", "c", "", marks, phase, None)
+
+    class Used(ProcessEngine):
+        def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
+            return [state] if labels.items() <= {**marks, "launcher.run": None}.items() else []
+
+    job = launcher.load({"name": "a", "runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}})
+    engine = Used("local")
+    if not purpose:
+        assert run._idle(job, engine)[0].name == "local"
+        return
+    with pytest.raises(NodeUnfit) as refused:
+        run._idle(job, engine)
+    assert refused.value.what in (
+        "in use: `doctor --bench` of ada@laptop is measuring it",
+        "in use: run job-1 is running there",
+    )
 
 
 def test_processes_on_a_gpu_that_is_not_measured_are_not_reported() -> None:
