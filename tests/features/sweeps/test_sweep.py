@@ -18,13 +18,13 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.fixture
 def sweep(cli: Cli, tmp_path: Path) -> Iterator[tuple[Cli, Path]]:
-    """Three variants that print for 0.3, 60 and 0.3 seconds."""
+    """Three variants that print for 0.3, 60 and 0.4 seconds."""
     home = tmp_path / "home"
     home.mkdir()
     local = Cli(cli.cwd, {**cli.env, "HOME": str(home)})
     local.program("ticks.py")
     run = {"command": ["python3", "ticks.py"]}
-    job = local.job("sweep", runtime="process", nodes=["local"], run=run, sweep=[["3"], ["600"], ["3"]])
+    job = local.job("sweep", runtime="process", nodes=["local"], run=run, sweep=[["3"], ["600"], ["4"]])
     yield local, job
     local("down", "--all", code=None)
 
