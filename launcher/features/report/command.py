@@ -77,6 +77,9 @@ def report(
     if record and record.unmasked:
         notes.append(record.unmasked)
     mask = Anonymous(names_of(record, job, hosts, seen, chosen_config(ssh_config)))
+    if mask.kept:
+        what = "a name that is a word of the launcher, too, is replaced only where it looks like one (login, home)"
+        notes.append(f"{what}: {', '.join(mask.kept)}")
     mask.learn((part.name, part.text) for part in parts)
     packed = [*_packed({part.name: part for part in parts}, mask, notes)]
     packed = [replace(first := about(packed, notes), text=mask.text(first.text)), *packed]

@@ -22,10 +22,12 @@ import yaml
 from launcher.local_files import parse_object
 from launcher.records.masking import MASK, Masker, names_secret
 
+# The launcher's own words. If one is known to be somebody's login, it is replaced where it looks like one
+_OWN = re.compile(r"launcher|train|trainer|python3?|torch|docker|slurm|ssh|any|all|none")
 # They tell neither a person nor a company, and many are words of the launcher's own texts
 _COMMON = re.compile(
-    r"root|admin|ubuntu|debian|ec2-user|nobody|git|users?|home|local|localhost|localdomain|launcher|train|trainer|"
-    r"python3?|torch|docker|slurm|ssh|any|all|none|-|(local|user|domain|address)-\d+|"
+    rf"{_OWN.pattern}|root|admin|ubuntu|debian|ec2-user|nobody|git|users?|home|local|localhost|localdomain|"
+    r"-|(local|user|domain|address)-\d+|"
     r"(.+\.)?(nvcr\.io|nvidia\.com|docker\.(io|com)|ghcr\.io|quay\.io|github\.com|pytorch\.org|python\.org|"
     r"huggingface\.co|hf\.co)"
 )
@@ -95,7 +97,10 @@ class Names:
 
 
 class Anonymous:
-    """Replaces secrets and names. pseudonyms: what each name is called in the report, in lower case."""
+    """Replaces secrets and names. pseudonyms: what each name is called in the report, in lower case.
+
+    kept: those that are the launcher's own words, too, and stay where they do not look like a name.
+    """
 
     def __init__(self, names: Names) -> None:
         self.pseudonyms: dict[str, str] = {}
@@ -108,7 +113,12 @@ class Anonymous:
                 self.pseudonyms.setdefault(name.lower(), f"node-{number}" + "-address" * (_address(name) is not None))
         hosts = [*self.pseudonyms, *(host for host in names.hosts if self._named("host", host) != host)]
         domains = {host.partition(".")[2] for host in hosts if _address(host) is None}
-        users = [user for user in names.users if self._named("user", user) != user]
+        logins = [user.lower() for user in names.users if _OWN.fullmatch(user.lower())]
+        for user in dict.fromkeys(logins):
+            self._add("user", user)
+        machines = [name.lower() for name in (*itertools.chain(*names.nodes), *names.hosts)]
+        self.kept = sorted({*logins, *filter(_OWN.fullmatch, machines)})
+        users = [user for user in names.users if user.lower() not in logins and self._named("user", user) != user]
         self._paths = dict.fromkeys(names.keys, f"~/.ssh/{MASK}")
         for home in (home for home in names.homes if home.count("/") > 1):
             found = re.search("/(?:home|Users)/([^/]+)$", home)
@@ -117,6 +127,7 @@ class Anonymous:
         people = [re.escape(user) if len(user) > 4 else rf"\b{re.escape(user)}\b" for user in _by_length(users)]
         known = [rf"{re.escape(path)}(?![\w.-])" for path in _by_length(self._paths)]
         known += [rf"(?<![A-Za-z0-9]){_any_of({word.lower() for word in words})}(?![A-Za-z0-9])"] if words else []
+        known += [rf"(?<=\buser[ ]){_any_of({*logins})}\b"] if logins else []
         self._known = "|".join([*known, *people]) or "(?!)"
         self._shapes = self._with("(?!)")
         self._people = re.compile("|".join(people) or "(?!)", re.IGNORECASE)
@@ -219,9 +230,12 @@ class Anonymous:
         if name.lower() not in self.pseudonyms:
             if not _tells(name):
                 return name
-            self._counts[kind] += 1
-            self.pseudonyms[name.lower()] = f"{kind}-{self._counts[kind]}"
+            self._add(kind, name)
         return self.pseudonyms[name.lower()]
+
+    def _add(self, kind: str, name: str) -> None:
+        self._counts[kind] += 1
+        self.pseudonyms[name.lower()] = f"{kind}-{self._counts[kind]}"
 
 
 def secret_values(value: Any) -> Iterator[str]:

@@ -21,6 +21,22 @@ NAMES = Names(
 )
 
 
+def test_a_login_that_is_a_word_of_the_launcher_is_replaced_where_it_looks_like_one() -> None:
+    names = Names(users=["erika", "trainer"], homes=["/home/trainer", "/data/trainer"], nodes=[["gpu-a"], ["torch"]])
+    mask = Anonymous(names)
+    for text, shown in (
+        ("/home/trainer/.launcher/x", "/home/user-1/.launcher/x"),
+        ("/data/trainer/x", "/home/user-3/x"),
+        ("trainer@gpu-a, Trainer@torch", "user-1@node-1, user-1@torch"),
+        ("Docker 29.1, overlay2, user trainer may use it", "Docker 29.1, overlay2, user user-1 may use it"),
+        ("python3 -m launcher.trainer train: trainer", "python3 -m launcher.trainer train: trainer"),
+    ):
+        assert mask.text(text) == shown
+        assert not mask.leaks(mask.text(text))
+    assert mask.kept == ["torch", "trainer"]
+    assert Anonymous(NAMES).kept == []
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

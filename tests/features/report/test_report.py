@@ -45,6 +45,7 @@ def test_a_report_of_a_run_has_its_evidence_without_secrets_and_names(home_cli: 
         "HOME": str(home),
         "USER": "erika",
         "LOGNAME": "erika",
+        "SUDO_USER": "trainer",
         "TOKEN": "declared-123",
         "OWN_API_KEY": "undeclared-9",
     }
@@ -66,8 +67,11 @@ def test_a_report_of_a_run_has_its_evidence_without_secrets_and_names(home_cli: 
     found = contents(cli.cwd)
     listed = [line.split()[0] for line in done.stdout.splitlines()[1:]]
     assert listed == [*found]
-    assert "nothing was sent; look at it with: tar tzvf launcher-report-user-1-job-" in done.stderr
-    assert "erika is user-1" in done.stderr
+    assert "nothing was sent; look at it with: tar tzvf launcher-report-user-2-job-" in done.stderr
+    assert "erika is user-2" in done.stderr
+    kept = "a name that is a word of the launcher, too, is replaced only where it looks like one (login, home): trainer"
+    assert f"warning: {kept}\n" in done.stderr
+    assert f"Note: {kept}\n" in found["about.txt"]
     everything = "\n".join([*found, *found.values(), *(path.name for path in cli.cwd.glob("launcher-report*"))])
     private = ["erika", "declared-123", "from-a-file-7", "in-the-job-5", "undeclared-9", "in-an-argument", "10.1.2.3"]
     assert [word for word in (*private, str(tmp_path / "home")) if word in everything] == []
@@ -75,7 +79,7 @@ def test_a_report_of_a_run_has_its_evidence_without_secrets_and_names(home_cli: 
     assert len(log) == LINES
     assert log[-2:] == ["1000", "at address-1"]
     assert json.loads(found["result.json"])["failure"]["exit_code"] == 3
-    assert json.loads(found["plan.json"])["nodes"][0]["container"]["env"]["WHO"] == "user-1"
+    assert json.loads(found["plan.json"])["nodes"][0]["container"]["env"]["WHO"] == "user-2"
     assert "ok   local        reachable" in found["doctor.txt"]
     assert "torch" in json.loads(found["versions.json"])["packages"]
     assert "secret.txt" in found["files.txt"] or "secret.txt" in found["left_out.json"]
