@@ -54,13 +54,15 @@ class Revision:
 @dataclass(frozen=True)
 class KnownSweep:
     """All that a sweep runs. variants: their names, in order. file: the job file; "": unknown. options: of `up`, with
-    which the file gave this job. commits: what each entry of `code` meant, a commit or a folder.
+    which the file gave this job. commits: what each entry of `code` meant, a commit or a folder. settings: of the job,
+    without what its variants change; {}: not recorded.
     """
 
     variants: tuple[str, ...]
     file: str = ""
     options: tuple[str, ...] = ()
     commits: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from launcher.records.masking import Masker
 from launcher.records.paths import RUNS
 from launcher.records.store import Record, read_json
 
-_FORM = {"variants": [str], "file": str, "options": [str], "commits": {}}
+_FORM = {"variants": [str], "file": str, "options": [str], "commits": {}, "settings": {}}
 
 
 def keep(group: Membership, mask: Masker, runs: Path) -> None:
@@ -39,7 +39,8 @@ def known(group: str, runs: Path = RUNS) -> KnownSweep | None:
     if "variants" not in found:
         return None
     commits = {text: code for text, code in found.get("commits", {}).items() if isinstance(code, str)}
-    return KnownSweep(tuple(found["variants"]), found.get("file", ""), tuple(found.get("options", ())), commits)
+    options, settings = tuple(found.get("options", ())), found.get("settings", {})
+    return KnownSweep(tuple(found["variants"]), found.get("file", ""), options, commits, settings)
 
 
 def recorded(runs: Path = RUNS) -> list[str]:

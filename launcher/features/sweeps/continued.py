@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from launcher.api.run import Run
 from launcher.errors import LauncherError, UsageError
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
-from launcher.job.overrides import JobVariant, asked_for, variants
+from launcher.job.overrides import JobVariant, asked_for, shown_value, variants
 from launcher.job.scalars import ArgValue, show_duration
-from launcher.model.plan import KnownSweep, Membership, RunId
+from launcher.model.plan import KnownSweep, Membership, RunId, plain
 from launcher.model.progress import Log
 from launcher.naming import first_of
 from launcher.records.groups import budget_of, latest_of, runs_of, settings, settings_of, short
+from launcher.records.masking import MASK, names_secret
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record, job_of
 from launcher.records.sweeps import known
@@ -28,7 +30,27 @@ def known_sweep(job: Job, most: int | None = None) -> KnownSweep:
     options = (*job.options, *(() if most is None else ("--max-parallel", str(most))))
     names = tuple(variant.name for variant in variants(job))
     commits = {text: code for text, code in job.commits.items() if code in job.codes}
-    return KnownSweep(names, "" if job.file is None else str(job.file), options, commits)
+    return KnownSweep(names, "" if job.file is None else str(job.file), options, commits, _settings(job))
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    """Return the settings of a job as they are recorded of its sweep."""
+    known = plain(_compared(settings_of(job)))
+    return {key: MASK if names_secret(key) else value for key, value in known.items()}
+
+
+def differing(job: Job, group: RunId) -> dict[str, str]:
+    """Return the settings of a job that are others than those of the sweep's job; {} if these are not recorded."""
+    sweep, latest = known(group), latest_of(group)
+    if sweep is None or not sweep.settings or not latest:
+        return {}
+    now, before = next(iter(latest.values())).mask.deep(_settings(job)), sweep.settings
+    keys = [key for key in dict.fromkeys((*now, *before)) if now.get(key) != before.get(key)]
+    return {key: _shown(now[key]) if key in now else "default" for key in keys}
+
+
+def _shown(value: Any) -> str:
+    return shown_value(tuple(map(str, value)) if isinstance(value, list) else value)
 
 
 def member(group: str, variant: JobVariant, known: KnownSweep) -> Membership:

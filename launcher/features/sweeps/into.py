@@ -20,7 +20,7 @@ from launcher.cli.up import Asked, attend
 from launcher.errors import InUse, LauncherError, NodeError, NodesFailed, UsageError
 from launcher.features.sweeps.alone import alone, in_turn
 from launcher.features.sweeps.attempt import attempt
-from launcher.features.sweeps.continued import with_budget
+from launcher.features.sweeps.continued import differing, with_budget
 from launcher.features.sweeps.pool import one_at_a_time
 from launcher.job.models import Job
 from launcher.job.overrides import of_one_run, on_nodes, short_commit
@@ -179,16 +179,23 @@ def _running(group: RunId) -> Mapping[str, _Running]:
 
 
 def _member(group: RunId, job: Job) -> Membership:
-    """Return the membership of a new variant, by what --set changes."""
-    values = {}
+    """Return the membership of a new variant, by what --set and edits of the job file change of the sweep's job."""
+    values, told = {}, set[str]()
     for option, assignment in zip(job.options[::2], job.options[1::2], strict=True):
         key, _, value = assignment.partition("=")
         if option == "--set":
             key = key.strip()
+            plain = key.replace("-", "_")
+            told |= {plain.removeprefix(ARGS), *plain.split(".")}
             if key == "revision" and job.revision is not None:
                 values[CODE] = short_commit(job.revision)
             else:
                 values[key.removeprefix(ARGS)] = MASK if names_secret(key) else value.strip()
+    for key, text in differing(job, group).items():
+        if key not in (CODE, "revision"):
+            values |= {} if key in told else {key: text}
+        elif told.isdisjoint((CODE, "revision")):
+            values[CODE] = short_commit(job.revision) if job.revision else job.code
     name = " ".join(f"{key}={value}" for key, value in values.items()) or PLAIN
     known = latest_of(group)
     unique = next(text for n in count(1) if (text := f"{name} #{n}" if n > 1 else name) not in known)

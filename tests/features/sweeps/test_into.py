@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.api.jobs import load
 from launcher.features.sweeps.into import _member as member
@@ -74,6 +75,20 @@ def test_what_cannot_be_added_is_refused(home_cli: Cli, job: Job) -> None:
     assert "a launcher runs its variants, and would use the same machines" in home_cli(*into, "pool", code=2).stderr
     job.go.touch()
     assert sweep.wait(60) == 0
+
+
+def test_what_was_edited_in_the_job_file_is_in_the_name(home_cli: Cli, job: Job) -> None:
+    """Also an argument that the sweep varies; what is as it was, and the machines, are not."""
+    job.go.touch()
+    keys = yaml.safe_load(job.file.read_text())
+    keys["run"]["args"], keys["env"] = {"x": 5, "y": [1, 2]}, {"HF_TOKEN": "hf_1"}
+    job.file.write_text(yaml.safe_dump({**keys, "nodes": {"pool": ["local"]}}))
+    named = "x=5 y=1,2 HF_TOKEN=***"
+    assert added(home_cli, job)["variant"] == named
+    home_cli("logs", home_cli.runs()[-1].name)
+    last = json.loads(home_cli("compare", "pool", "--json").stdout)[-1]
+    assert (last["variant"], last["values"]) == (named, {"x": "5", "y": "1,2", "HF_TOKEN": "***"})
+    assert added(home_cli, job, "--set", "run.args.x=6")["variant"] == "x=6 y=1,2 HF_TOKEN=***"
 
 
 def test_a_later_run_of_the_same_name_does_not_hide_the_sweep(home_cli: Cli, job: Job) -> None:
