@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -53,7 +54,7 @@ def init(
     if example is None:
         path = path or Path("job.yaml")
         _write({path: TEMPLATE}, force)
-        terminal.say(f"wrote {path}; to preview the run: launcher plan {path} --offline")
+        terminal.say(f"wrote {path}; to preview the run: launcher plan {shlex.quote(str(path))} --offline")
         return
     if path is not None:
         raise UsageError(f"--example {example.value}", "has names of its own for its files", f"omit {path}")

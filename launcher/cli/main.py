@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -106,7 +107,7 @@ class LazyGroup(Group):
 def _instead(word: str) -> str:
     """Return what the user may mean by a word that is no command."""
     if word.endswith((".yaml", ".yml")):
-        return f"To start a job: launcher up {word}"
+        return f"To start a job: launcher up {shlex.quote(word)}"
     if word.endswith(".py"):
         return f"To start a program: a job file with `run: {{script: {word}}}` (launcher init), then launcher up JOB"
     name = OTHER_NAMES.get(word) or next(iter(get_close_matches(word, COMMANDS, n=1)), "")

@@ -20,7 +20,7 @@ from launcher.job.models import Job
 from launcher.job.parts import Secret
 from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
-from launcher.job.scalars import LOCAL, LONGEST_PASSED, TOO_LONG, passed_bytes, require_passable
+from launcher.job.scalars import LOCAL, LONGEST_PASSED, SHORTEST_SECRET, TOO_LONG, passed_bytes, require_passable
 from launcher.model.home import home
 
 Found = tuple[KeyPath, str]  # a key and a problem of it, or of the file that it refers to
@@ -167,7 +167,7 @@ def _missing(job: Job, cwd: Path, files: Path | None) -> Iterator[Found]:
             what = f"is outside the code folder {code}, which alone is copied to the nodes"
             yield path, f"{what}{meant or '; see `code`'}"
     for word in _shell_scripts(job, files):
-        fix = f"convert it: sed -i 's/\\r$//' {os.path.relpath(code / word, cwd)}"
+        fix = f"convert it: sed -i 's/\\r$//' {shlex.quote(os.path.relpath(code / word, cwd))}"
         fix = fix if files == code else f"{fix}, and commit that"
         yield ("run", "command"), f"{word} has Windows line endings (CRLF), with which shells cannot run it; {fix}"
     for data in job.data:
@@ -238,9 +238,13 @@ def _value(secret: Secret, cwd: Path, environ: Mapping[str, str]) -> str:
     if secret.file is not None:
         value = _text_of(cwd / _expanded(secret.file))
     elif not (value := environ.get(secret.name, "")):
-        raise BadValueError(f"{secret.name} is not set in your environment; export it, or give {{NAME: file}}")
+        known = "is set in your environment, but empty" if secret.name in environ else "is not set in your environment"
+        raise BadValueError(f"{secret.name} {known}; export it, or give {{NAME: file}}")
     elif any("\ud800" <= character <= "\udfff" for character in value):  # bytes that are not UTF-8
         raise BadValueError(f"{secret.name} in your environment is not valid UTF-8")
+    if len(value) < SHORTEST_SECRET:
+        what = f"has fewer than {SHORTEST_SECRET} characters, and would not be masked"
+        raise BadValueError(f"{secret.name} {what}; if others may see it, give it under env")
     require_passable(f"{secret.name}={value}", secret.name)
     return value
 
@@ -254,9 +258,8 @@ def _text_of(path: Path) -> str:
             if not stat.S_ISREG(found.st_mode):
                 raise BadValueError(f"{path} is not a regular file")
             if found.st_mode & 0o077:
-                raise BadValueError(
-                    f"{path} is readable by others (mode {found.st_mode & 0o777:04o}); run: chmod 600 {path}"
-                )
+                what = f"{path} is readable by others (mode {found.st_mode & 0o777:04o})"
+                raise BadValueError(f"{what}; run: chmod 600 {shlex.quote(str(path))}")
             data = file.read(LONGEST_PASSED + 1)
             if len(data) > LONGEST_PASSED:
                 raise BadValueError(f"{path} is too long: more bytes than {TOO_LONG}")

@@ -53,6 +53,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\
 _NULL = ("", "~", "null", "Null", "NULL")
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _AMBIGUOUS = ("yes", "no", "on", "off")
+SHORTEST_SECRET = 4  # characters: masking a shorter value would garble every line
 LONGEST_PASSED = 131_072  # bytes of one argument, or of one variable: MAX_ARG_STRLEN of Linux, execve(2)
 TOO_LONG = f"the {LONGEST_PASSED:,} that Linux allows in one variable or argument; pass a file to the program instead"
 _LONGEST_NUMBER = 64  # characters; longer ones are text (Python itself refuses to parse thousands of digits)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -183,7 +184,8 @@ def output(node: NodeFacts, job: Job | None = None) -> list[Check]:
     link = f"{_moved(node)}, where DISK is a folder of another disk"
     if node.output_broken:
         what = f"{folder} is a link to {node.output_broken}, which does not exist"
-        found.append(Check(node.name, "output", Level.FAIL, what, f"make that folder: mkdir -p {node.output_broken}"))
+        fix = f"make that folder: mkdir -p {shlex.quote(node.output_broken)}"
+        found.append(Check(node.name, "output", Level.FAIL, what, fix))
     if node.output_inodes == 0:
         cause = disk.no_inodes(f"the disk of {folder}")
         found.append(Check(node.name, "output", Level.FAIL, cause.what, cause.fix))

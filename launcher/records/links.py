@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,8 @@ def _why(end: str, absolute: bool, name: str, folder: Path, left_out: LeftOut) -
     for here in (folder, folder.resolve()):
         if absolute and _below(end, str(here)):
             relative = os.path.relpath(end, (here / name).parent)
-            return f"is absolute, and a node has the code elsewhere; run: ln -sfn {relative} {folder / name}"
+            fix = shlex.join(["ln", "-sfn", relative, str(folder / name)])
+            return f"is absolute, and a node has the code elsewhere; run: {fix}"
     if _below(end, CODE):
         inside = posixpath.relpath(end, CODE)
         entry = left_out.entry(inside)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from launcher.job.scalars import SHORTEST_SECRET
+
 MASK = "***"
 _SECRETS = ("token", "key", "secret", "password", "passwd", "passphrase", "passcode", "credential", "jwt")
 _ONE_OF_A_NAME = frozenset({"pass", *_SECRETS, *(f"{word}s" for word in _SECRETS)})
@@ -68,13 +70,13 @@ def _parts(value: str) -> Iterator[str]:
 
 
 class Masker:
-    """Replaces secret values. Values shorter than 4 characters are not masked: that would garble every line."""
+    """Replaces secret values. A part that is shorter than SHORTEST_SECRET, as a line of a value, is not masked."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         whole = [part for value in values for part in _parts(value)]
         escaped = [json.dumps(part)[1:-1] for part in whole]  # as written in error files and metrics
         # Longest first: one secret may contain another.
-        parts = {part for part in (*whole, *escaped) if len(part) >= 4}
+        parts = {part for part in (*whole, *escaped) if len(part) >= SHORTEST_SECRET}
         self._values: Sequence[str] = sorted(parts, key=len, reverse=True)
         self._bytes = [value.encode("utf-8", "surrogateescape") for value in self._values]
         self.longest = max(map(len, self._bytes), default=0)  # bytes; 0 if there are no secrets

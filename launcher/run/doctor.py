@@ -393,7 +393,8 @@ def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
         else:
             each = zip([engine.node for engine in fleet.engines], seen, strict=True)
             what = "; ".join(f"{node}: {found.strip() or 'not read'}" for node, found in each)
-            fix = f"synchronize it: rsync -a --checksum {mount.source}/ OTHER:{mount.source}/"
+            here = shlex.quote(f"{mount.source}/")
+            fix = f"synchronize it: rsync -a --checksum {here} OTHER:{here}"
             yield Check("all", "data", Level.WARN, f"{mount.source} differs between nodes ({what})", fix)
 
 

@@ -75,8 +75,8 @@ def test_a_section_has_a_table_a_job_and_what_is_not_carried_over(
         (tmp_path / name).touch()
     (tmp_path / "job.yaml").write_text(job)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_API_KEY", "1")
-    monkeypatch.setenv("HF_TOKEN", "1")
+    monkeypatch.setenv("WANDB_API_KEY", "1234")
+    monkeypatch.setenv("HF_TOKEN", "1234")
     monkeypatch.setattr(sys, "argv", ["launcher", "plan", "job.yaml", "--offline"])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -39,7 +39,7 @@ def refused(job: Job, cwd: Path, environ: dict[str, str] | None = None) -> list[
 
 def test_all_files_present(cwd: Path) -> None:
     found = job(cwd, f"code: code\nrun: {{script: code/main.py}}\nmounts: {{{cwd}: {cwd}}}\nsecrets: [A]\n")
-    check_files(found, cwd, {"A": "x"})
+    check_files(found, cwd, {"A": "x" * 4})
 
 
 def test_all_missing_files_are_reported_at_once_with_their_lines(cwd: Path) -> None:
@@ -122,18 +122,18 @@ def test_secrets_are_read_from_the_environment_and_from_files(cwd: Path) -> None
     secret.write_text("s3cret-ü\n", encoding="utf-8")
     secret.chmod(0o600)
     found = job(cwd, "run: {module: train}\nsecrets: [A, {B: token}]\n")
-    check_files(found, cwd, {"A": "x y"})
-    assert read_secrets(found, cwd, {"A": "x y"}) == {"A": "x y", "B": "s3cret-ü"}
+    check_files(found, cwd, {"A": "x yz"})
+    assert read_secrets(found, cwd, {"A": "x yz"}) == {"A": "x yz", "B": "s3cret-ü"}
     assert "s3cret" not in dump_job(found) + repr(found)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
 def test_a_secret_that_others_may_read_is_refused_with_a_fix(cwd: Path, mode: int) -> None:
-    (cwd / "token").write_text("s3cret")
-    (cwd / "token").chmod(mode)
-    found = job(cwd, "run: {module: train}\nsecrets: [{B: token}]\n")
+    (cwd / "my key").write_text("s3cret")
+    (cwd / "my key").chmod(mode)
+    found = job(cwd, "run: {module: train}\nsecrets: [{B: my key}]\n")
     (said,) = refused(found, cwd)
-    assert said == f"job.yaml:5: secrets.0: token is readable by others (mode {mode:04o}); run: chmod 600 token"
+    assert said == f"job.yaml:5: secrets.0: my key is readable by others (mode {mode:04o}); run: chmod 600 'my key'"
     with pytest.raises(JobInvalid):
         read_secrets(found, cwd, {})
 
@@ -157,14 +157,24 @@ def test_files_without_a_secret(cwd: Path, content: bytes, said: str) -> None:
 
 def test_a_missing_secret_file_a_folder_and_a_pipe(cwd: Path) -> None:
     os.mkfifo(cwd / "pipe", 0o600)
-    found = job(cwd, "run: {module: train}\nsecrets:\n  - {A: none}\n  - {B: code}\n  - {C: pipe}\n  - D\n")
-    said = refused(found, cwd, {"D": ""})
+    found = job(cwd, "run: {module: train}\nsecrets:\n  - {A: none}\n  - {B: code}\n  - {C: pipe}\n  - D\n  - E\n")
+    said = refused(found, cwd, {"E": ""})
     assert [line.split(": ", 2)[2] for line in said] == [
         "no such file: none",
         "code cannot be read: Is a directory",
         "pipe is not a regular file",
         "D is not set in your environment; export it, or give {NAME: file}",
+        "E is set in your environment, but empty; export it, or give {NAME: file}",
     ]
+
+
+def test_a_secret_that_is_too_short_to_be_masked_is_refused(cwd: Path) -> None:
+    (cwd / "pin").write_text("471\n")
+    (cwd / "pin").chmod(0o600)
+    found = job(cwd, "run: {module: train}\nsecrets: [A, B, {C: pin}]\n")
+    said = refused(found, cwd, {"A": "4711", "B": "üüü"})
+    what = "has fewer than 4 characters, and would not be masked; if others may see it, give it under env"
+    assert said == [f"job.yaml:5: secrets.{index}: {name} {what}" for index, name in ((1, "B"), (2, "C"))]
 
 
 def test_a_home_folder_and_what_contains_it_are_no_code(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,8 @@ def push_(
             "--rehash", "has no effect: copies of a URL are compared with it by ETag or digest", "remove it"
         )
     if missing := [name for name in env or () if not os.environ.get(name)]:
-        raise UsageError("--env", f"{missing[0]} is not set in your environment", f"run: export {missing[0]}=VALUE")
+        known = "set in your environment, but empty" if missing[0] in os.environ else "not set in your environment"
+        raise UsageError("--env", f"{missing[0]} is {known}", f"run: export {missing[0]}=VALUE")
     variables = Variables(secrets={name: os.environ[name] for name in env or ()})
     with _connected(nodes, ssh_config) as fleet, LongWork() as work:
         found = run_all([partial(_node, engine, image) for engine in fleet.engines])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import socket
 import threading
 import time
@@ -196,9 +197,9 @@ def authenticate(transport: paramiko.Transport, target: SshTarget, files: KeyFil
 def _fix(target: SshTarget, reasons: Sequence[str]) -> str:
     for reason in reasons:
         if "is encrypted" in reason:
-            return f"add it to your ssh-agent: ssh-add {reason.split(' is encrypted')[0]}"
+            return f"add it to your ssh-agent: ssh-add {shlex.quote(reason.split(' is encrypted')[0])}"
         if "permissions are too open" in reason:
-            return f"run: chmod 600 {reason.split(' is ignored')[0]}"
+            return f"run: chmod 600 {shlex.quote(reason.split(' is ignored')[0])}"
         if reason.startswith(_NO_AGENT):
             return (
                 "`ssh-add -l` must list your keys: restart your ssh-agent and set SSH_AUTH_SOCK, or confirm its prompt"
