@@ -432,12 +432,14 @@ class Run:
         return not any(node.lost for node in outcome.nodes)
 
     def _announce(self, outcome: Outcome, notify: Notify) -> list[str]:
-        """Return what is wrong with the notifications."""
+        """Notify unless another command has, which saw the same end. Return what is wrong with that."""
         from launcher.run.notify import Notice, send
 
+        if not (notify.command or notify.webhook) or not self._record.first("notified", state=outcome.state.value):
+            return []
         why = "" if outcome.failure is None else f": {outcome.failure.node} {outcome.failure.what}"
         why = why if outcome.stopped_by is None else f" by {outcome.stopped_by}"
-        text = f"{outcome.run} {outcome.state.value}{why}"
+        text = self.mask(f"{outcome.run} {outcome.state.value}{why}")
         problems = send(notify, Notice(outcome.run, outcome.state.value, outcome.exit_code, text))
         return [f"notification failed: {problem}" for problem in problems]
 

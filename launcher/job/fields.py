@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
@@ -177,6 +178,29 @@ def matching(pattern: str, expected: str) -> Any:
         return str(value)
 
     return BeforeValidator(check)
+
+
+def parse_webhook(value: Any) -> str:
+    """Return a URL that a notification can be posted to. It may contain a token, so no message quotes it."""
+    such = "expected a URL such as https://chat.example.org/hooks/1"
+    if value == "":
+        return ""
+    if not isinstance(value, str) or not re.match("https?://", value):
+        raise BadValueError(f"{such}, with http:// or https://")
+    if not value.isascii() or not value.isprintable() or " " in value:
+        how = "other characters are written in ASCII: in a path as %C3%BC, in a host's name as xn--..."
+        raise BadValueError(f"{such}, without blanks; {how}")
+    try:
+        parts = urlsplit(value)
+        parts.port  # noqa: B018 - raises ValueError
+        named = (parts.hostname or "").encode("idna")
+    except ValueError:  # also UnicodeError
+        raise BadValueError(f"{such}; its host or port is none") from None
+    if "@" in parts.netloc:
+        raise BadValueError(f"{such}; a user and password before the host are not sent: use notify.command for them")
+    if not named:
+        raise BadValueError(f"{such}; it names no host")
+    return str(value)
 
 
 def _job_name(value: Any) -> str:

@@ -158,7 +158,8 @@ class Job(Part):
         default=(),
         description="Environment variables with secret values, which are never written to the job file, a command "
         "line, a label or a log. `NAME`: the value of the caller's environment. `{NAME: file}`: the content of a file "
-        "that only its owner may read (`chmod 600`).",
+        "that only its owner may read (`chmod 600`). A value of fewer than 4 characters is refused, "
+        "as it cannot be masked in the output.",
         examples=[["WANDB_API_KEY", {"HF_TOKEN": "~/.secrets/hf"}]],
     )
     cache: fields.Flag = Field(

@@ -144,8 +144,6 @@ def expected(detail: Mapping[str, Any], keys: Sequence[str] = ()) -> str:
         if isinstance(value, str) and re.fullmatch(r"[\w.@-]+([,\s]+[\w.@-]+)+", value):
             hint += ": [" + ", ".join(re.split(r"[,\s]+", value)) + "]"
         return f"expected a list, not {show(value)}{hint}"
-    if kind == "string_pattern_mismatch":
-        return f"expected text of the form {detail['ctx']['pattern']}, not {show(value)}"
     return str(detail["msg"])
 
 

@@ -9,20 +9,42 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from launcher.errors import JobInvalid, UsageError
 from launcher.features import FEATURES
 from launcher.job.document import compose
-from launcher.job.fields import Duration, SbatchOption, SbatchWord, Size
-from launcher.job.problems import Path, Positions, Problem, expected, refusal, unknown_key
+from launcher.job.fields import Duration, SbatchOption, SbatchWord, Size, matching, parse_webhook, schema
+from launcher.job.problems import BadValueError, Path, Positions, Problem, expected, nearest, refusal, unknown_key
+from launcher.job.scalars import whole
+from launcher.local_files import open_regular
 from launcher.model.limits import DEFAULT_LIMITS, settings_file
 
 _FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
 
 
 class _Section(BaseModel):
+    """A key without a value (null) counts as absent and gets its default, as in a job file."""
+
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no settings file
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+Count = Annotated[int, PlainValidator(whole("a number", 1, 10**9)), schema(type="integer", minimum=1)]
+GpuCount = Annotated[int, PlainValidator(whole("a number of GPUs", 0, 1024)), schema(type="integer", minimum=0)]
 
 
 class Notify(_Section):
@@ -32,15 +54,21 @@ class Notify(_Section):
         default=(),
         strict=False,
         description="Command to run. It receives a JSON object with run, state, exit_code and text on stdin, and the "
-        "variables LAUNCHER_RUN and LAUNCHER_STATE.",
+        "variables LAUNCHER_RUN and LAUNCHER_STATE. `~/` at the start of an item is your home folder.",
         examples=[["notify-send", "launcher"]],
     )
-    webhook: str = Field(
+    webhook: Annotated[str, BeforeValidator(parse_webhook)] = Field(
         default="",
-        pattern="^(https?://.+)?$",
         description="URL that receives the same JSON object as a POST request.",
         examples=["https://chat.example.org/hooks/1"],
     )
+
+    @field_validator("command")
+    @classmethod
+    def _program(cls, command: tuple[str, ...]) -> tuple[str, ...]:
+        if command and not command[0]:
+            raise BadValueError("expected a program as its first item, not ''")
+        return command
 
 
 class Limits(_Section):
@@ -48,8 +76,8 @@ class Limits(_Section):
 
     file: Size = Field(
         default=4 << 30,
-        description="Maximum size of each file that is collected or followed. Larger files stay on the node, with a "
-        "warning. For checkpoints the free disk space is the limit.",
+        description="Maximum size of each file that is collected or followed, at least 6m. Larger files stay on the "
+        "node, with a warning. For checkpoints the free disk space is the limit.",
         examples=["4g"],
     )
     collect: Duration = Field(
@@ -57,13 +85,12 @@ class Limits(_Section):
     )
     answer: Size = Field(
         default=DEFAULT_LIMITS.size,
-        description="Maximum size of the output of a command on a node, and of a response of its container engine. "
-        "Images are not limited.",
+        description="Maximum size of the output of a command on a node, and of a response of its container engine, at "
+        "least 6m. Images are not limited.",
         examples=["64m"],
     )
-    data_files: int = Field(
+    data_files: Count = Field(
         default=1_000_000,
-        ge=1,
         description="Maximum number of files below a URL of data.",
         examples=[5_000_000],
     )
@@ -72,26 +99,26 @@ class Limits(_Section):
     )
 
 
-Folder = Annotated[str, Field(pattern="^(/[^\x00-\x1f]*)?$")]
-_DNS = "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"
+Folder = Annotated[str, matching(r"(/[^\x00-\x1f]*)?", "an absolute path")]
+_DNS = "[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 _NAME = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-_KEY = f"^([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_NAME}$"
-LabelKey = Annotated[str, Field(pattern=_KEY)]
-LabelValue = Annotated[str, Field(pattern=f"^({_NAME})?$")]
-ClusterName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")]
+KubernetesName = Annotated[str, matching(f"({_DNS})?", "a name of lower-case letters, digits, - and .")]
+LabelKey = Annotated[str, matching(f"({_DNS}/)?{_NAME}", "a label's key, such as team or example.org/team")]
+LabelValue = Annotated[str, matching(f"({_NAME})?", "a label's value: at most 63 letters, digits, _, . and -")]
+ClusterName = Annotated[
+    str, matching("[a-z0-9][a-z0-9-]{0,62}", "a name of at most 63 lower-case letters, digits and dashes")
+]
 
 
 class Cluster(_Section):
     """A Slurm cluster, on which `launcher up --on NAME` runs a job."""
 
     kind: Literal["slurm"] = Field(description="Slurm.", examples=["slurm"])
-    login: str = Field(
-        min_length=1,
+    login: Annotated[str, matching(".+", "a machine")] = Field(
         description="Machine that has sbatch: an alias of your ssh config, or `local`.",
         examples=["hpc-login"],
     )
-    workdir: str = Field(
-        pattern="^/[^\x00-\x1f]*$",
+    workdir: Annotated[str, matching(r"/[^\x00-\x1f]*", "an absolute path")] = Field(
         description="Folder that the login machine and all nodes share. Runs are in WORKDIR/.launcher/RUN.",
         examples=["/shared/ada"],
     )
@@ -109,27 +136,25 @@ class Cluster(_Section):
     container: Literal["pyxis", "apptainer", "oci", "none"] = Field(
         default="none", description="How containers are run. `oci`: `srun --container`.", examples=["pyxis"]
     )
-    python: str = Field(
+    python: Annotated[str, matching(".+", "a program")] = Field(
         default="python3",
-        min_length=1,
         description="Python interpreter on the nodes for jobs without containers.",
         examples=["/shared/ada/venv/bin/python"],
     )
-    setup: tuple[Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")], ...] = Field(
+    setup: tuple[Annotated[str, matching(r"[^\x00-\x1f]*", "one line of text")], ...] = Field(
         default=(),
         strict=False,
         description="Lines of bash to execute before the nodes start.",
         examples=[["source /etc/profile.d/modules.sh", "module load cuda"]],
     )
-    gpus: int | None = Field(
-        default=None, ge=0, description="GPUs per node, the meaning of `gpus: all` in a job.", examples=[8]
+    gpus: GpuCount | None = Field(
+        default=None, description="GPUs per node, the meaning of `gpus: all` in a job.", examples=[8]
     )
-    cpus_per_gpu: int | None = Field(
-        default=None, ge=1, description="CPUs per GPU. Default: all CPUs of the nodes (`--exclusive`).", examples=[12]
+    cpus_per_gpu: Count | None = Field(
+        default=None, description="CPUs per GPU. Default: all CPUs of the nodes (`--exclusive`).", examples=[12]
     )
-    at_once: int | None = Field(
+    at_once: Count | None = Field(
         default=None,
-        ge=1,
         description="Maximum number of variants of a sweep that run at the same time. Default: no limit.",
         examples=[4],
     )
@@ -139,14 +164,14 @@ class Kubernetes(_Section):
     """A Kubernetes cluster, for the manifests that `launcher export --on NAME` prints."""
 
     kind: Literal["kubernetes"] = Field(description="Kubernetes.", examples=["kubernetes"])
-    namespace: str = Field(default="", pattern=_DNS, description="Namespace.", examples=["team"])
-    queue: str = Field(default="", pattern=_DNS, description="LocalQueue of Kueue.", examples=["gpus"])
-    service_account: str = Field(default="", pattern=_DNS, description="Service account.", examples=["trainer"])
-    pull_secrets: tuple[Annotated[str, Field(pattern=_DNS)], ...] = Field(
+    namespace: KubernetesName = Field(default="", description="Namespace.", examples=["team"])
+    queue: KubernetesName = Field(default="", description="LocalQueue of Kueue.", examples=["gpus"])
+    service_account: KubernetesName = Field(default="", description="Service account.", examples=["trainer"])
+    pull_secrets: tuple[KubernetesName, ...] = Field(
         default=(), strict=False, description="Secrets with which images are pulled.", examples=[["registry"]]
     )
-    gpus: int | None = Field(
-        default=None, ge=0, description="GPUs per node, the meaning of `gpus: all` in a job.", examples=[8]
+    gpus: GpuCount | None = Field(
+        default=None, description="GPUs per node, the meaning of `gpus: all` in a job.", examples=[8]
     )
     labels: Mapping[LabelKey, LabelValue] = Field(
         default={},
@@ -210,8 +235,8 @@ class Settings(_Section):
 
     def _named(self, name: str) -> Cluster | Kubernetes:
         if name not in self.clusters:
-            known = ", ".join(self.clusters) or "none"
-            what = f"no such cluster in {settings_file(os.environ)}; known clusters: {known}"
+            known = nearest(name, self.clusters) or f"; known clusters: {', '.join(self.clusters) or 'none'}"
+            what = f"no such cluster in {settings_file(os.environ)}{known}"
             fix = f"add it there: clusters: {{{name}: {{kind: slurm, login: ..., workdir: /shared/...}}}}"
             raise UsageError(f"--on {name}", what, fix)
         return self.clusters[name]
@@ -254,13 +279,18 @@ def _read_file(file: FilePath) -> tuple[Settings, UsageError | None]:
     """Return what is valid of the file, and what is wrong with it."""
     nothing = Settings.model_construct()
     try:
-        status, text = file.stat(), file.read_text(encoding="utf-8")
+        with open_regular(file) as opened:
+            status, text = os.fstat(opened.fileno()), opened.read().decode()
     except FileNotFoundError:
         return nothing, None
     except (OSError, UnicodeDecodeError) as error:
         return nothing, UsageError(str(file), f"cannot be read: {error}", _FIX)
-    if status.st_mode & _FOR_ALL or status.st_uid not in (os.geteuid(), 0):
-        what = "is writable by others, and contains a command to run"
+    if status.st_uid not in (os.geteuid(), 0):
+        what = f"belongs to another user (uid {status.st_uid}), who could have a command run as you"
+        fix = f"read it, then run: sudo chown {os.geteuid()} {shlex.quote(str(file))}"
+        return nothing, UsageError(str(file), what, fix)
+    if status.st_mode & _FOR_ALL:
+        what = "is writable by others, who could have a command run as you"
         return nothing, UsageError(str(file), what, f"run: chmod 600 {shlex.quote(str(file))}")
     try:
         root, problems = compose(text, str(file))

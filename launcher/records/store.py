@@ -22,7 +22,7 @@ from launcher.faults.transport import Wires
 from launcher.job.files import known_secrets
 from launcher.job.loader import parse_job
 from launcher.job.overrides import short_commit
-from launcher.local_files import APPEND, open_regular, parse_object, write_atomic
+from launcher.local_files import APPEND, locked, open_regular, parse_object, write_atomic
 from launcher.model import checked, labels
 from launcher.model.host import cluster_name
 from launcher.model.plan import CODE, Membership, Plan, Revision, RunId, is_run_id, plain
@@ -227,6 +227,16 @@ class Record:
         line = json.dumps({"time": round(time.time(), 3), "event": kind, **self.mask.deep(plain(fields))})
         with suppress(OSError), open_regular(self.paths.events, APPEND) as file:
             file.write(f"{line}\n".encode())
+
+    def first(self, kind: str, **fields: Any) -> bool:
+        """Append an event unless it is there, so that one of several commands does what it says. Return whether it was
+        not there; True if that cannot be recorded.
+        """
+        with suppress(OSError), locked(self.paths.events):
+            if any(fields.items() <= line.items() for line in self.events(kind)):
+                return False
+            self.event(kind, **fields)
+        return True
 
     def events(self, kind: str) -> Iterator[dict[str, Any]]:
         """The recorded events of one kind, with their fields."""

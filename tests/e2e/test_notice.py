@@ -88,6 +88,43 @@ def test_the_command_that_sees_a_detached_run_end_notifies_once(
     assert [notice["state"] for notice in got] == ["done"]
 
 
+def _until_begun(process: Any) -> None:
+    while process.stdout.readline() != "begun\n":
+        assert process.poll() is None
+
+
+def test_of_two_commands_that_see_the_end_one_notifies(
+    noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    address, got = posted
+    write_settings(noticed_cli, webhook=address)
+    go = tmp_path / "go"
+    following = [
+        noticed_cli.start("up", job(noticed_cli, f"echo begun; until [ -e {go} ]; do sleep 0.1; done; exit 3"))
+    ]
+    _until_begun(following[0])
+    following += [noticed_cli.start("logs") for _ in range(2)]
+    for process in following[1:]:
+        _until_begun(process)
+    go.touch()
+    for process in following:
+        process.communicate(timeout=120)
+        assert process.returncode == 1
+    assert [notice["state"] for notice in got] == ["failed"]
+
+
+def test_a_notification_masks_a_secret_as_the_screen_does(
+    noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]]
+) -> None:
+    address, got = posted
+    write_settings(noticed_cli, webhook=address)
+    cli = Cli(noticed_cli.cwd, {**noticed_cli.env, "TOKEN": "hunter2-hunter2"})
+    program = "import os; raise ValueError('rejected: ' + os.environ['TOKEN'])"
+    run = {"command": ["python3", "-c", program]}
+    cli("up", cli.job("ends", runtime="process", nodes=["local"], run=run, secrets=["TOKEN"]), code=1)
+    assert got[0]["text"].endswith("ValueError: rejected: ***")
+
+
 def test_a_failed_notification_is_reported_and_changes_nothing(
     noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]]
 ) -> None:
