@@ -300,6 +300,7 @@ class Run:
         not stop a run that another caller with the same account has started. The call may be repeated. Raises
         UsageError for a run that it may not stop, NotConfirmed if a node did not confirm.
         """
+        from launcher.run.end.outcome import failed_before
         from launcher.run.end.stop import not_confirmed, take_down
 
         use_valid_settings(os.environ, self._warn)
@@ -314,6 +315,7 @@ class Run:
         removed, errors = take_down(
             attached,
             self._warn,
+            partial(failed_before, attached, self._warn),
             purge=purge,
             unfetched=purge if unfetched is None else unfetched,
             collected=collected,

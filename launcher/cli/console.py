@@ -353,8 +353,9 @@ def print_outcome(
         if victims:
             console.print(f"[dim]terminated as a consequence: {escape(', '.join(victims))}[/]")
         console.print(f"[dim]{f'full output: {logs}' if complete else incomplete}[/]")
-        verdict = f"lost[/] {outcome.run}:" if outcome.state is RunState.LOST else "failed[/]"
-        console.print(f"[bold red]{verdict} {escape(who)} {escape(mask(failure.what))}")
+        verdict = "failed[/]" if outcome.state is RunState.FAILED else f"{outcome.state.value}[/] {outcome.run}:"
+        before = "had failed before: " if outcome.state is RunState.STOPPED else ""
+        console.print(f"[bold red]{verdict} {escape(who)} {before}{escape(mask(failure.what))}")
         if failure.cure:
             console.print(f"  -> {escape(failure.cure)}")
         if outcome.resume:

@@ -717,3 +717,28 @@ def test_up_says_once_whose_output_it_shows(home_cli: Cli) -> None:
     alone = home_cli.job("one", **process_job(gpus="none", nodes=["local"], run={"command": ["hostname"]}))
     assert "output of" not in home_cli("up", alone).stderr
     assert "output of" not in home_cli("up", "-d", alone).stderr
+
+
+def test_a_node_that_had_failed_before_a_down_is_named(home_cli: Cli) -> None:
+    """Detached, so that nobody stops its peer."""
+    raised = f"{quote(sys.executable)} -c 'raise ValueError(7)'"
+    command = ["sh", "-c", f'if [ "$RANK" = 1 ]; then {raised}; exit 3; fi; echo here; exec sleep 600']
+    home_cli("up", "-d", home_cli.job(**process_job(run={"command": command})))
+    while [node["state"] for node in json.loads(home_cli("status", "--json").stdout)["nodes"]] != ["running", "exited"]:
+        time.sleep(0.1)
+    said = "local-1 had failed before the run was stopped: exited with code 3: ValueError: 7"
+    assert f"warning: {said}" in home_cli("down").stderr.replace("rank 1 on ", "")
+    result = home_cli.result()
+    assert (result["state"], result["exit_code"], result["failure"]["node"]) == ("stopped", 5, "local-1")
+    logs = home_cli("logs", code=5).stderr
+    assert "had failed before: exited with code 3: ValueError: 7" in logs
+    home_cli("down")
+
+
+def test_a_run_that_is_stopped_before_any_node_has_failed_has_no_failure(home_cli: Cli) -> None:
+    command = ["sh", "-c", 'if [ "$RANK" = 1 ]; then exit 0; fi; exec sleep 600']
+    home_cli("up", "-d", home_cli.job(**process_job(run={"command": command})))
+    while [node["state"] for node in json.loads(home_cli("status", "--json").stdout)["nodes"]] != ["running", "exited"]:
+        time.sleep(0.1)
+    assert "failed" not in home_cli("down").stderr
+    assert home_cli.result()["failure"] is None

@@ -76,3 +76,20 @@ def test_a_program_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytes
         assert next(run.logs()) == "ready"
         run.down()
     assert [line for line in said if line.startswith("warning: local did not exit in time after SIGTERM")] != []
+
+
+def test_a_node_whose_ranks_had_exited_was_saving_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was killed is torchrun's agent, which waited for the other nodes."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setattr(stop, "GRACE", 3.0)
+    left = 'mkdir -p "$LAUNCHER_OUTPUT/logs"; : >"$LAUNCHER_OUTPUT/logs/rank-0.log"'  # of a rank that has exited
+    command = ["sh", "-c", f"trap '' TERM; {left}; unset RANK; exec sh -c 'echo ready; while :; do sleep 0.1; done'"]
+    keys = {"name": "waits", "runtime": "process", "nodes": ["local"], "run": {"command": command}}
+    said: list[str] = []
+    with launcher.up({**keys, "port": free_port()}, log=said.append) as run:
+        assert next(run.logs()) == "ready"
+        removed = run.down()
+    assert [container.state.exit_code for node in removed for container in node.containers] == [137]
+    assert [line for line in said if "did not exit in time" in line] == []

@@ -12,6 +12,7 @@ from typing import Any
 from launcher.errors import LauncherError
 from launcher.extras import warn_on_error
 from launcher.faults.table import IMAGE, NODE, UNLIMITED
+from launcher.local_files import read_end
 from launcher.model.container import ContainerState
 from launcher.model.host import cluster_name
 from launcher.model.plan import plain
@@ -29,7 +30,7 @@ from launcher.run.locate import Attached
 from launcher.run.result import Failure, NodeResult, Outcome
 from launcher.run.state import BUDGET, REFUSED_CODE, RunState, at_budget, state_of
 from launcher.run.watch import messages
-from launcher.run.watch.attempts import reasons
+from launcher.run.watch.attempts import LIMIT, reasons, stopped_by
 
 
 def given_up_or_removed(message: messages.NodeGivenUp | messages.NodeRemoved) -> Failure:
@@ -136,6 +137,30 @@ def conclude(
         resume=resume,
         ended_by=BUDGET if budget and state is RunState.DONE else None,
     )
+
+
+def failed_before(attached: Attached, warn: Callable[[str], object] = print) -> Failure | None:
+    """Return why a node had failed by itself while others still ran, which a user has stopped since; None if none had.
+
+    With min_nodes the run had gone on without it. The files of the nodes must have been collected. warn: as for
+    `conclude`.
+    """
+    record, states = attached.record, attached.states
+    if record.min_nodes:
+        return None
+    over = [node for node in attached.nodes if node.name in states and states[node.name].phase.ended]
+    if not any(states[node.name].exit_code for node in over):
+        return None
+    evidence = [_gather(attached, node, states[node.name], warn) for node in over if not _was_stopped(record, node)]
+    run = EndedRun(evidence, known=_of_run(record))
+    if run.blamed is None or is_victim(run.blamed) or any(own.budget for own in evidence):
+        return None
+    return explain(run, attached, warn)
+
+
+def _was_stopped(record: Record, node: NodeOfRun) -> bool:
+    """Whether a user has stopped its last attempt, by the collected files."""
+    return stopped_by(read_end(NodePaths(str(record.paths.root), node.name).attempts, LIMIT)) is not None
 
 
 def clocks_ahead(attached: Attached, nodes: Collection[str]) -> dict[str, float]:

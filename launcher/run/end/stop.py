@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.errors import ContainerGone, EngineFailed, LauncherError, NodesFailed, NodeUnfit, NotConfirmed
 from launcher.extras import in_words, warn_on_error
-from launcher.local_files import open_regular
+from launcher.local_files import read_end
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.labels import RunLabels
@@ -33,7 +33,7 @@ from launcher.records.written import not_fetched
 from launcher.records.written import unfetched as only_there
 from launcher.run.end.fetch import not_brought
 from launcher.run.locate import Attached, Note, Owner, caller, list_runs, unsearched
-from launcher.run.result import NodeResult
+from launcher.run.result import Failure, NodeResult
 from launcher.run.state import BUDGET, SIGKILL_CODE, RunState, at_budget, state_of
 from launcher.run.watch import attempts
 
@@ -216,17 +216,23 @@ def _collect(
 
 
 def _killed(attached: Attached, ended: Mapping[Engine, EndOfNode]) -> Iterator[str]:
-    """Yield the stopped nodes, and ranks of them, that got SIGKILL. Their files have been collected."""
+    """Yield the stopped nodes, and ranks of them, that got SIGKILL. Their files have been collected.
+
+    Not a node whose ranks had all exited: it had nothing to save.
+    """
     root = attached.record.paths.root
     for node in attached.nodes:
         containers = ended.get(attached.engines[node.name], ())
         stopped = [] if isinstance(containers, LauncherError) else [one.state for one in containers if one.stopped]
+        if not stopped:
+            continue
+        tried = attempts.parse(read_end(NodePaths(str(root), node.name).attempts, attempts.LIMIT))
+        if tried and tried[-1].ranks_had_exited:
+            continue
         if any(one.exit_code == SIGKILL_CODE and labels.read(one.labels).node == node.name for one in stopped):
             yield node.name
-        elif stopped:
-            with suppress(OSError), open_regular(NodePaths(str(root), node.name).attempts) as file:
-                killed = [attempt.killed for attempt in attempts.parse(file.read(attempts.LIMIT))]
-                yield from (f"rank {rank} on {node.name}" for rank in sorted(killed[-1] if killed else ()))
+        else:
+            yield from (f"rank {rank} on {node.name}" for rank in sorted(tried[-1].killed if tried else ()))
 
 
 def _remove(engine: Engine, ended: EndOfNode, code: SentCode | None, record: Record | None) -> Removed:
@@ -299,13 +305,20 @@ def _remove_code(engine: Engine, state: ContainerState, code: SentCode) -> None:
 
 
 def take_down(
-    attached: Attached, warn: Callable[[str], None], *, purge: bool, unfetched: bool, collected: bool
+    attached: Attached,
+    warn: Callable[[str], None],
+    failed_before: Callable[[], Failure | None],
+    *,
+    purge: bool,
+    unfetched: bool,
+    collected: bool,
 ) -> tuple[list[Removed], list[LauncherError]]:
     """Stop the run and remove it from the nodes that have just listed it; return what was removed, and the errors.
 
     purge: also remove output folders. unfetched: also those, and containers, that have files which are only there. Logs
     and curves are collected first; warn: called for each file that could not be collected, which stays in the output
-    folder. collected: this has just been done, as all containers had ended. Records the outcome if no launcher did.
+    folder. failed_before: called then, returns the failure of a node while others still ran. collected: files have
+    just been collected, as all containers had ended. Records the outcome if no launcher did.
     """
     options = " --purge" * purge + " --unfetched" * unfetched
     record, errors = attached.record, [*attached.unreachable.values(), *_not_asked(attached, options)]
@@ -314,6 +327,7 @@ def take_down(
     record.event(STOPPING)
     ended = run_all_catching([partial(_end, engine, attached.listed[engine], GRACE, warn) for engine in engines])
     unread: set[Engine] = set()
+    failure: Failure | None = None
     if collected and record.unmasked:
         warn(record.unmasked)
     if attached.owner is not Owner.OTHER and not collected:  # do not read another user's files
@@ -321,6 +335,9 @@ def take_down(
         unread = warn_on_error("not downloaded", collecting, {*engines}, warn)
         for who in _killed(attached, dict(zip(engines, ended, strict=True))):
             warn(f"{who} did not exit in time after SIGTERM and was killed: what it was saving may be incomplete")
+        if failure := warn_on_error("whether a node had failed before is not known", failed_before, None, warn):
+            who = failure.node if failure.rank is None else f"rank {failure.rank} on {failure.node}"
+            warn(record.mask(f"{who} had failed before the run was stopped: {failure.what}"))
     removing = [
         partial(_remove, engine, outcome, None if engine in unread else code, None if unfetched else record)
         for engine, outcome in zip(engines, ended, strict=True)
@@ -336,7 +353,7 @@ def take_down(
     elif code is None and any(one.containers for one in removed):
         why = f"{as_shown(record.paths.code)} is missing, which tells the code from what the program wrote"
         warn(f"the working directories were kept as they are: {why}")
-    if problem := _conclude(record, removed, errors, attached.states.values()):
+    if problem := _conclude(record, removed, errors, attached.states.values(), failure):
         warn(problem)
     return removed, errors
 
@@ -387,10 +404,11 @@ def _conclude(
     removed: Sequence[Removed],
     errors: Sequence[LauncherError],
     states: Collection[ContainerState] = (),
+    failure: Failure | None = None,
 ) -> str:
     """Record a `down`, and the run's end if no launcher did. Return the reason if that failed, else "".
 
-    states: of the containers that still existed.
+    states: of the containers that still existed. failure: of a node, before it was stopped.
     """
     kept = [r.node for r in removed if any(each.what.startswith("container ") for each in r.kept)]
     record.event("down", removed=[r.node for r in removed], failed=[str(e) for e in errors], kept=kept)
@@ -402,7 +420,9 @@ def _conclude(
     state = state_of(at_budget(states, budget), nodes, min_nodes=record.min_nodes)
     ended = state if state.ended else RunState.STOPPED
     by = {"ended_by": BUDGET} if budget and ended is RunState.DONE else {}
-    return record.finish({"state": ended, "exit_code": ended.exit_code, "nodes": _results(removed), **by})
+    return record.finish(
+        {"state": ended, "exit_code": ended.exit_code, "nodes": _results(removed), "failure": failure, **by}
+    )
 
 
 def _results(removed: Sequence[Removed]) -> list[NodeResult]:
