@@ -55,7 +55,7 @@ def fetch(
 
     Example: launcher fetch imagenet --checkpoints
     """
-    log = cache(Reporter().log)  # each note once, for any number of variants
+    log, warn = cache(Reporter().log), cache(Reporter().warn)  # each note once, for any number of variants
     named = options.named(run, nodes, on, ssh_config, log)
     chosen = next(filter(None, (option(partial(_folders, named, nodes, on, ssh_config)) for option in added)), None)
     if chosen is not None:
@@ -75,7 +75,7 @@ def fetch(
         shown = {"run": found.id, "folder": str(fetched.shown), "bytes": fetched.bytes, "deleted": fetched.gone}
         done.append(shown | dict(chosen.fields(fetched)) if chosen is not None and json else shown)
         for problem in fetched.problems:
-            Reporter().warn(problem)
+            warn(problem)
         if not json:
             variant = f" ({found.group.shown})" if found.group else ""
             what = f"downloaded {fetched.bytes:,} bytes to {fetched.shown}/"

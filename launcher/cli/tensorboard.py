@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from launcher.cli import completion, options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
 from launcher.node.parallel import in_background, uninterrupted
+from launcher.run.locate import Note
 
 REFRESH = 5.0  # seconds between two searches for new data, by the launcher and by TensorBoard
 START_LIMIT = 60.0  # seconds for TensorBoard to respond: it imports a lot, and a cold disk is slow
@@ -59,11 +60,9 @@ def tensorboard(
         done = threading.Event()
         stack.callback(done.set)
         names: Sequence[str | None] = runs or [None]
-        served = [
-            run
-            for name in names
-            for run in _serve_named(options.named(name, nodes, on, ssh_config), nodes, on, ssh_config, stack, done)
-        ]
+        found = [options.named(name, nodes, on, ssh_config) for name in names]
+        warn = cache(Reporter().warn)  # each note once, for any number of variants
+        served = [run for named in found for run in _serve_named(named, nodes, on, ssh_config, stack, done, warn)]
         for name, run in legend(served).items():
             board = run.folder / "tensorboard"
             board.mkdir(exist_ok=True)
@@ -89,11 +88,12 @@ def _serve_named(
     ssh_config: Path | None,
     stack: ExitStack,
     done: threading.Event,
+    warn: Note,
 ) -> Iterator[Run]:
     found = False
     for name in named.runs:
         try:
-            yield _serve_run(name, nodes, on, ssh_config, stack, done)
+            yield _serve_run(name, nodes, on, ssh_config, stack, done, warn)
             found = True
         except RunUnknown:
             if named.group is None:
@@ -109,6 +109,7 @@ def _serve_run(
     ssh_config: Path | None,
     stack: ExitStack,
     done: threading.Event,
+    warn: Note,
 ) -> Run:
     """Fetch the TensorBoard logs of a run, repeatedly unless the run is known to have ended."""
     run = stack.enter_context(options.find(name, nodes, on, ssh_config))
@@ -116,11 +117,11 @@ def _serve_run(
         return run  # complete
     fetched = run.fetch()
     for problem in fetched.problems:
-        Reporter().warn(problem)
+        warn(problem)
     if fetched.failed and (nodes or on):
         raise NodesFailed(fetched.failed)
     if fetched.failed:
-        Reporter().warn(f"showing only the data that was downloaded before: {NodesFailed(fetched.failed)}")
+        warn(f"showing only the data that was downloaded before: {NodesFailed(fetched.failed)}")
     else:
         in_background(partial(_keep_fetching, run, done))
     return run

@@ -93,6 +93,7 @@ def test_a_sweep_is_selected_by_its_id_also_on_nodes_that_have_only_some_of_its_
         asked = other("status", name, "--nodes", "local", "--json")
         assert [one["run"] for one in json.loads(asked.stdout)] == [first, second]
         assert asked.stderr.count("not recorded here before: a record is made in runs/") == made
+    assert other("fetch", group, "--nodes", "local").stderr.count("warning: not masked") == 1
     advised = f"launcher runs {group} --nodes local"
     assert f"for another variant give its run ID: {advised}\n" in other("status", "--nodes", "local").stderr
     listed = other(*advised.split()[1:]).stdout
