@@ -18,11 +18,10 @@ from launcher.model.facts import NodeFacts
 from launcher.model.host import cluster_host
 from launcher.node.connect import Fleet, connect
 from launcher.node.ssh.config import chosen_config
-from launcher.planning.checks import Check
+from launcher.planning.checks import Check, Level
 from launcher.records.exported import exported
 from launcher.run.cluster import kind_of
 from launcher.run.doctor import check_nodes
-from launcher.run.locate import Note
 
 __all__ = ["Fleet", "NodeChecks", "examine", "job_to_check"]
 
@@ -35,15 +34,21 @@ class NodeChecks:
     checks: Iterator[Check | NodeFacts]
 
 
-def job_to_check(path: Path, set: Sequence[str], nodes: Sequence[str] | None, log: Note) -> Job:  # noqa: A002 - as --set
-    """Load a job file; what is missing on this machine is a warning, as the nodes are checked anyway."""
+def job_to_check(
+    path: Path,
+    set: Sequence[str],  # noqa: A002 - as --set
+    nodes: Sequence[str] | None,
+) -> tuple[Job, Sequence[Check]]:
+    """Load a job file. What `up` would miss on this machine is a failed check, as the nodes are checked anyway."""
     job = load_job(path, list(set), nodes)
     try:
         with exported(job, Path.cwd()) as code:
             check_files(job, Path.cwd(), os.environ, code.folder if code else None)
     except LauncherError as error:
-        log(f"warning: {error}")
-    return job
+        problems = f"{error.where}: {error.what}".splitlines()
+        fix = error.next_step or "correct it: `up` refuses the job until then"
+        return job, [Check("this machine", "job", Level.FAIL, each, fix) for each in problems]
+    return job, ()
 
 
 @contextmanager

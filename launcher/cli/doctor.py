@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from rich.markup import escape
 
 from launcher.api.doctor import Fleet, examine, job_to_check
 from launcher.cli import completion, gpus, options, terminal, wrapping
-from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 from launcher.job.models import Job
 from launcher.model.facts import NodeFacts
@@ -63,7 +63,7 @@ def doctor(
 
     Example: launcher doctor job.yaml
     """
-    job = _job(targets, sets or [], options.hosts(nodes))
+    job, problems = _job(targets, sets or [], options.hosts(nodes))
     examinations = [examination for option in added if (examination := option(job, on)) is not None]
     if on is not None and job is None:
         raise UsageError(f"--on {on}", "needs a job file", f"launcher doctor JOB --on {on}")
@@ -71,7 +71,7 @@ def doctor(
     seen: list[Check] = []
     with_gpus: list[NodeFacts] = []
     with examine(job, targets, cluster=on, ssh_config=ssh_config) as found:
-        for check in found.checks:
+        for check in (*problems, *found.checks):
             if isinstance(check, NodeFacts):
                 with_gpus.append(check)
                 continue
@@ -103,11 +103,17 @@ def _conclude(
         raise typer.Exit(3)
 
 
-def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -> Job | None:
-    """Return the job, or None if the targets are nodes."""
-    if len(targets) > 1 or not (Path(targets[0]).is_file() or targets[0].endswith((".yaml", ".yml"))):
-        return None
-    return job_to_check(Path(targets[0]), sets, nodes, Reporter().log)
+def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -> tuple[Job | None, Sequence[Check]]:
+    """Return the job, or None if the targets are nodes; and what it lacks on this machine. Raises UsageError."""
+    files = [target for target in targets if target.endswith((".yaml", ".yml"))]
+    if files and len(targets) > 1:
+        what = f"expected one job file or nodes, got {' '.join(targets)}"
+        others = [target for target in targets if target not in files]
+        instead = f" --nodes {shlex.quote(','.join(others))}" if others else ""
+        raise UsageError("doctor", what, f"for one job: launcher doctor {shlex.quote(files[0])}{instead}")
+    if not files and (len(targets) > 1 or not Path(targets[0]).is_file()):
+        return None, ()
+    return job_to_check(Path(targets[0]), sets, nodes)
 
 
 def _show(console: Console, check: Check) -> None:

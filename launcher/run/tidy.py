@@ -28,8 +28,8 @@ def remove_done(job: str, fleet: Fleet, runs: Path, but: RunId | None, log: Log)
             if attached.owner is Owner.SELF and remove_ended(attached):
                 removed.append(record.run)
     if removed:
-        several = counted(len(removed), "earlier run")
-        log(f"the containers of {several} that {'is' if len(removed) == 1 else 'are'} done were removed")
+        are, were = ("is", "was") if len(removed) == 1 else ("are", "were")
+        log(f"{counted(len(removed), 'earlier run')} that {are} done {were} taken down")
 
 
 def _done(job: str, fleet: Fleet, known: Sequence[Record]) -> list[Record]:

@@ -25,13 +25,13 @@ def test_containers_of_done_runs_go_but_for_the_newest_and_output_stays(home_cli
     first, *rest = (run.name for run in home_cli.runs())
     assert containers(home_cli) == sorted([first, *rest])
     third = home_cli("up", job)
-    assert "the containers of 1 earlier run that is done were removed" in third.stderr
+    assert "1 earlier run that is done was taken down" in third.stderr
     runs = [run.name for run in home_cli.runs()]
     assert runs[1] not in containers(home_cli)
     assert containers(home_cli) == sorted([runs[0], *runs[2:]])
     assert set(runs) <= set(outputs(home_cli))
     assert home_cli("logs", runs[1]).stdout == "out\n"
-    assert "were removed" in home_cli("up", job).stderr
+    assert "taken down" in home_cli("up", job).stderr
     assert len(containers(home_cli)) == 3
 
 

@@ -700,6 +700,23 @@ def test_doctor_and_up_agree_on_a_python_without_torch(home_cli: Cli, tmp_path: 
     assert "torch" not in home_cli("doctor", home_cli.job("command", run={"command": ["true"]}, **keys)).stdout
 
 
+def test_doctor_and_up_agree_on_what_is_missing_here(home_cli: Cli) -> None:
+    job = home_cli.job("job", **process_job(gpus="none", run={"command": ["true"]}, secrets=["NOT_SET", "NOR_THIS"]))
+    assert "secrets.0: NOT_SET is not set in your environment" in home_cli("up", job, code=2).stderr
+    checks = json.loads(home_cli("doctor", job, "--json", code=3).stdout)["checks"]
+    failed = [check["what"] for check in checks if check["level"] == "fail"]
+    assert [("NOT_SET" in what, "NOR_THIS" in what) for what in failed] == [(True, False), (False, True)]
+    assert " ok, 0 warnings, 2 failures\n" in home_cli("doctor", job, code=3).stdout
+
+
+@pytest.mark.parametrize("targets", [("job.yaml", "node1"), ("node1", "job.yaml"), ("job.yaml", "other.yml")])
+def test_doctor_takes_a_job_or_nodes(home_cli: Cli, targets: tuple[str, str]) -> None:
+    refused = home_cli("doctor", *targets, code=2).stderr
+    assert "doctor: expected one job file or nodes, got " + " ".join(targets) in refused
+    nodes = " --nodes node1" if "node1" in targets else ""
+    assert f"launcher doctor job.yaml{nodes}\n" in refused
+
+
 def test_exec_says_that_the_run_has_ended_meanwhile(home_cli: Cli) -> None:
     script = "echo waits; while [ ! -e go ]; do sleep 0.05; done; exit 3"
     home_cli("up", "-d", home_cli.job("job", **process_job(gpus="none", run={"command": ["sh", "-c", script]})))

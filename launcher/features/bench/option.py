@@ -25,6 +25,8 @@ from launcher.job.models import Job
 from launcher.model.plan import plain
 from launcher.node.connect import Fleet
 
+MINUTES = 2.0
+
 
 def options(
     job: Job | None,
@@ -35,9 +37,14 @@ def options(
         typer.Option("--bench", help="Measure the parts of each node in the job's image and report slow ones."),
     ] = False,
     minutes: Annotated[
-        float,
-        typer.Option(metavar="N", min=0.1, max=60.0, help="Time limit of the measurements, in minutes."),
-    ] = 2.0,
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.1,
+            max=60.0,
+            help=f"With --bench: time limit of the measurements, in minutes; default: {MINUTES:g}.",
+        ),
+    ] = None,
     gradients: Annotated[
         str | None,
         typer.Option(
@@ -59,8 +66,9 @@ def options(
     differ, --bench blames neither: that is a warning.
     """
     if not bench:
-        if gradients is not None or step is not None:
-            raise UsageError("--gradients" if gradients is not None else "--step", "needs --bench")
+        for name, value in (("minutes", minutes), ("gradients", gradients), ("step", step)):
+            if value is not None:
+                raise UsageError(f"--{name}", "needs --bench")
         return None
     # Its containers load the machines, and are removed as after a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -69,7 +77,7 @@ def options(
     if on is not None:
         raise UsageError(f"--on {on}", "does not support --bench", f"launcher doctor JOB --on {on}")
     given = Given(_bytes(gradients), step)
-    return partial(_examine, job, 60 * minutes, given)
+    return partial(_examine, job, 60 * (minutes or MINUTES), given)
 
 
 def _bytes(text: str | None) -> float | None:

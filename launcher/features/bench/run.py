@@ -171,7 +171,7 @@ def bench(
 
 def _select(job: Job, fleet: Fleet, unfit: Mapping[str, str]) -> _Selected:
     """Return the idle nodes; if any of them has GPUs, those with GPUs."""
-    skipped = dict(unfit)
+    skipped = {entry.name: unfit[entry.name] for entry in job.machines if entry.name in unfit}
     engines = [engine for engine in fleet.engines if engine.node not in skipped]
     answers = run_all_catching([partial(_idle, job, engine) for engine in engines])
     usable = dict[str, tuple[NodeFacts, tuple[str, ...]]]()

@@ -301,6 +301,7 @@ def test_other_texts_are_no_sizes(written: str) -> None:
     [
         (["--gradients", "102M"], "--gradients: needs --bench"),
         (["--step", "1"], "--step: needs --bench"),
+        (["--minutes", "1"], "--minutes: needs --bench"),
         (["--bench", "--step", "inf"], "for '--step'"),
         (["--bench", "--gradients", "lots"], "--gradients: expected a size such as 102M or 1.5G, not lots"),
     ],
