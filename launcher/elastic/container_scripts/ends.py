@@ -72,17 +72,13 @@ def sitting_out(ends: tuple[End, ...]) -> dict[str, tuple[int, ...]]:
 def away(names: Sequence[str], ends: tuple[End, ...], when: str) -> list[str]:
     """Return why these nodes are no members. when: the last generation ended.
 
-    A node on which the program failed by itself, or which ended with the generation that another one had ended, starts
-    again and may only be late: it is not lost.
+    A node on which the program failed by itself starts again and may only be late: it is not lost.
     """
     last = ends[-1] if ends else End(0)
     failed = [name for name in names if last.error and name in last.nodes]
-    known = {name for end in ends if not end.error for name in end.nodes}
-    late = [name for name in names if last.nodes and name not in (*failed, *known)]
-    lost = [name for name in names if name not in (*failed, *late)]
+    lost = [name for name in names if name not in failed]
     found = [f"the program failed on {', '.join(failed)} at {when}"] if failed else []
-    found += [f"{', '.join(lost)} lost at {when}"] if lost else []
-    return [*found, f"not back yet: {', '.join(late)}"] if late else found
+    return [*found, f"{', '.join(lost)} lost at {when}"] if lost else found
 
 
 def repeated(ends: tuple[End, ...]) -> tuple[str, set[str]]:
