@@ -14,7 +14,7 @@ from launcher.job.scalars import Args, ArgValue, show_duration
 from launcher.model.plan import CODE, Membership, RunId, shortened
 from launcher.model.sizes import counted
 from launcher.naming import first_of
-from launcher.records.paths import RUNS
+from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record, created, find, job_of, records
 from launcher.records.sweeps import in_order, is_run_here, not_started
 
@@ -83,6 +83,29 @@ def latest_of(group: str, runs: Path = RUNS) -> dict[str, Record]:
     known = [(record, record.group) for record in records(runs)]
     found = {member.variant: record for record, member in known if member and member.group == group}
     return {name: found[name] for name in in_order(group, found, runs)}
+
+
+def pieces_of(record: Record) -> list[Record]:
+    """Return the runs of a variant that this one goes on from, the first one first, and itself."""
+    found, own = [record], record.group
+    while own is not None and (earlier := found[0].resumes) is not None:
+        old = Record(RunPaths(record.paths.root.parent / earlier))
+        if old.group != own or old.run in {each.run for each in found}:  # anybody may have written these files
+            break
+        found.insert(0, old)
+    return found
+
+
+def unstarted_of(chosen: Sequence[Record]) -> list[Membership]:
+    """Return the variants without a run of the sweeps of which all other variants are among these runs."""
+    variants: dict[str, list[str]] = {}
+    for member in filter(None, (record.group for record in chosen)):
+        variants.setdefault(member.group, []).append(member.variant)
+    found = list[Membership]()
+    for group, names in variants.items():
+        started = {name for name, record in latest_of(group).items() if not record.refused}
+        found += not_started(group, names) if started <= {*names} else []
+    return found
 
 
 def runs_of(group: str, runs: Path = RUNS) -> list[RunId]:

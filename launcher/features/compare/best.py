@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,7 @@ def options(
 ) -> Chosen | None:
     """With --best TAG, the run of a sweep with the highest value of a curve is
     downloaded, and the checkpoint that belongs to that value is named; with --json
-    as `best`: tag, step, value, checkpoint.
+    as `best`: tag, run, step, value, checkpoint.
     """
     if best is None:
         if lowest:
@@ -41,16 +42,17 @@ def options(
     records = [Record(RunPaths(folder)) for folder in runs()]
     names = labels([(record, group.variant if (group := record.group) else None) for record in records])
     rows = [tag_row(record, name) for record, name in zip(records, names, strict=True)]
-    ordered = by_tag(rows, best, [record.paths for record in records], lowest=lowest, option="--best")
-    first, first_best = ordered[0], ordered[0].best
+    ordered = by_tag(rows, best, lowest=lowest, option="--best")
+    first_best = ordered[0].best
     if first_best is None:
         raise UsageError(f"--best {best}", "the curves of this tag have no number", "to see them: launcher tensorboard")
 
     def found(fetched: Fetched) -> Best:
-        return Best(best, first_best.point, *checkpoint_of(first_best.point, fetched.folder, files_of(fetched.folder)))
+        checkpoint, why = checkpoint_of(first_best.point, fetched.folder, files_of(fetched.folder))
+        return replace(first_best, checkpoint=checkpoint, why=why)
 
     return Chosen(
-        first.run,
+        first_best.run,
         lambda fetched: _said(ordered, found(fetched), fetched, lowest=lowest),
         lambda fetched: {"best": found(fetched).to_dict()},
     )

@@ -13,13 +13,13 @@ from typing import Annotated
 
 import typer
 
-from launcher.api.history import beside, states_by_nodes
+from launcher.api.history import NOT_STARTED, beside, states_by_nodes
 from launcher.cli import completion, options, terminal, wrapping
 from launcher.errors import RunUnknown, UsageError
 from launcher.features.compare.comparison import Unmeasured, markdown, page
 from launcher.features.compare.comparison import compare as compare_
-from launcher.features.compare.curves import curves, files_of, in_order
-from launcher.features.compare.ledger import entry, without_run
+from launcher.features.compare.curves import Piece, curves, files_of, in_order, joined
+from launcher.features.compare.ledger import entry, seconds_in_all, without_run
 from launcher.features.compare.measured import Measured, read
 from launcher.features.compare.plot import draw, draw_tags
 from launcher.features.compare.tags import (
@@ -27,13 +27,15 @@ from launcher.features.compare.tags import (
     TagRow,
     by_tag,
     page_of_tags,
+    require,
     shown_state,
     shown_tags,
     table,
     verdict,
 )
+from launcher.job.scalars import duration
 from launcher.local_files import write_atomic
-from launcher.records.groups import differences, labels, select
+from launcher.records.groups import differences, labels, pieces_of, select, unstarted_of
 from launcher.records.masking import printed
 from launcher.records.store import Record, find, job_of, without_nodes
 from launcher.run.state import BUDGET
@@ -77,12 +79,19 @@ def compare(
     measured, others = _read(chosen, names, states)
     tagged = [tag_row(record, name, states.get(record.run)) for (record, _), name in zip(chosen, names, strict=True)]
     if by is not None:
-        tagged = by_tag(tagged, by, [record.paths for record, _ in chosen], lowest=lowest)
+        tagged = by_tag(tagged, by, lowest=lowest)
+    elif lowest:
+        raise UsageError("--min", "needs --by TAG", "for example: --by Loss/val --min")
+    for one in tag or []:
+        require(tagged, one, "--tag")
+    left = unstarted_of([record for record, _ in chosen])
+    shown = [*tagged, *(TagRow("", variant.named, NOT_STARTED, {}) for variant in left)]
     base = None
     if baseline is not None:
         base = find(baseline).run
         if base not in {run.run for run in measured}:
             raise UsageError(base, "is not one of the compared runs", "add it to the arguments")
+    others += [Unmeasured("", variant.named, NOT_STARTED) for variant in left]
     rows = compare_(measured, base)
     settings = {record.run: own for (record, _), own in zip(chosen, differences(chosen), strict=True)}
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
@@ -95,14 +104,18 @@ def compare(
             of_the_trainer.get(row.run, {}) | {"settings": settings[row.run]} | entry(records[row.run], row)
             for row in tagged
         ]
-        terminal.say(json_.dumps(found + without_run(list(records.values())), indent=2))
+        terminal.say(json_.dumps([*found, *map(without_run, left)], indent=2))
     elif of_trainer:
-        ordered = [settings[run] for run in (*(row.measured.run for row in rows), *(other.run for other in others))]
+        ordered = [
+            settings[run]
+            for run in (*(row.measured.run for row in rows), *(other.run for other in others if other.run))
+        ]
         terminal.say(markdown(rows, width, others, ordered))  # contains text from a program's metrics
     else:
-        terminal.say(table(tagged, tag or [], by, width))
+        terminal.say(table(shown, tag or [], by, width))
         _explain(tagged, by, width, lowest=lowest, name=" ".join(runs or []))
     if not json:
+        _name_resumed([(record, name) for (record, _), name in zip(chosen, names, strict=True)], of_trainer=of_trainer)
         _name_away(tagged, runs or [])
         _name_budget(
             [name for (record, _), name in zip(chosen, names, strict=True) if _has_budget(record)], len(chosen)
@@ -114,7 +127,7 @@ def compare(
         write_atomic(plot, draw(rows, form) if of_trainer else draw_tags(tagged, drawn, form))
         terminal.note(f"wrote {plot}")
     if html is not None:
-        text = page(rows, title, others) if of_trainer else page_of_tags(tagged, tags, by, title)
+        text = page(rows, title, others) if of_trainer else page_of_tags(shown, tags, by, title)
         write_atomic(html, text.encode(errors="replace"))  # a program's metrics may have lone surrogates
         terminal.note(f"wrote {html}")
 
@@ -142,10 +155,14 @@ def tag_row(record: Record, name: str, seen: str | None = None) -> TagRow:
     result = record.result()
     failure = (result or {}).get("failure") or {}
     why = f"{failure.get('node', '')}: {failure.get('what', '')}" if failure else ""
-    files = files_of(record.paths.root)
-    made = curves(record.paths, files)
+    pieces = [_piece(each) for each in pieces_of(record)]
     budget, away = _has_budget(record), result is None
-    return TagRow(record.run, name, _state(record, seen), made, why=why, budget=budget, away=away, files=files)
+    return TagRow(record.run, name, _state(record, seen), joined(pieces), None, why, budget, away, pieces)
+
+
+def _piece(record: Record) -> Piece:
+    files = files_of(record.paths.root)
+    return Piece(record.run, record.paths.root, files, curves(record.paths, files))
 
 
 def _has_budget(record: Record) -> bool:
@@ -156,6 +173,17 @@ def _name_budget(names: Sequence[str], of: int) -> None:
     """Say which runs ended at their budget. of: number of all."""
     if names:
         terminal.note("ended by their budget: " + ("all" if len(names) == of else ", ".join(names)))
+
+
+def _name_resumed(named: Sequence[tuple[Record, str]], *, of_trainer: bool) -> None:
+    """Say which variants went on in another run: they have trained longer than that, each with a whole budget."""
+    said = []
+    for record, name in named:
+        if (count := len(pieces_of(record))) > 1:
+            time = seconds_in_all(record)
+            said.append(f"{name} ({count} runs" + (")" if time is None else f", {duration(time)} in all)"))
+    if said:
+        terminal.note(f"resumed: {', '.join(said)}" + "; the figures are those of the last run" * of_trainer)
 
 
 def _name_away(rows: Sequence[TagRow], names: Sequence[str]) -> None:

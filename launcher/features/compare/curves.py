@@ -18,6 +18,7 @@ from typing import Any
 
 from launcher.event_files import Point, points
 from launcher.local_files import open_regular, parse_object
+from launcher.model.plan import RunId
 from launcher.records.measured import number
 from launcher.records.paths import RunPaths, as_shown
 from launcher.records.store import read_json_lines
@@ -141,6 +142,7 @@ class Best:
     """
 
     tag: str
+    run: RunId  # that has made the point: the latest of its variant, or one from which that goes on
     point: Point
     checkpoint: Path | None = None
     why: str = ""
@@ -150,16 +152,40 @@ class Best:
         checkpoint = self.checkpoint and str(as_shown(self.checkpoint))
         return {
             "tag": self.tag,
+            "run": self.run,
             "step": self.point.step,
             "value": json_number(self.point.value),
             "checkpoint": checkpoint,
         }
 
 
-def best_of(tag: str, curve: Curve, root: Path, files: Sequence[Path], *, lowest: bool) -> Best | None:
-    """root: the run's folder, or another one to which it was fetched. files: as for `checkpoint_of`."""
-    point = curve.best(lowest=lowest)
-    return None if point is None else Best(tag, point, *checkpoint_of(point, root, files))
+@dataclass(frozen=True)
+class Piece:
+    """What one run has of the curves of its variant, which has several if it was resumed. files: of its folder."""
+
+    run: RunId
+    root: Path
+    files: Sequence[Path]
+    curves: Mapping[str, Curve]
+
+
+def joined(pieces: Sequence[Piece]) -> dict[str, Curve]:
+    """Return the curves of a variant; of an earlier run, the points before those that the next one has."""
+    found: dict[str, Curve] = {}
+    for piece in pieces:
+        for tag, curve in piece.curves.items():
+            before = found[tag].points if tag in found else ()
+            found[tag] = Curve([*(point for point in before if point.step < curve.points[0].step), *curve.points])
+    return found
+
+
+def best_of(tag: str, pieces: Sequence[Piece], *, lowest: bool) -> Best | None:
+    """Return the best point of the joined curves of a variant, with the checkpoint of the run that has made it."""
+    curve = joined(pieces).get(tag)
+    if curve is None or (point := curve.best(lowest=lowest)) is None:
+        return None
+    made = next(piece for piece in reversed(pieces) if tag in piece.curves and point in piece.curves[tag].points)
+    return Best(tag, made.run, point, *checkpoint_of(point, made.root, made.files))
 
 
 def saved_in(root: Path, files: Sequence[Path]) -> dict[Path, str]:

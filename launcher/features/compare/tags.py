@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
 from launcher.features.compare.comparison import fill_page
-from launcher.features.compare.curves import Best, Curve, best_of, in_order, json_number, tags_of
+from launcher.features.compare.curves import Best, Curve, Piece, best_of, in_order, json_number, tags_of
 from launcher.naming import first_of
-from launcher.records.paths import RunPaths, as_shown
+from launcher.records.paths import as_shown
 from launcher.run.state import BUDGET
 
 NO_RESULT = "no result yet"  # state of a run of which nothing else is known
@@ -29,8 +28,8 @@ _LOWER_IS_BETTER = ("loss", "error", "perplexity", "wer", "mse", "mae")
 class TagRow:
     """A run and its curves, by tag. best: with --by. why: what a run without curves has to say.
 
-    budget: it ended at its budget. away: its end is not recorded here, so its curves are those that were fetched last.
-    files: all of its folder here.
+    run: "" of a variant that has none yet. budget: it ended at its budget. away: its end is not recorded here, so its
+    curves are those that were fetched last. pieces: what it and the runs that it goes on from have: its curves, joined.
     """
 
     run: str
@@ -41,7 +40,7 @@ class TagRow:
     why: str = ""
     budget: bool = False
     away: bool = False
-    files: Sequence[Path] = ()
+    pieces: Sequence[Piece] = ()
 
     @property
     def named(self) -> str:
@@ -59,13 +58,19 @@ def _scalar(curve: Curve) -> dict[str, Any]:
     return {name: point and {"step": point.step, "value": json_number(point.value)} for name, point in ends.items()}
 
 
-def by_tag(
-    rows: Sequence[TagRow], tag: str, roots: Sequence[RunPaths], *, lowest: bool, option: str = "--by"
-) -> list[TagRow]:
-    """Return the rows with the best value of the tag, the best first. Raises UsageError if no run has it.
+def by_tag(rows: Sequence[TagRow], tag: str, *, lowest: bool, option: str = "--by") -> list[TagRow]:
+    """Return the rows with the best value of the tag, the best first. Raises as `require`."""
+    require(rows, tag, option)
+    found = [replace(row, best=best_of(tag, row.pieces, lowest=lowest)) for row in rows]
 
-    option: with which the user has given the tag.
-    """
+    def order(row: TagRow) -> tuple[bool, float]:
+        return row.best is None, 0.0 if row.best is None else row.best.point.value * (1 if lowest else -1)
+
+    return sorted(found, key=order)
+
+
+def require(rows: Sequence[TagRow], tag: str, option: str) -> None:
+    """Raise UsageError if no run has the tag. option: with which the user has given it."""
     known = tags_of([row.curves for row in rows], 10**6)
     if tag not in known:
         near = get_close_matches(tag, known, _NAMED, 0.4) or known[:_NAMED]
@@ -73,15 +78,6 @@ def by_tag(
         if away := [f"launcher fetch {row.run}" for row in rows if row.away]:
             fix += f"; those of {len(away)} of them may not be here yet: {' && '.join(away)}"
         raise UsageError(f"{option} {tag}", "no run has this tag", fix)
-    found = []
-    for row, paths in zip(rows, roots, strict=True):
-        best = best_of(tag, row.curves[tag], paths.root, row.files, lowest=lowest) if tag in row.curves else None
-        found.append(replace(row, best=best))
-
-    def order(row: TagRow) -> tuple[bool, float]:
-        return row.best is None, 0.0 if row.best is None else row.best.point.value * (1 if lowest else -1)
-
-    return sorted(found, key=order)
 
 
 def shown_tags(rows: Sequence[TagRow], tags: Sequence[str], by: str | None) -> list[str]:
@@ -129,7 +125,7 @@ def page_of_tags(rows: Sequence[TagRow], tags: Sequence[str], by: str | None, ti
         {"label": row.label, "curves": {tag: _thinned(row.curves[tag]) for tag in drawn if tag in row.curves}}
         for row in rows
     ]
-    runs = "".join(f"<li>{html.escape(row.label)}: <code>{html.escape(row.run)}</code></li>" for row in rows)
+    runs = "".join(f"<li>{html.escape(row.label)}: <code>{html.escape(row.run)}</code></li>" for row in rows if row.run)
     return fill_page(title, head, body, runs, figures)
 
 
@@ -151,7 +147,7 @@ def _cells(row: TagRow, tags: Sequence[str], by: str | None, *, states: bool) ->
 
 def _state(row: TagRow) -> str:
     state = shown_state(row.state, budget=row.budget)
-    return state if row.curves else f"{state}, no curves"
+    return state if row.curves or not row.run else f"{state}, no curves"
 
 
 def shown_state(state: str, *, budget: bool) -> str:
@@ -187,6 +183,7 @@ def sentence(rows: Sequence[TagRow], *, lowest: bool) -> str:
     assert row.best is not None
     tag, point = row.best.tag, row.best.point
     text = f"best: {row.named}, {tag} {point.value:.6g} at step {point.step}"
+    text += f", in {row.best.run}, from which it was resumed" if row.best.run != row.run else ""
     doubtful = not lowest and any(word in tag.lower() for word in _LOWER_IS_BETTER)
     text = f"{text} (the highest; for the lowest: --min)" if doubtful else text
     ties = [other.named for other in others if other.best is not None and other.best.point.value == point.value]

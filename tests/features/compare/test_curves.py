@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,48 @@ def test_a_run_that_did_not_end_well_may_be_the_best_and_its_line_says_so(night:
         board(record.paths.tensorboard / "events.out.tfevents.zz", "acc/val", {21: 4.0}, time=2000.0)
     says = "best: lr=0.1 (stopped), acc/val 4 at step 21; with the same value: lr=0.2 (failed)\n"
     assert says in call("compare", "night", "--by", "acc/val")[1]
+
+
+def test_a_resumed_variant_has_one_curve_and_says_how_long_all_its_runs_took(night: Path) -> None:
+    """Its best value is that of its first run, whose steps from 12 on were repeated."""
+    first, again = (f"night-20261128-20000{index}-000{index}" for index in (1, 3))
+    record = Record(RunPaths(night / "runs" / again), [])
+    shutil.copytree(night / "runs" / first, record.paths.root, ignore=lambda *_: ["tensorboard", "events.jsonl"])
+    record.paths.plan.write_text(record.paths.plan.read_text().replace(first, again))
+    record.join(Membership(GROUP, "lr=0.2"))
+    record.event("started")
+    record.event("resumes", earlier=first)
+    for index, run in enumerate((first, again), 1):
+        node = {"node": "local", "rank": 0, "started": 100.0, "finished": 100.0 + 14 * index}
+        Record(RunPaths(night / "runs" / run)).finish({"state": "done", "exit_code": 0, "nodes": [node]})
+    board(record.paths.tensorboard / "events.out.tfevents.1", "acc/val", {12: 2.0, 30: 2.0}, time=2000.0)
+    (night / "runs" / first / "checkpoints").mkdir()
+    (night / "runs" / first / "checkpoints" / "last.pt").write_text("x")
+    printed = call("compare", "night", "--by", "acc/val")[1]
+    assert f"best: lr=0.2, acc/val 3.2 at step 11, in {first}, from which it was resumed\n" in printed
+    assert f"its checkpoint: runs/{first}/checkpoints/last.pt" in printed
+    assert "resumed: lr=0.2 (2 runs, 0:42 in all)\n" in printed
+    found, *_ = json.loads(call("compare", "night", "--by", "acc/val", "--json")[1])
+    assert (found["run"], found["earlier"], found["by"]["run"]) == (again, [first], first)
+    assert (found["seconds"], found["seconds_in_all"]) == (28.0, 42.0)
+    assert found["scalars"]["acc/val"]["last"] == {"step": 30, "value": 2.0}
+    assert found["scalars"]["acc/val"]["min"]["step"] == 1
+
+
+def test_the_table_has_the_variants_that_were_not_started(night: Path) -> None:
+    record = Record(RunPaths(night / "runs" / "night-20261128-200000-0000"))
+    sweep = KnownSweep(("lr=9", "lr=0.1", "lr=0.5", "lr=0.2"))
+    sweeps.keep(Membership(GROUP, "lr=0.1", sweep), record.mask, night / "runs")
+    last = [row for row in call("compare", "night")[1].splitlines() if row.startswith("|")][-1]
+    assert [cell.strip() for cell in last.split("|")][1:3] == ["lr=0.5", "not started"]
+    assert "lr=0.5" not in call("compare", record.run)[1]
+    assert len(json.loads(call("compare", record.run, "--json")[1])) == 1
+
+
+@pytest.mark.parametrize("words", [["--min"], ["--tag", "acc"]])
+def test_what_would_have_no_effect_is_refused(night: Path, words: list[str]) -> None:
+    del night
+    assert call("compare", "night", *words)[0] == 2
 
 
 def test_a_state_in_a_table_names_the_budget(night: Path) -> None:

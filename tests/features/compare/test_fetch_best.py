@@ -56,7 +56,7 @@ def test_why_no_checkpoint_is_known_as_that_of_the_best_value(home_cli: Cli) -> 
     (home_cli.cwd / "own.py").write_text(WITHOUT_TIME)
     run = {"command": ["python3", "own.py"]}
     home_cli("up", home_cli.job("own", runtime="process", nodes=["local"], run=run, sweep=[["1"], ["2"]]))
-    best = {"tag": "acc", "step": 20, "value": 2.0, "checkpoint": None}
+    best = {"tag": "acc", "run": home_cli.runs()[1].name, "step": 20, "value": 2.0, "checkpoint": None}
     assert json.loads(home_cli("fetch", "own", "there", "--best", "acc", "--json").stdout)["best"] == best
     why = "no name has step 20, and its line of the metrics has no `time`; the newest is there/checkpoints/last.pt"
     assert why in home_cli("fetch", "own", "there", "--best", "acc").stdout
