@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import pwd
 import shlex
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
 from launcher.job.arguments import argv_of
-from launcher.job.models import Job
+from launcher.job.models import Job, is_commit
+from launcher.job.overrides import short_commit
 from launcher.job.parts import Secret
 from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
@@ -148,6 +150,24 @@ def _personal(code: Path) -> str:
     return ""
 
 
+def programs(job: Job, has: Callable[[str], bool]) -> frozenset[str]:
+    """Return the module, or the scripts of the command, that a code has: others may be in the image. `script` must be
+    in the code. has: whether there is a file of this name.
+    """
+    if job.run.command is not None:
+        words = [word for word in job.run.command if word.endswith((".py", ".sh"))]
+        return frozenset(word for word in words if has(posixpath.normpath(word)))
+    if job.run.module is None:
+        return frozenset()
+    path = job.run.module.replace(".", "/")
+    return frozenset([job.run.module] if has(f"{path}.py") or has(f"{path}/__main__.py") else [])
+
+
+def programs_in(folder: Path, job: Job) -> frozenset[str]:
+    """The same of a folder."""
+    return programs(job, lambda name: os.path.isfile(folder / name))  # noqa: PTH113 - is_file raises for long words
+
+
 def _missing(job: Job, cwd: Path, files: Path | None) -> Iterator[Found]:
     """Yield problems of the code, the script, data sets and local mounts; preflight checks the other nodes."""
     code = code_folder(job, cwd)
@@ -166,6 +186,10 @@ def _missing(job: Job, cwd: Path, files: Path | None) -> Iterator[Found]:
         elif not script.is_relative_to(code):
             what = f"is outside the code folder {code}, which alone is copied to the nodes"
             yield path, f"{what}{meant or '; see `code`'}"
+    if lacking := sorted(programs_in(code, job) - programs_in(files, job)):
+        of = short_commit(job.revision) if job.revision and is_commit(job.revision) else job.revision
+        program: KeyPath = ("run", "command" if job.run.module is None else "module")
+        yield program, f"{of} has no {', '.join(lacking)}, which the job starts, and which {code} has"
     for word in _shell_scripts(job, files):
         fix = f"convert it: sed -i 's/\\r$//' {shlex.quote(os.path.relpath(code / word, cwd))}"
         fix = fix if files == code else f"{fix}, and commit that"

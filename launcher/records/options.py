@@ -25,7 +25,16 @@ def notes(job: Job, listing: CodeListing) -> list[str]:
     """Return one line for each such argument; none for the launcher's own trainer, which checks its options."""
     if runs_ours(job, listing.folder, listing.trainer):
         return []
-    return [*_left_out(job), *_spelled_otherwise(job, listing)]
+    return [*_without_code(job, listing), *_left_out(job), *_spelled_otherwise(job, listing)]
+
+
+def _without_code(job: Job, listing: CodeListing) -> Iterator[str]:
+    """The program may be in the image, or the launcher was called in another folder than was meant."""
+    words = [word for word in job.run.command or () if re.fullmatch(r"\S+\.(py|sh)", word)]
+    named = [job.run.module] if job.run.module else words
+    if not listing.files and named:
+        what = f"{listing.folder} has no file to send, and the job starts {', '.join(named)}"
+        yield f"{what}: unless the image has it, set `code`, or call launcher in the folder of the program"
 
 
 def _left_out(job: Job) -> Iterator[str]:

@@ -207,6 +207,26 @@ def test_false_that_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     assert said(offline(tmp_path, monkeypatch, "", run={"module": "train", "args": own})) == []
 
 
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"command": ["python3", "main.py"]}, "main.py"),
+        ({"module": "main"}, "main"),
+        ({"command": ["sh", "-c", "cd /opt/tool && sh run.sh"]}, None),
+    ],
+)
+def test_a_code_without_files_is_told_of_a_program_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: dict[str, Any], said: str | None
+) -> None:
+    """As of a launcher that is called in another folder than was meant."""
+    monkeypatch.chdir(tmp_path)
+    job = {"name": "job", "image": {"ref": "img"}, "nodes": ["a"], "gpus": "none", "run": run}
+    told = [each for each in launcher.plan(job, offline=True).warnings if "no file to send" in each]
+    assert [f"{tmp_path} has no file to send, and the job starts {said}: " in each for each in told] == [True] * bool(
+        said
+    )
+
+
 def test_up_says_both_before_it_connects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "main.py").write_text(UNDERSCORES)
     monkeypatch.chdir(tmp_path)

@@ -205,7 +205,7 @@ def test_a_check_that_fails_is_a_warning(
 ) -> None:
     lines: list[str] = []
     monkeypatch.setattr(where, name, value)
-    check_options(job("train", "sweep: [{lr: 0}, {lr: 0}]\n"), tmp_path, ROOT / "train", lines.append)
+    check_options(job("train", "sweep: [{lr: 0}, {lr: 0, epochs: 1}]\n"), tmp_path, ROOT / "train", lines.append)
     assert lines == [f"warning: the trainer's options were not checked: {why}"]
 
 

@@ -191,6 +191,20 @@ def test_a_code_that_there_is_not_is_refused(repository: Path, tmp_path: Path) -
     assert "no such file: " in refused(job(revision="HEAD", run={"script": "other.py"}), repository)
 
 
+@pytest.mark.parametrize("run", [{"command": ["python3", "new.py"]}, {"module": "new"}])
+def test_a_program_that_is_not_committed_is_refused(repository: Path, run: dict[str, Any]) -> None:
+    first = commit(repository, {"main.py": "1"})
+    (repository / "new.py").touch()
+    told = refused(job(run=run, revision="HEAD"), repository)
+    [name] = [word for word in ("new.py", "new") if word in run.get("command", [run.get("module")])]
+    assert f"{first[:8]} has no {name}, which the job starts, and which {repository} has" in told
+    commit(repository, {"new.py": "2"})
+    sent(resolved(job(run=run, revision="HEAD"), repository), repository)
+    (repository / "new.py").unlink()  # then the image may have it
+    sent(resolved(job(run=run, revision=first), repository), repository)
+    sent(resolved(job(run={"command": ["sh", "-c", "x" * 300 + ".sh"]}, revision=first), repository), repository)
+
+
 def test_the_job_file_that_is_given_counts(repository: Path) -> None:
     text = "name: x\nruntime: process\nnodes: [local]\nrun: {script: main.py}\n"
     commit(repository, {"job.yaml": text, "main.py": "1"})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import posixpath
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.errors import JobInvalid
-from launcher.job.files import check_files, code_folder
+from launcher.job.files import check_files, code_folder, programs, programs_in
 from launcher.job.models import Job, is_commit
 from launcher.job.overrides import IN_SWEEP, short_commit, variants
 from launcher.job.problems import Path as KeyPath
@@ -63,24 +62,12 @@ def _checked(job: Job) -> frozenset[str]:
         check_options(job, listing.folder, listing.trainer, silent)
         if listing.trainer is not None:  # the launcher's, which is added to the code
             return frozenset([str(job.run.module)])
-        return _programs(job, {file.name for file in listing.files}.__contains__)
-
-
-def _programs(job: Job, is_file: Callable[[str], bool]) -> frozenset[str]:
-    """Return the module, or the scripts of the command, that a code has. `script` is checked as that of any job."""
-    if job.run.command is not None:
-        words = [word for word in job.run.command if word.endswith((".py", ".sh"))]
-        return frozenset(word for word in words if is_file(posixpath.normpath(word)))
-    if job.run.module is None:
-        return frozenset()
-    path = job.run.module.replace(".", "/")
-    return frozenset([job.run.module] if is_file(f"{path}.py") or is_file(f"{path}/__main__.py") else [])
+        return programs(job, {file.name for file in listing.files}.__contains__)
 
 
 def _lacking(job: Job, has: Mapping[str, frozenset[str]]) -> Iterator[tuple[KeyPath, str]]:
     """Yield the codes without a program that `code` or another of them has, and so not the image."""
-    folder = code_folder(job, Path.cwd())
-    every = _programs(job, lambda name: (folder / name).is_file()).union(*has.values())
+    every = programs_in(code_folder(job, Path.cwd()), job).union(*has.values())
     for index, code in enumerate(job.codes):
         if missing := sorted(every - has[code]):
             shown = short_commit(code) if is_commit(code) else code
