@@ -143,6 +143,13 @@ def _only_files(fleet: Fleet, listing: RunListing, of: str | None, known: Collec
         return
     latest = sorted(left, key=store.created, reverse=True)
     which = first_of(latest, _NAMED)
+    variants = [run for run, found in listing.runs.items() if found[0].labels.group is not None]
+    if any(
+        store.job_of(run) == jobs[each] and store.created(run) <= store.created(each)
+        for run in variants
+        for each in left
+    ):
+        which += "; a variant that is listed may have its latest run among them"  # only labels tell a run's variant
     what = f"not listed: {counted(len(left), 'run')} with files on these nodes, but without a container: {which}"
     yield f"{what}; to list them: launcher runs, in the folder where they were started"
 

@@ -107,7 +107,9 @@ def test_as_many_variants_run_at_once_as_there_are_machines(home_cli: Cli) -> No
     for name in ((), ("pool",), (group_of(home_cli),)):
         seen = Cli(elsewhere, home_cli.env)("runs", *name, "--nodes", "local")
         assert failed.name not in seen.stdout  # its container is removed
-        assert "not listed: 1 run with files on these nodes, but without a container: " + failed.name in seen.stderr
+        not_listed = f"not listed: 1 run with files on these nodes, but without a container: {failed.name}"
+        doubt = "a variant that is listed may have its latest run among them"
+        assert f"{not_listed}; {doubt}; to list them: launcher runs, in" in seen.stderr
 
 
 def test_clean_names_the_variants_of_output_folders(home_cli: Cli) -> None:
