@@ -157,8 +157,7 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     rest = [Text(left_out, style="dim")] if left_out else []
     if seen.not_started:
         rest.append(Text(f"was not started: {seen.not_started}", style="yellow"))
-    debug = [f"{one.text}: launcher debug" if one.waits else one.text for node in shown for one in node.debug]
-    waits = [Text(text, style="yellow") for text in debug]
+    waits = [Text(text, style="yellow") for node in shown for text in _at_breakpoints(seen, node)]
     waits += [Text(text, style="yellow") for text in dict.fromkeys(node.waits for node in shown if node.waits)]
     return Group(head, *waits, *progress, table, *rest, *why)
 
@@ -177,13 +176,17 @@ def _said_of(seen: RunStatus) -> Iterator[str]:
     if seen.stopped_by:
         yield f"stopped by {seen.stopped_by}"
     for node in seen.nodes:
-        yield from (f"{one.text}: launcher debug {seen.run}" if one.waits else one.text for one in node.debug)
+        yield from _at_breakpoints(seen, node)
         yield from (f"{node.node}: restart {number} after {why}" for number, why in enumerate(node.restarted, 1))
     yield from dict.fromkeys(node.waits for node in seen.nodes if node.waits)
     if seen.progress is not None and seen.progress.slow:
         yield seen.progress.slow
     if apart := (seen.result or {}).get("apart"):
         yield str(apart)
+
+
+def _at_breakpoints(seen: RunStatus, node: NodeStatus) -> Iterator[str]:
+    yield from (f"{one.text}: launcher debug {seen.run}" if one.waits else one.text for one in node.debug)
 
 
 def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:

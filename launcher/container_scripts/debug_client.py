@@ -74,7 +74,7 @@ def answer(prompt: str, rank: str) -> str | None:
         except KeyboardInterrupt:
             print(f"\nrank {rank} is stopped. c: it goes on, q: it ends, Ctrl-D: leave it waiting")
         except EOFError:
-            print(f"\nleft: rank {rank} still waits: launcher debug --rank {rank}")
+            print(f"\nleft: rank {rank} still waits: launcher debug {os.environ['LAUNCHER_RUN']} --rank {rank}")
             return None
 
 

@@ -210,8 +210,8 @@ class FarTerminal:
                 stream.flush()
         limit = _time_limit()
         others = "" if limit is None else f"; a collective of other ranks fails after {limit:.0f} s"
-        at_most = f"it goes on after {LIMIT:.0f} s"
-        _say(f"rank {self.rank} on {self._node} waits in {self._what}: launcher debug ({at_most}{others})")
+        at_most, command = f"it goes on after {LIMIT:.0f} s", f"launcher debug {os.environ['LAUNCHER_RUN']}"
+        _say(f"rank {self.rank} on {self._node} waits in {self._what}: {command} ({at_most}{others})")
         if self._waits is None:
             self._waits = threading.Event()
             threading.Thread(target=self._beat, args=(self._waits,), daemon=True).start()
@@ -343,14 +343,14 @@ class PdbCommand:
 
 
 def _place(frame: FrameType) -> str:
-    """Return `train.py:87`, in ASCII, of the first frame that is not torch's own breakpoint()."""
+    """Return `train.py:87`, printable, of the first frame that is not torch's own breakpoint()."""
     if frame.f_globals.get("__name__") == "torch.distributed" and frame.f_back is not None:
         frame = frame.f_back
     file = frame.f_code.co_filename
     with contextlib.suppress(OSError):  # the working directory was removed
         here = f"{Path.cwd()}{os.sep}"
         file = file[len(here) :] if file.startswith(here) else file
-    name = "".join(char if " " <= char <= "~" else "?" for char in file)
+    name = "".join(char if char.isprintable() else "?" for char in file)
     return f"{name[-LONGEST_PLACE:]}:{frame.f_lineno}"
 
 
@@ -369,7 +369,7 @@ def _rank() -> str:
 def _note(event: str, rank: str, pid: int, what: str) -> None:
     attempts = Path(os.environ["LAUNCHER_OUTPUT"], "state", f"{os.environ['LAUNCHER_NODE']}.attempts")
     line = f"{event} {rank} {pid} {int(time.time())} {what}".rstrip()
-    with contextlib.suppress(OSError), attempts.open("a", encoding="ascii") as file:
+    with contextlib.suppress(OSError), attempts.open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")  # a full disk must not stop the job
 
 

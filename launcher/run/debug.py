@@ -119,5 +119,5 @@ def _nobody(attached: Attached, rank: int | None) -> UsageError:
         what = f"{attached.record.run} has ended{f' ({state})' if state else ''}: no rank waits in breakpoint()"
         return UsageError("debug", what, "to run the job again: launcher up")
     where = f"{attached.record.run}: {'no rank waits' if rank is None else f'rank {rank} does not wait'}"
-    fix = "call breakpoint() in the program; `launcher status` names the ranks that wait"
+    fix = "call breakpoint() in the program; for another run: launcher debug RUN; to list them: launcher runs"
     return UsageError("debug", f"{where} in breakpoint()", fix)

@@ -242,7 +242,7 @@ def test_a_rank_in_a_container_waits_and_who_follows_the_run_is_told(bed_cli: Cl
     job = cli.job("stop", **bed_job(run={"command": ["python3", "double.py"]}, hang_timeout="5m"))
     up = cli.start("up", job)
     assert up.stderr is not None
-    said = "rank 1 on node2 waits in double.py:6, breakpoint(): launcher debug --rank 1"
+    said = "rank 1 on node2 waits in double.py:6, breakpoint(): launcher debug stop-"
     while said not in (line := up.stderr.readline()):
         assert line, "launcher up ended before"
     person = Person(cli, "debug")

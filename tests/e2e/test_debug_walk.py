@@ -82,7 +82,7 @@ def test_two_ranks_one_after_another(bed_cli: Cli, bed: Bed, tmp_path: Path) -> 
     follows, person = Tmux(tmp_path, bed_cli, "follows"), Tmux(tmp_path, bed_cli, "person")
     try:
         follows.calls("up", str(job))
-        follows.sees("rank 1 on node2 waits in walk.py:7, breakpoint(): launcher debug --rank 1")
+        follows.sees("rank 1 on node2 waits in walk.py:7, breakpoint(): launcher debug walk-")
         time.sleep(FORGOTTEN)
         person.calls("status")
         person.sees("exit=0")

@@ -32,12 +32,22 @@ def test_nobody_comes_so_it_goes_on_and_does_not_wait_again(one: Box) -> None:
     code, out = one.run(sys.executable, str(file), env=WAIT)
     assert code == 0
     assert out.decode().splitlines() == [
-        f"launcher: rank 3 on gpu-a waits in {file}:2, breakpoint(): launcher debug (it goes on after 0 s)",
+        f"launcher: rank 3 on gpu-a waits in {file}:2, breakpoint(): launcher debug {one.root} (it goes on after 0 s)",
         "launcher: rank 3 on gpu-a goes on: nobody came within 0 s",
         f"launcher: rank 3 on gpu-a skips breakpoint() in {file}:2: nobody came to an earlier one within 0 s",
         "end",
     ]
     assert [line.split()[0] for line in one.attempts] == ["start", "waits", "goes", "skips", "exit"]
+
+
+def test_the_name_of_a_script_is_shown_as_it_is(one: Box) -> None:
+    limit(one, "0.2")
+    file = one.root / "mein träning\u202e.py"
+    file.write_text("breakpoint()\n")
+    out = one.run(sys.executable, str(file), env=WAIT)[1].decode()
+    assert f"waits in {one.root}/mein träning?.py:1, breakpoint()" in out
+    (noted,) = waiting("\n".join([line for line in one.attempts if "goes" not in line] + [""]).encode())
+    assert noted.place == f"{one.root}/mein träning?.py:1, breakpoint()"
 
 
 def test_a_rank_that_waits_shows_that_it_does_not_hang(one: Box) -> None:
@@ -97,6 +107,8 @@ def test_a_kit_that_cannot_be_written_is_said_and_stops_nothing(one: Box) -> Non
         (b"start 1\nwaits 3 77 5 train.py:87, breakpoint()\n", [3]),
         (b"start 1\nwaits 3 77 5 a.py:1\nwaits 0 76 6 a.py:1\ngoes 3 77 9\n", [0]),
         (b"start 1\nwaits 3 77 5 a.py:1\nexit 1 8\nstart 9\n", []),  # of an earlier attempt
+        ("start 1\nwaits 3 77 5 trä\u202ening.py:87\n".encode(), [3]),
+        ("start 1\nwaits 3 77 5 a\x9b2J.py\n".encode(), []),
         (b"start 1\nwaits 3 77 5 a\x1b[2J.py\nwaits x 1 1 a\n", []),
     ],
 )

@@ -38,7 +38,7 @@ from launcher.run.watch.observed import (
 )
 from launcher.run.watch.reader import Appended, ContainerRemoved, EngineLogged, Event, StateSeen, WaitFailed
 from tests.unit import traces
-from tests.unit.traces import OUT, of_run
+from tests.unit.traces import OUT, RUN, of_run
 
 AWAY = NodeUnreachable("a", "is away", "wait")
 
@@ -134,7 +134,11 @@ STEPS = st.lists(st.tuples(EVENTS, RESULTS, st.sampled_from([0.0, 1.0, 40.0])), 
 def test_whatever_happens_each_thing_is_said_once(found: Any, elastic: bool, moves: bool) -> None:
     nodes = [of_run("a"), of_run("b", 1)]
     shown = [Shown(nodes[0], f"{OUT}/logs/a.log", moves=moves)]
-    known, at, said = observed.begin(nodes, shown, Moment(0, 0), elastic=elastic, isolates=True), 0.0, list[Message]()
+    known, at, said = (
+        observed.begin(RUN, nodes, shown, Moment(0, 0), elastic=elastic, isolates=True),
+        0.0,
+        list[Message](),
+    )
     for event, result, step in found:
         at += step
         if event := possible(known, event, result):
@@ -163,7 +167,9 @@ def test_whatever_happens_each_thing_is_said_once(found: Any, elastic: bool, mov
 
 def begun() -> Observed:
     nodes = [of_run("a"), of_run("b", 1)]
-    return observed.begin(nodes, [Shown(nodes[0], f"{OUT}/logs/a.log")], Moment(0, 0), elastic=False, isolates=True)
+    return observed.begin(
+        RUN, nodes, [Shown(nodes[0], f"{OUT}/logs/a.log")], Moment(0, 0), elastic=False, isolates=True
+    )
 
 
 def test_a_node_that_does_not_answer_is_asked_ever_less_often_and_forever() -> None:
@@ -241,7 +247,7 @@ def test_a_breakpoint_on_a_node_whose_output_is_not_shown_is_said_once() -> None
             known, found, _ = reduce(known, Appended(node, f"{OUT}/state/{node}.attempts", 0, line), Moment(at, at))
             said.append([each.what for each in found if isinstance(each, messages.RankAtBreakpoint)])
     skips = [f"rank 1 on b skips breakpoint() in a.py:{line}: nobody watches" for line in (1, 2)]
-    waits = "rank 1 on b waits in b.py:1, breakpoint(): launcher debug --rank 1"
+    waits = f"rank 1 on b waits in b.py:1, breakpoint(): launcher debug {RUN} --rank 1"
     assert said == [[skips[0]], [waits, skips[1]], [], [], [], [], [], []]
 
 
@@ -260,7 +266,7 @@ def test_the_end_of_a_long_attempts_file_is_known() -> None:
 def test_the_log_of_another_node_is_read_from_where_rank_0_came_to_it() -> None:
     nodes = [of_run("a"), of_run("b", 1)]
     shown = [Shown(nodes[0], f"{OUT}/logs/a.log", 5, moves=True)]
-    known = observed.begin(nodes, shown, Moment(0, 0), elastic=True, isolates=True)
+    known = observed.begin(RUN, nodes, shown, Moment(0, 0), elastic=True, isolates=True)
     assert known.nodes["a"].wanted().log == f"{OUT}/logs/a.log"
     line = b"generation 2 99 b,a rank 0 is now on b\n"
     known, found, _ = reduce(known, Appended("b", f"{OUT}/state/b.attempts", 0, line), Moment(0, 0))
@@ -278,7 +284,7 @@ def test_where_rank_0_moves_is_shown_once() -> None:
 
     def printed(data: bytes, *, moves: bool = True, away: bool = False) -> bytes:
         shown = [Shown(nodes[1], f"{OUT}/logs/b.log", 0, moves=moves)]
-        known = observed.begin(nodes, shown, Moment(0, 0), elastic=True, isolates=True)
+        known = observed.begin(RUN, nodes, shown, Moment(0, 0), elastic=True, isolates=True)
         events = [WaitFailed("a", NodeUnreachable("a", "is off", ""))] if away else []
         for event in (*events, Appended("b", f"{OUT}/logs/b.log", 0, data)):
             known, found, _ = reduce(known, event, Moment(0, 0))

@@ -23,12 +23,13 @@ from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CO
 _ATTEMPT = re.compile(
     r"^(start|left|oom|exit \d{1,15}|(?:halted|killed) \d{1,15}|failed \d{1,9} -?\d{1,9}) (\d{1,15})$", re.MULTILINE
 )
+_PLACE = r"(?P<place>[^\x00-\x1f\x7f-\x9f]{1,400})"
 _WAITS = re.compile(
     r"^(?P<what>waits|taken|busy|goes) (?P<rank>\d{1,9}) (?P<pid>\d{1,15}) (?P<since>\d{1,15})"
-    r"(?: (?P<place>[ -~]{1,400}))?$",
+    rf"(?: {_PLACE})?$",
     re.MULTILINE,
 )
-_SKIPS = re.compile(r"^skips (?P<rank>\d{1,9}) \d{1,15} \d{1,15} (?P<place>[ -~]{1,400})$", re.MULTILINE)
+_SKIPS = re.compile(rf"^skips (?P<rank>\d{{1,9}}) \d{{1,15}} \d{{1,15}} {_PLACE}$", re.MULTILINE)
 _STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # the format of locate.caller()
 _BEGINS = re.compile(r"^begins (?P<size>\d{1,15})(?: (?P<rank>\d{1,9}))?$", re.MULTILINE)
 _BUDGET = re.compile(rb"^budget \d{1,15}$", re.MULTILINE)
@@ -195,14 +196,18 @@ def waiting(text: bytes) -> tuple[AtBreakpoint, ...]:
         found.pop(key, None)
         rank, pid, since, place, doing = (match[name] or "" for name in ("rank", "pid", "since", "place", "what"))
         if doing != "goes":
-            found[key] = AtBreakpoint(int(rank), int(pid), int(since), place, doing)
+            found[key] = AtBreakpoint(int(rank), int(pid), int(since), _printable(place), doing)
     return tuple(found.values())
 
 
 def skipping(text: bytes) -> tuple[tuple[int, str], ...]:
     """Return the ranks of the last attempt that skipped a breakpoint(), where, and why: `train.py:87: nobody ...`."""
     found = _SKIPS.finditer(_of_last_attempt(text).decode("utf-8", "replace"))
-    return tuple((int(match["rank"]), match["place"]) for match in found)
+    return tuple((int(match["rank"]), _printable(match["place"])) for match in found)
+
+
+def _printable(place: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in place)
 
 
 def parse_generations(text: bytes) -> tuple[Generation, ...]:

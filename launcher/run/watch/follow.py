@@ -66,6 +66,7 @@ class Follow:
         self._brief = brief
         self._most = read_settings(os.environ).limits.file
         self.known = observed.begin(
+            record.run,
             attached.nodes,
             shown,
             _now(),

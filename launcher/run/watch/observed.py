@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHere
 from launcher.local_files import parse_object
 from launcher.model.container import ContainerState, Phase
+from launcher.model.plan import RunId
 from launcher.records.collect import Collected
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
@@ -193,6 +194,7 @@ class Observed:
     again. missed: what could not be collected, each once. gradients, apart: what was said about them.
     """
 
+    run: RunId
     nodes: Mapping[str, ObservedNode]
     elastic: bool
     isolates: bool
@@ -262,6 +264,7 @@ class Observed:
 
 
 def begin(
+    run: RunId,
     nodes: Iterable[NodeOfRun],
     shown: Iterable[Shown],
     now: Moment,
@@ -290,7 +293,7 @@ def begin(
             first = _with_rank_zero(first, generation)
         found[node.name] = first
     moves, newest = any(each.moves for each in logs.values()), max((each.number for each in generations), default=0)
-    return Observed(found, elastic, isolates, unreachable, may_lose, moves=moves, generation=newest)
+    return Observed(run, found, elastic, isolates, unreachable, may_lose, moves=moves, generation=newest)
 
 
 def next_wait(node: ObservedNode, at_most: float) -> tuple[float, float] | None:
@@ -455,14 +458,14 @@ def _without_moves(known: Observed, event: Appended) -> bytes:
     return _RANK_ZERO_MOVED.sub(left, event.data)
 
 
-def _at_breakpoints(name: str, before: bytes, text: bytes) -> list[Message]:
+def _at_breakpoints(run: RunId, name: str, before: bytes, text: bytes) -> list[Message]:
     """Report what is new in a node's attempts file."""
     reported = {(one.rank, one.pid) for one in attempts.waiting(before) if one.waits}
     skipped_before = attempts.skipping(before)
     new = [one for one in attempts.waiting(text) if one.waits and (one.rank, one.pid) not in reported]
     skipped = [each for each in attempts.skipping(text) if each not in skipped_before]
     return [
-        *(messages.RankAtBreakpoint(f"{one.sentence(name)}: launcher debug --rank {one.rank}") for one in new),
+        *(messages.RankAtBreakpoint(f"{one.sentence(name)}: launcher debug {run} --rank {one.rank}") for one in new),
         *(messages.RankAtBreakpoint(f"rank {rank} on {name} skips breakpoint() in {why}") for rank, why in skipped),
     ]
 
@@ -475,7 +478,7 @@ def _on_attempts(known: Observed, node: ObservedNode, data: bytes) -> tuple[Obse
         restarted = range(node.reported_starts, len(tries))
         found += [messages.NodeRestarted(name, index, tries[index - 1].why()) for index in restarted]
     if not node.shown:
-        found += _at_breakpoints(name, node.attempts, text)
+        found += _at_breakpoints(known.run, name, node.attempts, text)
     why = "" if node.gave_up else attempts.give_up_reason(text)
     by = None if node.stopped else attempts.stopped_by(text)
     budget = node.budget or attempts.reached_budget(text)

@@ -20,6 +20,7 @@ from launcher.run.watch.observed import Action, FilesCollected, Moment, Observed
 from launcher.run.watch.reader import Appended, Event, StateSeen, WaitFailed
 
 TRACES = sorted(file.stem for file in Path(__file__).parent.glob("*.jsonl"))
+RUN = "job-20260101-000000-abcd"
 OUT = "/out"
 ERRORS = {each.__name__: each for each in (NodeUnreachable, NodeUnfit, NoRoomHere)}
 
@@ -41,6 +42,7 @@ def started(line: dict[str, Any]) -> Observed:
     ]
     least = start["min_nodes"]
     return observed.begin(
+        RUN,
         nodes.values(),
         shown,
         Moment(0, line["clock"]),
