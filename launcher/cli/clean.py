@@ -16,11 +16,13 @@ from launcher.cli import options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import NodesFailed, NotConfirmed
 from launcher.job.settings import use_valid_settings
+from launcher.model import labels
 from launcher.model.facts import ImageInfo
 from launcher.model.plan import RunId
 from launcher.model.sizes import counted, size_text
 from launcher.naming import first_of
 from launcher.run.end.leftovers import OF_IMAGE, Leftovers, OldCache, OldContainer, OldOutput
+from launcher.run.locate import copy_by_hand
 
 _NAMED = 3  # runs in an advice
 
@@ -42,8 +44,8 @@ def clean(
     """List leftovers and ask before removing them: unused images that launcher
     built for runs that this folder started, output folders of such runs that have
     no container any more, containers of runs that `down` stopped while the node was
-    unreachable, containers of killed commands, folders of a killed `doctor`, and
-    caches of images that the node no longer has.
+    unreachable, containers and folders of killed commands, and caches of images that
+    the node no longer has.
 
     A run that has ended keeps its containers, and with them its output folders,
     until `down`; so do plain processes. Such runs are counted.
@@ -104,7 +106,7 @@ def _removed(removed: int, listed: int) -> str:
 
 
 def _of_this_folder(found: Leftovers) -> Leftovers:
-    outputs = [output for output in found.outputs if output.ours or output.of_doctor]
+    outputs = [output for output in found.outputs if output.ours or output.command]
     images = [image for image in found.images if image.id in found.recorded]
     ended = {run: ours for run, ours in found.ended.items() if ours}
     return replace(found, outputs=outputs, images=images, ended=ended)
@@ -129,10 +131,12 @@ def _explain(every: Sequence[Leftovers], found: Sequence[Leftovers], *, kept: bo
     """Name what is not removed: on stderr, as it is no leftover of this folder, or its user may want it."""
     unfetched = [output for each in found for output in each.outputs if output.unfetched]
     runs = [output.run for output in unfetched if output.ours]
+    of_shells = [(o.path, each.engine.host) for each in found for o in each.outputs if o.unfetched and o.command]
     runs += [each.run for one in found for each in one.containers if each.kept]
     if (unfetched or runs) and kept:
         fetch = [_for_each(lambda run: f"launcher fetch {run} --checkpoints", [*dict.fromkeys(runs)])] if runs else []
-        if not all(output.ours for output in unfetched):
+        fetch += [copy_by_hand(host, path) for path, host in of_shells]
+        if not all(output.ours or output.command for output in unfetched):
             fetch.append("launcher fetch RUN --checkpoints in the folder where RUN was started")
         fix = f"to download them: {'; '.join(fetch)}; to remove them: --unfetched"
         terminal.note(f"output folders and containers with files that are not in runs/ are kept; {fix}")
@@ -200,7 +204,7 @@ def _as_json(found: Leftovers) -> dict[str, object]:
                 "files": out.files,
                 "bytes": out.size,
                 "started_here": out.ours,
-                "of_doctor": out.of_doctor,
+                "command": out.command or None,
                 "unfetched": [{"path": file.path, "bytes": file.size} for file in out.unfetched],
             }
             for out in found.outputs
@@ -225,7 +229,9 @@ def _lines(found: Leftovers, *, models: bool) -> list[str]:
 
 def _container(container: OldContainer) -> str:
     if container.kept is None:
-        return f"container {container.state.name} of a {'stopped run' if container.run else 'killed command'}"
+        of = {"run": "of a stopped run", "claim": "which is a lock"}
+        purpose = container.state.labels.get(labels.PURPOSE, "")
+        return f"container {container.state.name} {of.get(purpose, 'of a killed command')}"
     return str(container.kept)
 
 
@@ -246,6 +252,6 @@ def _output(output: OldOutput) -> str:
     line = f"{name}  {counted(output.files, 'file')}, {size_text(output.size)}"
     if output.unfetched:
         line += f"; {output.not_fetched}"
-    if output.of_doctor:
-        return f"{line}; of a killed doctor"
+    if output.command:
+        return f"{line}; of `launcher {output.command}`"
     return line if output.ours else f"{line}; not started here"

@@ -14,7 +14,7 @@ from launcher.node.opened import BELOW
 
 MARKER = ".launcher-run"  # a file in the folder, with the run's ID
 OF_COMMAND = ".launcher-of-"  # and a purpose (labels.PURPOSE): a file in the folder of a command
-OF_DOCTOR = (f"{OF_COMMAND}bench", f"{OF_COMMAND}probe")
+COMMANDS = {"bench": "doctor", "probe": "doctor", "shell": "shell"}  # by purpose
 _TIMEOUT = 600.0  # seconds; a disk or a network may be slow
 # $1: the folder, $2: the run, $3: the working directory, $4: the purpose. The marker may exist already, as nodes may
 # share the folder.
@@ -89,6 +89,12 @@ def runs(files: Files) -> set[RunId]:
     listed = files.run(script, files.home, doing="list output folders").out.decode("utf-8", "replace").splitlines()
     of_commands = {line.partition("/")[0] for line in listed if "/" in line}
     return {name for name in listed if is_run_id(name)} - of_commands
+
+
+def command(names: Iterable[str]) -> str:
+    """Return which command the folder is of; "" for a run's. names: of the files in it."""
+    purposes = (name.removeprefix(OF_COMMAND) for name in names if name.startswith(OF_COMMAND))
+    return next((COMMANDS[purpose] for purpose in purposes if purpose in COMMANDS), "")
 
 
 def find(files: Files, run: RunId) -> str | None:

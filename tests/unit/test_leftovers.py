@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.cli.clean import _fetched, _of_this_folder
+from launcher.cli.clean import _explain, _fetched, _of_this_folder
 from launcher.image.names import PARTIAL, RECIPE
 from launcher.model import caches, labels
 from launcher.model.container import ContainerState, Phase
@@ -138,6 +138,23 @@ def test_the_folder_of_a_killed_doctor_is_left_over_once_its_containers_have_end
     remove_leftovers(_fetched(_of_this_folder(found)))
     assert (bench.exists(), theirs.exists()) == (not over, True)
     assert [each.name for each in states] == (["c"] if phase is None else [] if over else ["b", "c"])
+
+
+def test_what_a_shell_left_is_copied_by_hand_as_no_folder_started_a_run(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ".launcher" / HERE
+    output_folder.make(Engine("local").files, str(folder), HERE, f"{folder}/workdir/a", "shell")
+    (folder / "notes").write_text("1")
+    (found,) = find_leftovers([Engine("local")], [])
+    assert isinstance(found, Leftovers)
+    shown = _of_this_folder(found)
+    assert [each.path for each in shown.outputs] == [str(folder)]
+    assert not _fetched(shown).outputs
+    _explain([found], [shown], kept=True)
+    said = capsys.readouterr().err
+    assert f"to download them: cp -r {folder} .; to remove them: --unfetched" in " ".join(said.split())
+    assert "output folder " not in said.partition("; ")[2]
 
 
 def test_an_empty_cache_of_an_image_that_is_gone_is_left_over_and_its_folder_goes_with_it(

@@ -43,7 +43,7 @@ class OldOutput:
     """A run's output folder on a node. size: bytes of its files, including checkpoints.
 
     ours: whether this folder started the run; otherwise another one did, or its record is lost. unfetched: files that
-    are only there, as far as is known. of_doctor: of no run, but of a `doctor` that was killed.
+    are only there, as far as is known. command: `doctor` or `shell`, of which the folder is; "" for a run.
     """
 
     run: RunId
@@ -53,7 +53,7 @@ class OldOutput:
     ours: bool
     unfetched: Sequence[FileEntry]
     variant: str = ""  # of its sweep, as tables show it; known of runs that are recorded here
-    of_doctor: bool = False
+    command: str = ""
 
     @property
     def not_fetched(self) -> str:
@@ -159,7 +159,8 @@ def _is_over(state: ContainerState) -> bool:
 @dataclass(frozen=True)
 class _Examined:
     """What a node has. alive: runs with a container. ended: those of the user whose containers have ended and which
-    nobody has taken down. folders: the files of the marked output folders, by run. of_doctor: those of `doctor`.
+    nobody has taken down. folders: the files of the marked output folders, by run. commands: as
+    OldOutput.command, of each of them.
     """
 
     engine: Engine
@@ -169,7 +170,7 @@ class _Examined:
     alive: Set[RunId]
     ended: Set[RunId]
     folders: Mapping[RunId, Sequence[FileEntry]]
-    of_doctor: Set[RunId]
+    commands: Mapping[RunId, str]
     shared: Sequence[Shared]
     unread: LauncherError | None
     caches: Sequence[OldCache]
@@ -206,12 +207,12 @@ def _examine(
         if name == output_folder.MARKER and is_run_id(run):
             marked.add(run)
     folders = {run: found[run] for run in sorted(marked)}
-    doctors = {run for run, files in folders.items() if any(file.path in output_folder.OF_DOCTOR for file in files)}
+    commands = {run: output_folder.command(file.path for file in files) for run, files in folders.items()}
     images = unused_images(engine, sources)
     left = _in_memory(engine, shared)
     caches_ = _caches(engine, machine, root, found.get(caches.FOLDER, ()))
     error = unread[0] if unread else None
-    return _Examined(engine, root, images, back, alive, kept, folders, doctors, left, error, caches_)
+    return _Examined(engine, root, images, back, alive, kept, folders, commands, left, error, caches_)
 
 
 def _caches(engine: Engine, machine: NodeFacts, root: str, files: Sequence[FileEntry]) -> list[OldCache]:
@@ -297,11 +298,12 @@ def _leftovers(
     outputs = []
     for run, files in found.folders.items() if not again else ():
         if run not in alive:
-            record, of_doctor = ours.get(run), run in found.of_doctor
-            missing, group = [] if of_doctor else unfetched(files, record), record.group if record else None
+            record, command = ours.get(run), found.commands[run]
+            missing = [] if command == "doctor" else unfetched(files, record)
+            group = record.group if record else None
             path, size = posixpath.join(found.root, run), sum(file.size for file in files)
             variant = group.shown if group else ""
-            outputs.append(OldOutput(run, path, len(files), size, record is not None, missing, variant, of_doctor))
+            outputs.append(OldOutput(run, path, len(files), size, record is not None, missing, variant, command))
     shared = found.shared if not again else ()
     recorded = {
         image.id for image in found.images if {image.id, image.labels.get(names.PARTIAL, ""), *image.tags} & used
