@@ -355,7 +355,10 @@ def alone(view: View) -> Iterator[Broken]:
         traceback = re.search(r'File "[^"]*/launcher/(cli|api|run)/', end.err) and "KeyboardInterrupt" not in end.err
         if traceback or "this is a bug in the launcher" in end.err:
             yield Broken(8, f"{call} meets an error that it does not know: {said}", end.at)
-        if (holder := re.search(r"by run (\S+) of", end.err)) and not _may_live(view, holder[1], call.at, end.at):
+        holder = (
+            re.search(r"by run (\S+) of", end.err) if call.command == "up" else None
+        )  # others say why it was refused
+        if holder and not _may_live(view, holder[1], call.at, end.at):
             yield Broken(8, f"{call} is refused for {holder[1]}, which was over", end.at)
         shown = _status(end)
         if shown and shown[1] in ("running", "restarting") and not _may_live(view, shown[0], call.at, end.at):
