@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from launcher.api.history import (
+    DISCARDED,
     RunRow,
     SweepRow,
     folded,
@@ -115,10 +116,10 @@ def _variant(row: RunRow | SweepRow) -> Text:
 
 
 def _run(row: RunRow) -> tuple[str, Text, str, Text, Text]:
+    by = None if row.state == DISCARDED else row.stopped_by or row.ended_by  # neither has discarded it
     return (
         row.run,
-        Text(row.state, style=STYLES.get(row.state, ""))
-        + (f" by {by}" if (by := row.stopped_by or row.ended_by) else ""),
+        Text(row.state, style=STYLES.get(row.state, "")) + (f" by {by}" if by else ""),
         "" if row.exit_code is None else str(row.exit_code),
         Text(", ".join(row.nodes) + (f"; not asked: {', '.join(row.not_asked)}" if row.not_asked else "")),
         Text(row.started_by if row.top1 is None else f"{row.top1:.2f}"),

@@ -175,6 +175,8 @@ def _said_of(seen: RunStatus) -> Iterator[str]:
         yield f"was not started: {seen.not_started}"
     if seen.stopped_by:
         yield f"stopped by {seen.stopped_by}"
+    if failure := (seen.result or {}).get("failure"):
+        yield f"failed: {failure.get('node')}: {failure.get('what')}"
     for node in seen.nodes:
         yield from _at_breakpoints(seen, node)
         yield from (f"{node.node}: restart {number} after {why}" for number, why in enumerate(node.restarted, 1))

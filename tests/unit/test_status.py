@@ -163,6 +163,8 @@ def test_a_sweep_is_one_table_that_fits() -> None:
     """Also with variants on several nodes, and some that have no run yet."""
     sweep = [replace(CPU, run=f"night-20261128-20000{i}-000{i}", variant=f"lr=0.{i}") for i in range(4)]
     sweep[2] = replace(sweep[2], state="failed", nodes=(node(0, exit_code=0), node(1, exit_code=1, last="boom")))
+    cause = {"node": "gpu-1", "what": "exited with code 1: boom"}
+    sweep[2] = replace(sweep[2], result={"state": "failed", "failure": cause})
     sweep[3] = replace(sweep[3], nodes=(node(0, restarted=("exited with code 1",)),), stopped_by="me@here")
     file = io.StringIO()
     waiting = RunStatus("", "not started", None, (), None, variant="lr=0.4")
@@ -173,5 +175,9 @@ def test_a_sweep_is_one_table_that_fits() -> None:
     assert rows[0].split()[1:] == ["running", sweep[0].run, "gpu-0,", "gpu-1", "2000/15018"]
     assert rows[2].split()[1:6] == ["failed", sweep[2].run, "gpu-0,", "gpu-1", "1"]
     assert rows[4] == "lr=0.4   not started"
-    assert rows[5:] == ["lr=0.3: stopped by me@here", "lr=0.3: gpu-0: restart 1 after exited with code 1"]
+    assert rows[5:] == [
+        "lr=0.2: failed: gpu-1: exited with code 1: boom",
+        "lr=0.3: stopped by me@here",
+        "lr=0.3: gpu-0: restart 1 after exited with code 1",
+    ]
     assert all(len(row) <= 80 for row in (head, *rows))

@@ -18,7 +18,7 @@ from launcher.cli import completion, options, terminal, wrapping
 from launcher.errors import RunUnknown, UsageError
 from launcher.features.compare.comparison import Unmeasured, markdown, page
 from launcher.features.compare.comparison import compare as compare_
-from launcher.features.compare.curves import Piece, curves, files_of, in_order, joined
+from launcher.features.compare.curves import Piece, curves, files_of, in_order, joined, of_validation
 from launcher.features.compare.ledger import entry, seconds_in_all, without_run
 from launcher.features.compare.measured import Measured, read
 from launcher.features.compare.plot import draw, draw_tags
@@ -26,6 +26,7 @@ from launcher.features.compare.tags import (
     NO_RESULT,
     TagRow,
     by_tag,
+    lower_is_better,
     page_of_tags,
     require,
     shown_state,
@@ -66,8 +67,7 @@ def compare(
 
     Example: launcher compare --html comparison.html
     """
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        raise UsageError(str(plot), "unsupported image format", "use a file name that ends with .png or .svg")
+    _check(plot, html, by, lowest=lowest)
     fix = "call it in the folder where `up` was called, or bring a run here: launcher fetch RUN --nodes a,b"
     with without_nodes(fix):
         chosen = select(runs or [])
@@ -80,8 +80,6 @@ def compare(
     tagged = [tag_row(record, name, states.get(record.run)) for (record, _), name in zip(chosen, names, strict=True)]
     if by is not None:
         tagged = by_tag(tagged, by, lowest=lowest)
-    elif lowest:
-        raise UsageError("--min", "needs --by TAG", "for example: --by Loss/val --min")
     for one in tag or []:
         require(tagged, one, "--tag")
     left = unstarted_of([record for record, _ in chosen])
@@ -115,6 +113,8 @@ def compare(
         terminal.say(table(shown, tag or [], by, width))
         _explain(tagged, by, width, lowest=lowest, name=" ".join(runs or []))
     if not json:
+        if by is None and len(tagged) > 1:
+            _name_best(tags, runs or [])
         _name_resumed([(record, name) for (record, _), name in zip(chosen, names, strict=True)], of_trainer=of_trainer)
         _name_away(tagged, runs or [])
         _name_budget(
@@ -130,6 +130,18 @@ def compare(
         text = page(rows, title, others) if of_trainer else page_of_tags(shown, tags, by, title)
         write_atomic(html, text.encode(errors="replace"))  # a program's metrics may have lone surrogates
         terminal.note(f"wrote {html}")
+
+
+def _check(plot: Path | None, html: Path | None, by: str | None, *, lowest: bool) -> None:
+    """Raise UsageError for options of which nothing could come."""
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(str(plot), "unsupported image format", "use a file name that ends with .png or .svg")
+    for file in filter(None, (plot, html)):
+        if not file.parent.is_dir():
+            make = shlex.join(["mkdir", "-p", str(file.parent)])
+            raise UsageError(str(file), "there is no such folder", f"run: {make}")
+    if lowest and by is None:
+        raise UsageError("--min", "needs --by TAG", "for example: --by Loss/val --min")
 
 
 def _read(
@@ -173,6 +185,13 @@ def _name_budget(names: Sequence[str], of: int) -> None:
     """Say which runs ended at their budget. of: number of all."""
     if names:
         terminal.note("ended by their budget: " + ("all" if len(names) == of else ", ".join(names)))
+
+
+def _name_best(tags: Sequence[str], names: Sequence[str]) -> None:
+    """Name the command that finds the best of these runs, if one of the tags is known to tell it."""
+    if tag := of_validation(tags):
+        how = ["--by", tag, *(["--min"] if lower_is_better(tag) else [])]
+        terminal.note(f"for the best by this tag: {shlex.join(['launcher', 'compare', *names, *how])}")
 
 
 def _name_resumed(named: Sequence[tuple[Record, str]], *, of_trainer: bool) -> None:

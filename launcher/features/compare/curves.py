@@ -30,6 +30,7 @@ _PLACES = ("time", "step", "steps", "epoch", "epochs", "kind", "global_step")  #
 _OF_A_START = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*|version_\d+|tensorboard|lightning_logs|runs|workdir")
 _OF_A_PART = re.compile(r"\d+[-_]of[-_]\d+|rank[-_]?\d+")
 _NUMBER = re.compile(r"\d+")
+_VALIDATION = re.compile("(?<![a-z])(val|valid|validation|eval|test)(?![a-z])", re.IGNORECASE)
 _INTERESTING = re.compile("val|eval|test|acc|loss", re.IGNORECASE)
 
 
@@ -235,6 +236,11 @@ def tags_of(known: Sequence[Mapping[str, Curve]], most: int) -> list[str]:
         tag,
     )
     return sorted(every, key=key)[:most]
+
+
+def of_validation(tags: Sequence[str]) -> str | None:
+    """Return the first of these tags that is one of a validation."""
+    return next((tag for tag in tags if _VALIDATION.search(tag)), None)
 
 
 def in_order(tags: Sequence[str]) -> list[str]:

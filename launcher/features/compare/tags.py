@@ -177,6 +177,10 @@ def its_checkpoint(best: Best) -> str:
     return f"its checkpoint: {as_shown(best.checkpoint)}, which {best.why}"
 
 
+def lower_is_better(tag: str) -> bool:
+    return any(word in tag.lower() for word in _LOWER_IS_BETTER)
+
+
 def sentence(rows: Sequence[TagRow], *, lowest: bool) -> str:
     """Return what the best value is, which the first row has, and which other rows have the same."""
     row, others = rows[0], rows[1:]
@@ -184,7 +188,7 @@ def sentence(rows: Sequence[TagRow], *, lowest: bool) -> str:
     tag, point = row.best.tag, row.best.point
     text = f"best: {row.named}, {tag} {point.value:.6g} at step {point.step}"
     text += f", in {row.best.run}, from which it was resumed" if row.best.run != row.run else ""
-    doubtful = not lowest and any(word in tag.lower() for word in _LOWER_IS_BETTER)
+    doubtful = not lowest and lower_is_better(tag)
     text = f"{text} (the highest; for the lowest: --min)" if doubtful else text
     ties = [other.named for other in others if other.best is not None and other.best.point.value == point.value]
     if ties:

@@ -62,8 +62,8 @@ def following(group: str, features: Mapping[str, Feature] = FEATURES) -> Iterato
     """Yield the commands that a person wants next, of the features that there are."""
     if any("compare" in feature.commands for feature in features.values()):
         yield f"to compare them:     launcher compare {group}"
-    best = any("fetch" in feature.options for feature in features.values())
-    yield f"to fetch the best:   launcher fetch {group} {'--best TAG' if best else '--checkpoints'}"
+    else:
+        yield f"to fetch them:       launcher fetch {group} --checkpoints"
     yield f"to see their curves: launcher tensorboard {group}"
 
 

@@ -228,6 +228,23 @@ def test_a_resumed_variant_has_one_curve_and_says_how_long_all_its_runs_took(nig
     assert found["scalars"]["acc/val"]["min"]["step"] == 1
 
 
+def test_the_command_for_the_best_works_as_it_is_printed(night: Path) -> None:
+    """With a tag that the runs have; without one of a validation there is none."""
+    command = "launcher compare night --by acc/val"
+    assert f"for the best by this tag: {command}\n" in call("compare", "night")[1]
+    assert call(*command.split()[1:])[0] == 0
+    for file in (night / "runs").rglob("events.out.tfevents.a"):
+        file.unlink()
+    assert "for the best" not in call("compare", "night")[1]
+
+
+def test_a_missing_folder_for_a_page_is_a_mistake_of_the_caller(night: Path) -> None:
+    del night
+    for option, name in (("--html", "no/page.html"), ("--plot", "no/page.svg")):
+        code, printed = call("compare", "night", option, name)
+        assert (code, "-> run: mkdir -p no\n" in printed) == (2, True), printed
+
+
 def test_the_table_has_the_variants_that_were_not_started(night: Path) -> None:
     record = Record(RunPaths(night / "runs" / "night-20261128-200000-0000"))
     sweep = KnownSweep(("lr=9", "lr=0.1", "lr=0.5", "lr=0.2"))

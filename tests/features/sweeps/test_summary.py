@@ -52,7 +52,6 @@ def test_the_values_come_first_and_three_commands_last() -> None:
         "0.1  done   gpu-a  night-20261128-200000-0000",
         "0.2  done   gpu-a  night-20261128-200001-0001",
         f"to compare them:     launcher compare {GROUP}",
-        f"to fetch the best:   launcher fetch {GROUP} --best TAG",
         f"to see their curves: launcher tensorboard {GROUP}",
     ]
 
@@ -96,7 +95,7 @@ def test_each_row_is_told_apart_also_of_a_variant_for_which_nothing_was_set() ->
 def test_only_commands_that_there_are_are_named() -> None:
     without = {name: feature for name, feature in FEATURES.items() if name != "compare"}
     assert [*following(GROUP, without)] == [
-        f"to fetch the best:   launcher fetch {GROUP} --checkpoints",
+        f"to fetch them:       launcher fetch {GROUP} --checkpoints",
         f"to see their curves: launcher tensorboard {GROUP}",
     ]
 

@@ -20,6 +20,7 @@ from launcher.records.store import NodeOfRun, Record
 from launcher.run.result import Failure, Outcome
 from launcher.run.state import RunState
 from launcher.run.watch import messages
+from tests.unit.test_record_fuzz import call
 
 RUN = "job-20260101-000000-000a"
 
@@ -115,5 +116,9 @@ def test_a_run_whose_variant_has_moved_is_listed_as_discarded_whatever_became_of
         if run != RUN:
             sweep._give_up(work, "stopped responding")
             assert [row.state for row in recorded_runs()] == ["done"]
-        Record.rebuild(run, "process", nodes, group=work.own).finish({"state": "done", "exit_code": 0})
+        Record.rebuild(run, "process", nodes, group=work.own).finish(
+            {"state": "done", "exit_code": 0, "ended_by": "budget"}
+        )
     assert [(row.run, row.state) for row in recorded_runs()] == [(RUN, "discarded"), (started[1], "done")]
+    listed = {line.split()[0]: line for line in call("runs", "--all")[1].splitlines()}
+    assert ["by budget" in listed[run] for run in started] == [False, True]
