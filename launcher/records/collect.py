@@ -28,6 +28,7 @@ from launcher.model.container import WORKDIR
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.parallel import run_all_catching
+from launcher.records.inherited import NEVER, began, superseded
 from launcher.records.masking import Masker
 from launcher.records.paths import ASIDE, LAYER, RECORD_FILES, as_shown
 from launcher.records.store import NodeOfRun
@@ -44,15 +45,20 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # writing any other file fail
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """A run's output folder; nodes may share it (a network home, nodes on one machine)."""
+    """A run's output folder; nodes may share it (a network home, nodes on one machine). inherits: as that of Record."""
 
     files: Files
     path: str
     nodes: tuple[str, ...]
+    inherits: bool = False
 
     @property
     def node(self) -> str:
         return self.nodes[0] if self.nodes else ""
+
+    def began(self, files: Iterable[FileEntry]) -> float:
+        """Return the time before which files of it were inherited. files: all that it has."""
+        return began(files) if self.inherits else NEVER
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,14 @@ class _Fetch:
         return reached - self.offset
 
 
-def output_folders(engines: Mapping[str, Engine], nodes: Iterable[NodeOfRun]) -> list[OutputFolder]:
+def output_folders(
+    engines: Mapping[str, Engine], nodes: Iterable[NodeOfRun], *, inherits: bool = False
+) -> list[OutputFolder]:
     """Return the output folders, each once. engines: by the node's name in the run."""
     shared: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         shared.setdefault((engines[node.name].host, node.output), []).append(node.name)
-    return [OutputFolder(engines[names[0]].files, path, tuple(names)) for (_, path), names in shared.items()]
+    return [OutputFolder(engines[names[0]].files, path, tuple(names), inherits) for (_, path), names in shared.items()]
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,7 @@ def collect(
     rank; default: those of the folders. replicas: the nodes keep copies of one checkpoint, of which the newest counts.
     If several folders have a file of the same name, that of the first folder has this name here; with `checkpoints`,
     the others are put aside (records.wanted). A growing file that is smaller on the node than here is not changed here.
+    What a node has only inherited, and another one's program has written since, is left out.
     """
     limits = read_settings(os.environ).limits
     until = math.inf if checkpoints else time.monotonic() + limits.collect  # the user waits for checkpoints
@@ -122,9 +131,10 @@ def collect(
         answers = zip(folders, listed, strict=True)
         answered = {n for folder, found in answers if isinstance(found, _Found) for n in folder.nodes}
         plan = _Plan(local, most, nodes, answered, code, checkpoints, trackers, replicas)
+        old = superseded([(f.began, f.files) if isinstance(f, _Found) else (NEVER, ()) for f in listed])
         copies: list[Callable[[], Collected]] = []
-        for folder, found in zip(folders, listed, strict=True):
-            chosen = ([], []) if isinstance(found, LauncherError) else plan.choose(folder, found)
+        for folder, found, paths in zip(folders, listed, old, strict=True):
+            chosen = ([], []) if isinstance(found, LauncherError) else plan.choose(folder, found, paths)
             copies.append(partial(_copy, folder, *chosen, mask, until))
         copied = run_all_catching(copies)
     except OSError as error:
@@ -154,11 +164,14 @@ def _join_curves(local: Path) -> list[LauncherError]:
 
 @dataclass(frozen=True)
 class _Found:
-    """What a folder has. ignored: links, FIFOs and such. problems: of folders in it that cannot be read."""
+    """What a folder has. ignored: links, FIFOs and such. problems: of folders in it that cannot be read. began: older
+    files were inherited.
+    """
 
     files: Sequence[FileEntry]
     ignored: Sequence[FileEntry]
     problems: Sequence[LauncherError]
+    began: float
 
 
 def _list(folder: OutputFolder, few: tuple[str, str]) -> _Found:
@@ -166,7 +179,7 @@ def _list(folder: OutputFolder, few: tuple[str, str]) -> _Found:
     problems: list[LauncherError] = []
     ignored: list[FileEntry] = []
     files = folder.files.scan(folder.path, problems.append, few=few, ignored=ignored.append)
-    return _Found(files, ignored, problems)
+    return _Found(files, ignored, problems, folder.began(files))
 
 
 @dataclass(frozen=True)
@@ -188,16 +201,18 @@ class _Plan:
     _taken: dict[Path, FileEntry] = field(default_factory=dict)
     _folders: set[Path] = field(default_factory=set)
 
-    def choose(self, folder: OutputFolder, found: _Found) -> tuple[list[_Fetch], list[LauncherError]]:
-        """Return the files to copy from the next folder, and errors for the others."""
+    def choose(
+        self, folder: OutputFolder, found: _Found, old: Collection[str]
+    ) -> tuple[list[_Fetch], list[LauncherError]]:
+        """Return the files to copy from the next folder, and errors for the others. old: the result of superseded()."""
         fetches, problems, ignored = [], [*found.problems], []
         for entry in found.files:
-            if not self._is_own(entry, folder):
+            if not self._is_own(entry, folder) or entry.path in old:
                 continue
             wanted = want(entry.path, checkpoints=self.checkpoints, trackers=self.trackers)
             if wanted is None and self.checkpoints and is_programs(entry.path):
                 ignored.append(f"{entry.path!r} has a name that cannot be used here: ignored")
-            fetch = wanted and self._fetch(entry, wanted, folder)
+            fetch = wanted and self._fetch(entry, wanted, folder, found.began)
             if fetch and entry.size > self.most:
                 problems.append(self._too_large(entry, folder))
             elif fetch:
@@ -214,11 +229,13 @@ class _Plan:
         fix = "free disk space on this machine" if self.checkpoints else "raise limits.file in your settings file"
         return NodeUnfit(folder.node, what, fix)
 
-    def _fetch(self, entry: FileEntry, wanted: Want, folder: OutputFolder) -> _Fetch | None:
+    def _fetch(self, entry: FileEntry, wanted: Want, folder: OutputFolder, began: float) -> _Fetch | None:
         """Return how to copy a file; None if it is here, or if another node's file stands for it."""
         target = self.local / wanted.local
         first, (size, when) = self._taken.get(target, entry), _here(target)
         if first is not entry and first.size == entry.size and abs(first.mtime - entry.mtime) < _SAME_TIME:
+            return None
+        if entry.mtime < began <= when:  # inherited, and here is what a node that is not listed now has written
             return None
         newest = max(when, first.mtime if first is not entry else 0.0)
         if self.replicas and entry.path.startswith(f"{CHECKPOINTS}/") and newest >= entry.mtime:

@@ -364,6 +364,14 @@ class Record:
         return next((run for run in named if isinstance(run, str) and is_run_id(run)), None)
 
     @property
+    def inherits(self) -> bool:
+        """Whether a node's files may be copies of the earlier run's for which another node's stand (records.inherited).
+
+        Not with min_nodes, where each node keeps its own.
+        """
+        return self.resumes is not None and not self.min_nodes
+
+    @property
     def resume_command(self) -> str:
         """The command that continues it: with its job file, or with the recorded job if options changed that."""
         named = (line.get("file") for line in self.events("job"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.model.sizes import counted, size_text
 from launcher.node.files import FileEntry
 from launcher.records.collect import same_time
+from launcher.records.inherited import NEVER, began
 from launcher.records.paths import LAYER
 from launcher.records.store import Record
 from launcher.records.wanted import CHECKPOINTS, aside, is_of_no_use, is_programs, want
@@ -76,9 +77,12 @@ def is_written(file: FileEntry, nodes: Collection[str], code: SentCode | None) -
     return is_programs(file.path) and not (node and is_sent(code, inside, file.size, file.mtime))
 
 
-def written_to(files: Iterable[FileEntry], nodes: Collection[str], code: bytes) -> list[FileEntry]:
-    """Return the files of an output folder that the program wrote. code: the archive that was sent."""
-    sent = sent_files(code)
+def written_to(files: Sequence[FileEntry], nodes: Collection[str], code: bytes, *, inherits: bool) -> list[FileEntry]:
+    """Return the files of an output folder that the program wrote. code: the archive that was sent. inherits: older
+    files were copied from an earlier run.
+    """
+    sent, own = sent_files(code), began(files) if inherits else NEVER
+    files = [file for file in files if file.mtime >= own]
     return [file for file in files if file.size and is_written(file, nodes, sent) and not is_of_no_use(file.path)]
 
 
@@ -106,38 +110,44 @@ def unfetched(files: Iterable[FileEntry], record: Record | None) -> list[FileEnt
     folder has started it; then it is only known which files every launcher collects at the end of a run.
     """
     nodes = {node.name for node in record.nodes()} if record else {}
-    left = []
+    left, files = [], list(files)
+    own = began(files) if record and record.inherits else NEVER
     for file in files:
         node, inside = in_workdir(file.path, nodes)
         sent = node and is_sent(record.sent_code if record else None, inside, file.size, file.mtime)
         if is_of_no_use(file.path) or sent or not file.size:
             continue
-        if not is_here(file, record) if record else want(file.path) is None:
+        if not is_here(file, record, own) if record else want(file.path) is None:
             left.append(file)
     return left
 
 
-def is_here(file: FileEntry, record: Record) -> bool:
-    """Whether a file of the output folder was collected completely, by any `fetch` of this folder."""
+def is_here(file: FileEntry, record: Record, own: float = NEVER) -> bool:
+    """Whether a file of the output folder was collected completely, by any `fetch` of this folder.
+
+    own: when the run began, if files may be inherited: for an older one stands what the program has written since.
+    """
     wanted = want(file.path, checkpoints=True, trackers=True)
     if wanted is None:
         return False
     replica = bool(record.min_nodes) and file.path.startswith(f"{CHECKPOINTS}/")
     copies = [aside(file.path, node.name) for node in record.nodes()]
     return any(
-        _same(place / wanted.local, file, grows=wanted.grows, replica=replica)
+        _same(place / wanted.local, file, grows=wanted.grows, replica=replica, own=own)
         or any(_same(place / copy, file) for copy in copies)
         for place in (record.paths.root, *record.fetched_to())
     )
 
 
-def _same(here: Path, file: FileEntry, *, grows: bool = False, replica: bool = False) -> bool:
-    """replica: with min_nodes, the nodes keep copies of one checkpoint: one that is not older stands for all."""
+def _same(here: Path, file: FileEntry, *, grows: bool = False, replica: bool = False, own: float = NEVER) -> bool:
+    """replica: with min_nodes, the nodes keep copies of one checkpoint: one that is not older stands for all. own: as
+    for `is_here`.
+    """
     try:
         found = here.stat()
     except (OSError, ValueError):
         return False
-    if replica and found.st_mtime >= file.mtime:
+    if (replica and found.st_mtime >= file.mtime) or file.mtime < own <= found.st_mtime:
         return True
     return found.st_size == file.size and (grows or same_time(found.st_mtime, file.mtime))
 

@@ -23,9 +23,9 @@ from launcher.node.connect import LOCAL
 from launcher.node.engine import Engine
 from launcher.node.files import Files, Span
 from launcher.node.machine import PIECE, LocalMachine
-from launcher.node.output_folder import MARKER
 from launcher.node.parallel import run_all_catching
 from launcher.node.trees import Entry, NodeClock
+from launcher.records.inherited import began
 from launcher.records.paths import ASIDE, LAYER, RECORD_FILES
 from launcher.records.store import NodeOfRun, Record
 from launcher.records.wanted import CHECKPOINTS, is_programs, is_safe, is_saved
@@ -100,7 +100,7 @@ class Listing:
     @property
     def began(self) -> float:
         """When the folder was made, before the run started."""
-        return next((entry.mtime for entry in self.entries if entry.path == MARKER), -math.inf)
+        return began(self.entries)
 
 
 class _Fetched(Files):

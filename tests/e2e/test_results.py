@@ -233,7 +233,8 @@ def test_what_a_run_had_inherited_is_not_newer_than_what_it_wrote(home_cli: Cli)
     home_cli("up", file)
     for epoch in (4, 6):
         run = home_cli.runs()[-1].name
-        home_cli("up", file, "--resume", run, "--set", f"run.command.4='{epoch}'")
+        said = home_cli("up", file, "--resume", run, "--set", f"run.command.4='{epoch}'").stderr
+        assert "the program wrote 5 files to its working directory" in said
         for node in ("local-0", "local-1"):
             assert (home_cli.runs()[-1] / "logs" / f"{node}.log").read_text() == f"from {epoch - 2}\n"
 

@@ -85,6 +85,25 @@ def test_all_ranks_resume_on_other_machines(bed_cli: Cli, bed: Bed) -> None:
     bed_cli("down", "--all")
 
 
+@pytest.mark.bed
+def test_what_was_fetched_of_a_resumed_run_is_what_its_nodes_wrote(bed_cli: Cli) -> None:
+    """Each rank writes a shard, the second one last, so the first node gets a copy of it at the resume."""
+    save = "mkdir -p /output/checkpoints; cd /output/checkpoints; r=$LAUNCHER_NODE_RANK; sleep $r; echo $1 >rank-$r.pt"
+    last = "[ $r = 1 ] || echo $1 >last.pt"
+    file = bed_cli.job("shards", **bed_job(run={"command": ["sh", "-c", f"{save}; {last}", "sh", "30"]}))
+    bed_cli("up", file)
+    said = bed_cli("up", file, "--resume", bed_cli.runs()[-1].name, "--set", "run.command.4='200'").stderr
+    assert "node1: resumes from node2's checkpoints/rank-1.pt" in said
+    assert "the program wrote 3 files to its output folder (12 B)" in said
+    bed_cli("fetch", "--checkpoints")
+    here = bed_cli.runs()[-1]
+    written = {path.name: path.read_text() for path in (here / "checkpoints").iterdir()}
+    assert written == dict.fromkeys(["last.pt", "rank-0.pt", "rank-1.pt"], "200\n")
+    assert not (here / "output").exists()
+    assert "NOT FETCHED" not in bed_cli("down", "--purge").stderr
+    bed_cli("down", "--all")
+
+
 def test_a_failure_that_left_a_checkpoint_says_how_to_continue(home_cli: Cli) -> None:
     save = "mkdir -p $1; echo saved >$1/last.pt; exit 3"
     keys = process_job(nodes=["local"])

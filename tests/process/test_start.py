@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
+import tarfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,4 +44,26 @@ def test_a_node_that_does_not_answer_keeps_no_folder_of_another_one(
     with pytest.raises(NodesFailed) as raised:
         undo(plan, Fleet(engines, {}, None), cause=refused)
     assert [each.what for each in raised.value.errors] == ["was refused", "does not answer"]
+    assert not Path(spec.output_dir).exists()
+
+
+def test_copies_of_an_earlier_runs_files_are_not_what_a_program_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    plan = launcher.plan({"name": "undone", "runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}})
+    engine, spec = ProcessEngine("local"), plan.node_plan("local").container
+    code = io.BytesIO()
+    tarfile.open(fileobj=code, mode="w:gz").close()
+    output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)
+    for name, time in {"inherited": 1e9, "written": 2e9}.items():
+        Path(spec.output_dir, name).write_text("x")
+        os.utime(Path(spec.output_dir, name), (time, time))
+    undone = partial(undo, plan, Fleet([engine], {}, None), KeyboardInterrupt(), code.getvalue(), inherits=True)
+    with pytest.raises(NodesFailed, match="NOT FETCHED: 1 file, 1 B, such as written"):
+        undone()
+    Path(spec.output_dir, "written").unlink()
+    undone()
     assert not Path(spec.output_dir).exists()

@@ -75,7 +75,8 @@ class Nodes:
     def fetch(self, *names: str, to: Path | None = None) -> list[str]:
         """Return the problems."""
         files = Files(LocalMachine("here", "me"))
-        folders = [OutputFolder(files, self.output(name), (name,)) for name in names or self.names]
+        inherits = self.record.inherits
+        folders = [OutputFolder(files, self.output(name), (name,), inherits) for name in names or self.names]
         replicas = self.record.min_nodes > 0
         found = collect(folders, to or self.here, checkpoints=True, nodes=self.names, replicas=replicas)
         return [str(problem) for one in found if isinstance(one, Collected) for problem in one.problems]
@@ -122,6 +123,50 @@ def test_a_node_that_is_away_does_not_lose_the_copy_of_its_file(tmp_path: Path) 
     nodes.write("a", "last.pt", "newer", 2e9)
     nodes.fetch("a")  # of the others, none comes before it
     assert nodes.text("last.pt") == "newer"
+
+
+def resumed(tmp_path: Path, *written: tuple[str, str]) -> Nodes:
+    """A run that began at 1.5e9, all of whose nodes had inherited both files. written: since, by which node."""
+    nodes = Nodes(tmp_path)
+    nodes.record.event("resumes", earlier=RUN)
+    for name in nodes.names:
+        nodes.write(name, ".launcher-run", RUN, 1.5e9)
+        nodes.write(name, "last.pt", "30")
+        nodes.write(name, "rank-1.pt", "30")
+    for name, path in written:
+        nodes.write(name, path, "200", 1.6e9)
+    return nodes
+
+
+def test_what_a_node_has_only_inherited_gives_way_to_what_another_one_wrote(tmp_path: Path) -> None:
+    nodes = resumed(tmp_path, ("a", "last.pt"), ("b", "rank-1.pt"))
+    nodes.fetch()
+    assert (nodes.text("last.pt"), nodes.text("rank-1.pt")) == ("200", "200")
+    assert not (nodes.here / "output").exists()
+    assert [nodes.left(name) for name in nodes.names] == [[], [], []]
+    nodes.fetch("a")
+    assert nodes.text("rank-1.pt") == "200", "not while its node is away either"
+
+
+def test_what_a_run_has_only_inherited_is_fetched_once_and_protected_until_then(tmp_path: Path) -> None:
+    nodes = resumed(tmp_path, ("b", "rank-1.pt"))
+    assert sorted(nodes.left("a")) == ["last.pt", "rank-1.pt"]
+    nodes.fetch("a")
+    assert (nodes.text("last.pt"), nodes.text("rank-1.pt")) == ("30", "30")
+    assert (nodes.left("a"), nodes.left("b")) == ([], ["rank-1.pt"])
+    nodes.fetch()
+    assert (nodes.text("last.pt"), nodes.text("rank-1.pt")) == ("30", "200")
+    assert not (nodes.here / "output").exists()
+
+
+def test_old_files_of_a_run_that_has_inherited_nothing_are_its_programs(tmp_path: Path) -> None:
+    """It has unpacked them, with their times."""
+    nodes = Nodes(tmp_path)
+    for name in nodes.names:
+        nodes.write(name, ".launcher-run", RUN, 1.5e9)
+        nodes.write(name, "data", name, 1.6e9 if name == "b" else 1e9)
+    nodes.fetch()
+    assert (nodes.text("data"), nodes.text("output/b/data")) == ("a", "b")
 
 
 def test_a_file_that_cannot_have_its_path_here_is_put_aside(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from launcher.node.trees import Entry
+from launcher.records.inherited import superseded
 from launcher.run.saved import EVENTS, Holder, newest
 
 ABOUT_THE_SAME = 10.0  # seconds; with min_nodes, nodes write the same checkpoint at about the same time
@@ -70,10 +71,10 @@ class Share:
 
 def without_inherited(holders: Sequence[Holder]) -> list[Holder]:
     """Return the holders without files that a node had inherited and that another node's program has written since."""
-    written = {path for each in holders for path, entry in each.entries.items() if entry.mtime >= each.began}
+    old = superseded([(each.began, each.entries.values()) for each in holders])
     return [
-        replace(each, entries={p: e for p, e in each.entries.items() if e.mtime >= each.began or p not in written})
-        for each in holders
+        replace(each, entries={path: entry for path, entry in each.entries.items() if path not in paths})
+        for each, paths in zip(holders, old, strict=True)
     ]
 
 

@@ -82,7 +82,8 @@ def start_containers(
         event("started", nodes=[planned.node for planned in plan.nodes])
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)
-        uninterrupted(partial(undo, plan, fleet, cause=error, sent=archive if begun else None))
+        sent = archive if begun else None
+        uninterrupted(partial(undo, plan, fleet, cause=error, sent=sent, inherits=fill is not None))
         raise
 
 
@@ -134,10 +135,11 @@ def kit(folder: str, user: str, secrets: Mapping[str, str], *, remapped: bool, b
     return buffer.getvalue()
 
 
-def undo(plan: Plan, fleet: Fleet, cause: BaseException, sent: bytes | None = None) -> None:
+def undo(plan: Plan, fleet: Fleet, cause: BaseException, sent: bytes | None = None, *, inherits: bool = False) -> None:
     """Remove all that was created of a run. Raises NodesFailed, including the cause, if anything is left on a node.
 
-    sent: the code that was, if programs may have begun; an output folder to which they have written is kept.
+    sent: the code that was, if programs may have begun; an output folder to which they have written is kept. inherits:
+    an earlier run's files were copied into it.
     """
 
     def remove(engine: Engine) -> None:
@@ -149,7 +151,8 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException, sent: bytes | None = No
 
     def remove_folder(engine: Engine) -> None:
         folder = plan.node_plan(engine.node).container.output_dir
-        if sent is not None and (left := written_to(engine.files.scan(folder), [n.node for n in plan.nodes], sent)):
+        found = engine.files.scan(folder) if sent is not None else ()
+        if sent is not None and (left := written_to(found, [n.node for n in plan.nodes], sent, inherits=inherits)):
             what = f"the program had begun, so {folder} is kept: {not_fetched(left)}"
             raise NodeUnfit(f"node {engine.node}", what, f"to download it: launcher fetch {plan.run} --checkpoints")
         output_folder.remove(engine.files, folder, plan.run)

@@ -31,7 +31,7 @@ def written(attached: Attached, without: Collection[str] = ()) -> Written | None
     """
     record, asked = attached.record, [node for node in attached.nodes if node.name not in without]
     nodes = [node.name for node in record.nodes()]
-    folders = output_folders(attached.engines, asked)
+    folders = output_folders(attached.engines, asked, inherits=record.inherits)
     listing = [partial(files_of_program, folder, record) for folder in folders]
     growing = [partial(not_brought, attached.engines[node.name], node.name, node.container, record) for node in asked]
     listed, grown = run_both(partial(run_all_catching, listing), partial(run_all_catching, growing))
@@ -54,10 +54,14 @@ def not_brought(engine: Engine, node: str, container: str, record: Record) -> li
 def files_of_program(folder: OutputFolder, record: Record) -> list[FileEntry]:
     """Return what the program wrote to an output folder. Raises NodeUnfit, NodeUnreachable."""
     nodes = [node.name for node in record.nodes()]
+    files = folder.files.scan(folder.path)
+    own = folder.began(files)
     return [
         file
-        for file in folder.files.scan(folder.path)
-        if not is_another_nodes(file.path, folder.nodes, nodes) and is_written(file, nodes, record.sent_code)
+        for file in files
+        if file.mtime >= own
+        and not is_another_nodes(file.path, folder.nodes, nodes)
+        and is_written(file, nodes, record.sent_code)
     ]
 
 
@@ -107,7 +111,7 @@ def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fet
     """
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     record = attached.record
-    folders = output_folders(attached.engines, attached.nodes)
+    folders = output_folders(attached.engines, attached.nodes, inherits=record.inherits)
     every = [node.name for node in record.nodes()]
     copy = partial(collect, local=target, mask=record.mask, code=record.sent_code, nodes=every)
     if checkpoints and record.min_nodes:
