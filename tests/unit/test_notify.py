@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -59,9 +60,9 @@ def test_a_server_that_gives_no_answer_is_not_said_to_give_a_bad_one() -> None:
 
 
 def test_a_host_without_a_server_has_the_key_and_the_file() -> None:
-    with hook(b"") as served:
-        pass
-    (problem,) = send(Notify(webhook=served.address), NOTICE)
+    with socket.socket() as bound:  # and listens not
+        bound.bind(("127.0.0.1", 0))
+        (problem,) = send(Notify(webhook=f"http://127.0.0.1:{bound.getsockname()[1]}"), NOTICE)
     assert "Connection refused\n  -> in " in problem
     assert problem.endswith("settings.yaml, check the host and port of notify.webhook")
 
