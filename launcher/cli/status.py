@@ -23,6 +23,7 @@ from launcher.cli.terminal import Reporter
 from launcher.errors import NodesFailed, RunUnknown
 from launcher.job.scalars import duration
 from launcher.model.facts import NodeFacts
+from launcher.model.plan import shortened
 from launcher.run.status import NodeStatus, RunStatus, Utilization
 
 REFRESH = 2.0
@@ -207,7 +208,8 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
         table.add_column(name, no_wrap=True, overflow="ellipsis", width=max(1, min(columns, room)))
         room -= columns + 2
     for row in rows:
-        cells = {name: Text(text) for name, text in row.items()}
+        # without its middle: variants may differ at either end
+        cells = {name: Text(shortened(text, LONGEST.get(name, len(text)))) for name, text in row.items()}
         cells["state"].stylize(STYLES.get(row["state"].partition(" ")[0], ""))
         table.add_row(*(cells[str(column.header)] for column in table.columns))
     return table

@@ -12,9 +12,11 @@ from importlib import resources
 from math import isfinite
 from typing import Any
 
+from launcher.cli.status import LONGEST
 from launcher.features.compare.measured import Measured
 from launcher.job.overrides import shown_value
 from launcher.job.scalars import ArgValue
+from launcher.model.plan import shortened
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "efficiency": lambda row: _or_dash(row.efficiency, "{:.0%}"),
     "parallel": lambda row: _or_dash(row.parallel_fraction, "{:.1%}"),
 }
+_FEWEST = 12  # characters of a label
 # Omitted on a narrow terminal, in this order
 EXPENDABLE = (
     *("train %", "best %", "parallel", "MFU", "memory MB", "s/batch", "efficiency", "time s"),
@@ -126,6 +129,18 @@ def cells(rows: Sequence[Row], others: Sequence[Unmeasured] = ()) -> list[tuple[
     return [names, *measured, *(other.cells(len(names)) for other in others)]
 
 
+def fitted(labels: Sequence[str], room: int | None) -> tuple[list[str], str]:
+    """Return the labels in so many characters, and the text below a table in which they do not tell the lines apart.
+
+    room: None: as many as there are.
+    """
+    if room is None:
+        return [*labels], ""
+    found = [shortened(label, max(_FEWEST, min(room, LONGEST["variant"]))) for label in labels]
+    every = "\n".join(f"  {label}" for label in labels)
+    return found, "" if len({*found}) == len({*labels}) else f"\n\nin the order of the lines:\n{every}"
+
+
 def markdown(
     rows: Sequence[Row],
     width: int | None = None,
@@ -134,10 +149,13 @@ def markdown(
 ) -> str:
     """Return a Markdown table that is readable as plain text; numbers are right-aligned.
 
-    width: of the terminal. The least important columns are omitted if the table does not fit, and named below it.
+    width: of the terminal. Labels are shortened, and the least important columns omitted if the table does not fit;
+    these are named below it.
     settings: of each line, those in which the runs differ; they are listed unless the labels have all of them.
     """
     table = [[cell.replace("|", "\\|") for cell in line] for line in cells(rows, others)]
+    labels, apart = fitted([line[0] for line in table[1:]], width and LONGEST["variant"])
+    table[1:] = [[label, *line[1:]] for label, line in zip(labels, table[1:], strict=True)]
     names, widths = table[0], [max(map(len, column)) for column in zip(*table, strict=True)]
     kept = list(range(len(names)))
     for name in EXPENDABLE:
@@ -150,7 +168,7 @@ def markdown(
         return "| " + " | ".join(padded) + " |"
 
     rule = "|" + "|".join("-" * (widths[c] + 2) if c < 2 else "-" * (widths[c] + 1) + ":" for c in kept) + "|"
-    text = "\n".join([line(table[0]), rule, *(line(row) for row in table[1:])])
+    text = "\n".join([line(table[0]), rule, *(line(row) for row in table[1:])]) + apart
     if len(kept) < len(names):
         hidden = ", ".join(name for c, name in enumerate(names) if c not in kept)
         text += "\n\n" + textwrap.fill(f"omitted columns: {hidden}", width or 80)

@@ -10,8 +10,9 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
+from launcher.cli.status import LONGEST
 from launcher.errors import UsageError
-from launcher.features.compare.comparison import fill_page
+from launcher.features.compare.comparison import fill_page, fitted
 from launcher.features.compare.curves import Best, Curve, Piece, best_of, in_order, json_number, tags_of
 from launcher.naming import first_of
 from launcher.records.paths import as_shown
@@ -90,14 +91,21 @@ def shown_tags(rows: Sequence[TagRow], tags: Sequence[str], by: str | None) -> l
 
 
 def table(rows: Sequence[TagRow], tags: Sequence[str], by: str | None, width: int | None) -> str:
-    """Return a Markdown table, whose last tags are left out on a narrow terminal unless the user has named them."""
+    """Return a Markdown table. On a narrow terminal, labels are shortened, and the last tags left out: not that of `by`
+    or those that the user has named, nor the only one.
+    """
     shown = shown_tags(rows, tags, by)
     while True:
         lines = lines_of(rows, shown if tags else in_order(shown), by)
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        if tags or not shown or width is None or sum(widths) + 3 * len(widths) + 1 <= width:
+        label, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        room = None if width is None else width - sum(others) - 3 * len(lines[0]) - 1
+        if tags or len(shown) <= (by is None) or room is None or min(label, LONGEST["variant"]) <= room:
             break
         shown.pop()
+    labels, apart = fitted([row.label for row in rows], room)
+    rows = [replace(row, label=label) for row, label in zip(rows, labels, strict=True)]
+    lines = lines_of(rows, shown if tags else in_order(shown), by)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     left = 1 + ("state" in lines[0])
     rule = "|" + "|".join("-" * (w + 2) if i < left else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
     padded = [
@@ -108,7 +116,7 @@ def table(rows: Sequence[TagRow], tags: Sequence[str], by: str | None, width: in
     text = "\n".join([first, rule, *rest])
     if hidden := [tag for tag in tags_of([row.curves for row in rows], 10**6) if tag not in (*shown, by)]:
         text += "\n\n" + textwrap.fill(f"other tags (--tag): {first_of(hidden, _NAMED)}", width or 80)
-    return text
+    return text + apart
 
 
 def lines_of(rows: Sequence[TagRow], tags: Sequence[str], by: str | None) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -366,6 +367,30 @@ def test_a_table_in_a_pipe_has_the_width_that_is_set(night: Path, monkeypatch: p
     assert "not compared, as this curve of them is not here:\n  lr=9\n" in below
     assert "\n    launcher logs night-20261128-200000-0000\n" in below
     assert max(map(len, below.splitlines())) <= 50
+
+
+def test_long_names_leave_room_for_the_figures(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for is there, and the ends of the names, in which variants differ; else they are listed."""
+    middle = ("4", "5", "5")
+    for index, value in enumerate(middle):
+        file = RunPaths(night / "runs" / f"night-20261128-20000{index}-000{index}").events
+        name = f"some-very-long-option-name=0.001 another-option={value} the-last-of-the-options=0.{index}"
+        file.write_text(re.sub("lr=[0-9.]+", name, file.read_text()))
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (
+        ["compare", "night"],
+        ["compare", "night", "--by", "acc/val"],
+        ["compare", "night", "--tag", "acc/val"],
+    ):
+        table = [line for line in call(*words)[1].splitlines() if line.startswith("|")]
+        assert max(map(len, table)) <= 80
+        assert "acc/val |" in table[0]
+        assert sorted(re.findall(r"s=(0\.\d) \|", "".join(table))) == ["0.0", "0.1", "0.2"]
+    assert "s=0.1" in call("status", "night")[1]
+    for file in (night / "runs").glob("*/events.jsonl"):
+        file.write_text(re.sub(r"s=0\.\d", "s=0.0", file.read_text()))
+    listed = "in the order of the lines:\n  some-very-long-option-name=0.001 another-option=4"
+    assert listed in call("compare", "night")[1]
 
 
 def test_columns_keep_their_order_while_runs_write(night: Path) -> None:
