@@ -136,7 +136,7 @@ class Commands:
         return 0
 
     async def _make_output(self, _: Process, arguments: Sequence[str]) -> int:
-        folder, run, workdir = arguments
+        folder, run, workdir, _ = arguments  # and the purpose: every one is a run's here
         Path(folder).mkdir(0o700, parents=True, exist_ok=True)
         Path(folder, output_folder.MARKER).write_text(f"{run}\n")
         Path(workdir).mkdir(parents=True, exist_ok=True)
