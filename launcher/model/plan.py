@@ -76,17 +76,21 @@ class Membership:
     values: Mapping[str, Any] | Sequence[str] | None = field(default=None, compare=False, repr=False)
     added: bool = field(default=False, compare=False)  # to a sweep that had been started, by --into
     asked: str = field(default="", compare=False)  # as of Revision, if the variant has the commit of its code
+    commit: str = field(default="", compare=False)  # the first characters of that, if it is not in the variant's name
 
     @property
     def named(self) -> str:
-        """The variant, with the name by which its code was asked for: `code=1a2b3c4d (main) lr=0.1`."""
-        return self.variant if not self.asked else _CODE.sub(self._with_asked, self.variant, 1)
+        """The variant, with the commit and the name by which its code was asked for: `code=1a2b3c4d (main) lr=0.1`."""
+        name = f"{CODE}={self.commit} {self.variant}" if self.commit else self.variant
+        return name if not self.asked else _CODE.sub(self._with_asked, name, 1)
 
     @property
     def named_values(self) -> Mapping[str, Any] | Sequence[str] | None:
         """The values as `named` has them."""
-        known = self.values if isinstance(self.values, Mapping) else {}
-        return {**known, CODE: f"{known[CODE]} ({self.asked})"} if self.asked and CODE in known else self.values
+        if not isinstance(self.values, Mapping):
+            return self.values
+        known = {CODE: self.commit, **self.values} if self.commit else self.values
+        return {**known, CODE: f"{known[CODE]} ({self.asked})"} if self.asked and CODE in known else known
 
     def _with_asked(self, code: re.Match[str]) -> str:
         return f"{code[0]} ({self.asked})"

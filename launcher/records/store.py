@@ -281,7 +281,8 @@ class Record:
         """Record the sweep to which the run belongs."""
         values = {} if group.values is None else {"values": plain(group.values)}
         added = {"added": True} if group.added else {}
-        self.event(GROUPED, group=group.group, variant=group.variant, **values, **added)
+        commit = {"commit": group.commit} if group.commit else {}
+        self.event(GROUPED, group=group.group, variant=group.variant, **values, **added, **commit)
 
     @property
     def group(self) -> Membership | None:
@@ -290,9 +291,11 @@ class Record:
             values = line.get("values")
             known = values if isinstance(values, (dict, list)) else None
             added, variant = line.get("added") is True, str(line.get("variant"))
-            revision = self.revision if f"{CODE}=" in variant else None
-            asked = revision.asked if revision and f"{CODE}={short_commit(revision.commit)}" in variant else ""
-            return Membership(str(line.get("group")), variant, values=known, added=added, asked=asked)
+            commit = str(line.get("commit") or "")
+            code = f"{CODE}={commit}" if commit else variant
+            revision = self.revision if f"{CODE}=" in code else None
+            asked = revision.asked if revision and f"{CODE}={short_commit(revision.commit)}" in code else ""
+            return Membership(str(line.get("group")), variant, values=known, added=added, asked=asked, commit=commit)
         return None
 
     @property

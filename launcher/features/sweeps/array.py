@@ -59,7 +59,7 @@ def _left(job: Job, group: str, log: Log, ssh_config: Path | None) -> tuple[list
     """Return the variants of an earlier sweep that are to be submitted, and the runs that have not ended."""
     left, followed, known, every = list[_Chosen](), list[Run](), continued(job, group, log), known_sweep(job)
     now = [(variant.job, member(group, variant, every)) for variant in variants(job)]
-    for each, own in [*now, *added(job, known, group, log)]:
+    for each, own in [*now, *added(job, known, log)]:
         record = known.get(own.variant)
         if record is None:
             left.append((each, own, None, None))

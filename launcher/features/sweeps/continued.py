@@ -9,7 +9,7 @@ from launcher.api.run import Run
 from launcher.errors import LauncherError, UsageError
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
-from launcher.job.overrides import JobVariant, asked_for, shown_value, variants
+from launcher.job.overrides import JobVariant, asked_for, short_commit, shown_value, variants
 from launcher.job.scalars import ArgValue, show_duration
 from launcher.model.plan import KnownSweep, Membership, RunId, plain
 from launcher.model.progress import Log
@@ -55,11 +55,14 @@ def _shown(value: Any) -> str:
 
 def member(group: str, variant: JobVariant, known: KnownSweep) -> Membership:
     """Return the membership of a run of this variant."""
-    asked = asked_for(variant.job) if known.commits else ""
-    return Membership(group, variant.name, known, variant.values, asked=asked)
+    revision, commit = variant.job.revision, ""
+    if revision is not None and not known.commits:  # of all variants, and not in their names
+        commit = short_commit(revision)
+    asked = asked_for(variant.job) if revision is not None else ""
+    return Membership(group, variant.name, known, variant.values, asked=asked, commit=commit)
 
 
-def added(job: Job, earlier: Mapping[str, Record], group: str, log: Log) -> list[tuple[Job, Membership]]:
+def added(job: Job, earlier: Mapping[str, Record], log: Log) -> list[tuple[Job, Membership]]:
     """Return the variants that --into has added to a sweep: the job of each as it was run, and its membership.
 
     earlier: the latest run of each variant. One whose recorded job cannot be read is said, and left out.
@@ -73,7 +76,7 @@ def added(job: Job, earlier: Mapping[str, Record], group: str, log: Log) -> list
                 log(f"warning: {name} is left out, as its job cannot be read: {error}")
                 continue
             keys = {key: getattr(before, key) for key in Job.model_fields}
-            found.append((job.model_copy(update=keys), Membership(group, name, values=own.values, added=True)))
+            found.append((job.model_copy(update=keys), own))
     return found
 
 

@@ -191,12 +191,10 @@ def _member(group: RunId, job: Job) -> Membership:
                 values[CODE] = short_commit(job.revision)
             else:
                 values[key.removeprefix(ARGS)] = MASK if names_secret(key) else value.strip()
-    for key, text in differing(job, group).items():
-        if key not in (CODE, "revision"):
-            values |= {} if key in told else {key: text}
-        elif told.isdisjoint((CODE, "revision")):
-            values[CODE] = short_commit(job.revision) if job.revision else job.code
+    told.add("revision")  # the commit is shown in any case
+    values |= {key: text for key, text in differing(job, group).items() if key not in told}
     name = " ".join(f"{key}={value}" for key, value in values.items()) or PLAIN
     known = latest_of(group)
     unique = next(text for n in count(1) if (text := f"{name} #{n}" if n > 1 else name) not in known)
-    return Membership(group, unique, values=values, added=True)
+    commit = short_commit(job.revision) if job.revision and CODE not in values else ""
+    return Membership(group, unique, values=values, added=True, commit=commit)

@@ -27,8 +27,9 @@ def recorded(group: str, job: Job) -> list[Variant]:
     """Return the variants of a sweep as the latest run of each is recorded, in the order of the sweep."""
     found, known, sweep = list[Variant](), latest_of(group), known_sweep(job)
     for each in variants(job):
-        name, values = each.name, member(group, each, sweep).named_values or ()
-        record = known.get(name)
+        record = known.get(each.name)
+        own = (record and record.group) or member(group, each, sweep)
+        name, values = own.named, own.named_values or each.values
         result = (record.result() if record else None) or {}
         if record is None:
             found.append(Variant(name, values=values))

@@ -177,8 +177,8 @@ class Sweep:
         self._leaving = False
         self._known = known_sweep(job, most)
         own = [(variant.job, member(self.group, variant, self._known)) for variant in variants(job)]
-        every = [*own, *added(job, earlier, self.group, log)]
-        self._work = [_Work(each, of, Variant(of.variant, values=of.named_values or ())) for each, of in every]
+        every = [*own, *added(job, earlier, log)]
+        self._work = [_Work(each, of, Variant(of.named, values=of.named_values or ())) for each, of in every]
         self._most = most or len(self._work)
         self._inputs = _InputsByCode(self._log, self._here)
         if not job.codes:
@@ -187,7 +187,7 @@ class Sweep:
         for work in self._work:
             if job.codes or work.own.added:
                 work.had = earlier.get(work.own.variant)
-        known = [(work, earlier[work.shown.name]) for work in self._work if work.shown.name in earlier]
+        known = [(work, earlier[work.own.variant]) for work in self._work if work.own.variant in earlier]
         run_all_catching([partial(self._take_over, work, record) for work, record in known])
 
     @property
@@ -283,15 +283,17 @@ class Sweep:
         work.earlier = run.id if record.started else record.resumes
         if run.outcome is not None:
             if run.outcome.state is RunState.DONE:
+                self._show_code(work, record)
                 self._show(work, nodes=run.nodes)
                 self._conclude(work, run.outcome)
         elif record.started or _was_started(run, record):
             work.earlier = run.id
             if outcome := ended_meanwhile(run, self._lost_after):
-                self._take_over_ended(work, run, outcome)
+                self._take_over_ended(work, run, record, outcome)
                 return
             nodes = tuple(node.name for node in record.nodes())
             placement = Placement(nodes, record.port)
+            self._show_code(work, record)
             self._machines.occupy(placement)
             work.run = run
             self._show(work, state=SweepState.RUNNING, nodes=nodes, run=run.id)
@@ -299,10 +301,16 @@ class Sweep:
         else:
             self._remove_unstarted(work, run)
 
-    def _take_over_ended(self, work: _Work, run: Run, outcome: Outcome) -> None:
+    def _show_code(self, work: _Work, record: Record) -> None:
+        """Show a variant with the code that its run has: the revision of the job may mean another commit now."""
+        if (had := record.group) is not None:
+            self._show(work, name=had.named, values=had.named_values or ())
+
+    def _take_over_ended(self, work: _Work, run: Run, record: Record, outcome: Outcome) -> None:
         """Keep the result of a run whose end is recorded only now; without one, the variant waits to be run again."""
         with run:
             if outcome.state is RunState.DONE:
+                self._show_code(work, record)
                 self._show(work, nodes=run.nodes)
                 self._conclude(work, outcome)
             say_ended(work.shown.name, run, outcome, self._log)

@@ -84,6 +84,33 @@ def test_a_variant_has_its_code_also_when_it_runs_again(home_cli: Cli) -> None:
     assert not [*(here.parent / "cache" / "launcher" / "sweeps").iterdir()]
 
 
+def test_the_commit_of_a_revision_is_shown_of_each_variant(home_cli: Cli) -> None:
+    """It may have moved when one is run again; the second one fails until `go` is there."""
+    here = home_cli.cwd
+    go = here.parent / "go"
+    git(here, "init", "--quiet", "--initial-branch", "main")
+    first = commit(here, {"word": "one\n"})[:8]
+    run = {"command": ["sh", "-c", f"[ $2 = 1 ] || test -e '{go}'", "sh"]}
+    keys: dict[str, Any] = {"runtime": "process", "nodes": {"pool": ["local"]}, "run": run, "revision": "HEAD"}
+    job = home_cli.job("codes", **keys, sweep={"grid": {"lr": [1, 2]}})
+    table = home_cli("up", job, code=1).stderr
+    assert f"code={first} (HEAD) lr=1: done" in table
+    assert "code  " not in table  # of its last table: all have the same one
+    second = commit(here, {"word": "two\n"})[:8]
+    go.touch()
+    added = home_cli("up", job, "--into", "codes", "--set", "run.args.lr=3", "-d").stderr
+    home_cli("logs", home_cli.runs()[-1].name)
+    names = [f"code={first} (HEAD) lr=1", f"code={second} (HEAD) lr=2", f"code={second} (HEAD) lr=3"]
+    assert f"({names[2]}) runs on local" in added
+    table = home_cli("up", job, "--resume", "codes").stderr
+    last = table[table.index("3 done") :].splitlines()
+    assert [line.split()[:3] for line in last[2:5]] == [[name.split()[0][5:], "(HEAD)", name[-1]] for name in names]
+    assert [each["label"] for each in ledger(home_cli)] == names
+    assert [each["variant"] for each in ledger(home_cli)][:2] == ["lr=1", "lr=2"]
+    for shown in (home_cli("status", "codes"), home_cli("runs", "codes"), home_cli("compare", "codes")):
+        assert all(f"{name} " in shown.stdout for name in names), shown.stdout
+
+
 def test_all_variants_of_a_folder_have_what_it_was_when_the_first_one_started(home_cli: Cli) -> None:
     tree = home_cli.cwd.parent / "tree"
     tree.mkdir()
