@@ -125,7 +125,7 @@ def show(plan: Plan, console: Console) -> None:
             console.print(f"  mount {escape(mount.source)} -> {escape(mount.target)} ({mode})")
         for name, value in sorted(spec.env.items()):
             console.print(f"  {escape(name)}={escape(value)}")
-        console.print("  " + escape(" ".join(spec.argv)), style="green")
+        console.print("  " + escape(shlex.join(spec.argv)), style="green")
     for warning in plan.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}")
 

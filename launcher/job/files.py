@@ -31,6 +31,7 @@ Found = tuple[KeyPath, str]  # a key and a problem of it, or of the file that it
 MOST_PASSED = 3 << 19
 SHORTEST_PART = 8  # characters of a part of a variable that is masked, too
 _FROM_HERE = "relative paths are relative to the working directory"
+_STARTERS = ("python", "torchrun", "accelerate", "deepspeed")
 
 
 def check_files(job: Job, cwd: Path, environ: Mapping[str, str], files: Path | None = None) -> None:
@@ -181,7 +182,7 @@ def _missing(job: Job, cwd: Path, files: Path | None) -> Iterator[Found]:
         in_code = code / job.run.script
         meant = f"; did you mean {os.path.relpath(in_code, cwd)}?" if in_code.is_file() else ""
         if not there.is_file():
-            hint = f" in {job.revision}" if files != code else f"; {_FROM_HERE}{meant or _command_line(job)}"
+            hint = f" in {job.revision}" if files != code else f"; {_FROM_HERE}{meant or _command_line(job, cwd)}"
             yield path, f"{'not a regular file' if there.exists() else 'no such file'}: {script}{hint}"
         elif not script.is_relative_to(code):
             what = f"is outside the code folder {code}, which alone is copied to the nodes"
@@ -219,12 +220,13 @@ def _shell_scripts(job: Job, code: Path) -> Iterator[str]:
                     yield word
 
 
-def _command_line(job: Job) -> str:
-    """Return a hint if the script is given with the program that starts it, or with arguments."""
+def _command_line(job: Job, cwd: Path) -> str:
+    """Return a hint if the script is given with the program that starts it, or with arguments; a path may have spaces."""
     with suppress(ValueError):  # a quote is not closed
         words = shlex.split(job.run.script or "")
         at = next((index for index, word in enumerate(words) if word.endswith(".py")), -1)
-        if at >= 0 and len(words) > 1:
+        started = (cwd / words[at]).is_file() or Path(words[0]).name.rstrip("0123456789.") in _STARTERS
+        if at >= 0 and len(words) > 1 and started:
             args = f" and args: [{', '.join(words[at + 1 :])}]" if words[at + 1 :] else ""
             return f"; write script: {words[at]}{args}, which torchrun starts under the image's Python"
     return ""

@@ -176,6 +176,8 @@ def test_a_sweep_without_a_space(tmp_path: Path) -> None:
         ("torchrun --nproc_per_node 2 train.py", "; write script: train.py, which torchrun starts"),
         ("train.py --lr 0.1", "; write script: train.py and args: [--lr, 0.1], which torchrun starts"),
         ("python 'train.py", ""),
+        ("nicht da.py", ""),
+        ("python3.12 da.py", "; write script: da.py, which torchrun starts"),
         ("main.py", ""),
     ],
 )

@@ -184,7 +184,7 @@ def test_the_plan_shows_gpus_workers_and_whole_commands(width: int) -> None:
     assert text.count("8 workers") == 2
     assert "gpus none" not in text
     assert "gpus: all is assumed to be 8 GPUs per machine (gpu-a, gpu-b)" in text
-    assert " ".join(PLAN.nodes[1].container.argv) in text.splitlines()[-3]
+    assert tuple(shlex.split(text.splitlines()[-3])) == PLAN.nodes[1].container.argv
 
 
 @pytest.mark.parametrize("width", [80, 120])
