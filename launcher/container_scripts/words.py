@@ -24,6 +24,10 @@ _AFTER_USAGE = re.compile(
     r"|\u256d\u2500 Error \u2500+\u256e\n(?:\u2502.*\n)+\u2570\u2500+\u256f)\Z",
     re.MULTILINE,
 )
+# What Python says of a script that it cannot compile: without the first line of a traceback
+_NOT_COMPILED = re.compile(
+    r'^(?:  File "[^"\n]*", line \d+\n(?: .*\n){0,4})?(?:SyntaxError|IndentationError|TabError): .*\Z', re.MULTILINE
+)
 _FRAME_OF_TYPER = re.compile(r"^[\u256d\u2570].*$|^\u2502|\u2502$", re.MULTILINE)
 # and from those that print how to get help after it: fire, absl
 _BEFORE_HELP = re.compile(
@@ -117,8 +121,8 @@ def error_text(text: str) -> str:
     usage = _USAGE.findall(end, 0, found.start()) if found else []
     if found and usage:
         return f"{usage[-1]}\n{found.group()}"
-    found = _BEFORE_HELP.search(end)
-    return found.group() if found else last_traceback(text)
+    traceback, found = last_traceback(text), _BEFORE_HELP.search(end) or _NOT_COMPILED.search(end)
+    return traceback if found is None or traceback.endswith(found.group()) else found.group()
 
 
 def error_line(text: str) -> str:
@@ -133,6 +137,8 @@ def error_line(text: str) -> str:
     refused = _BEFORE_HELP.search(own)
     if refused:
         return refused.group(1) or refused.group(2)
+    if _NOT_COMPILED.search(own):
+        return own.rpartition("\n")[2]
     refused = _AFTER_USAGE.search(own)
     return " ".join(_FRAME_OF_TYPER.sub("", refused.group() if refused else _REFUSED.sub("", own)).split())
 

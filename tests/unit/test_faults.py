@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from launcher.faults.table import ENGINE, IMAGE, RULES, SIGNAL, SMI, UNLIMITED
 from launcher.records.store import NodeOfRun
 from launcher.run.end.diagnose import is_victim
 from launcher.run.end.evidence import Evidence, collective_failed
+from launcher.run.watch.attempts import Attempt
 from tests.failures import first_failure
 from tests.gpu_rows import FAULTS, RECORDED, TOOLKIT, output
 from tests.unit.test_diagnose import OWN, evidence, state
@@ -753,6 +755,43 @@ def test_what_a_parser_of_arguments_says_is_the_error(end: str, named: str) -> N
 @pytest.mark.parametrize("end", ["Error: connection reset by peer\n", "error: x\n", "Usage: x\nstep 4\n"])
 def test_other_last_lines_are_no_refusal_of_arguments(end: str) -> None:
     assert error_line(f"step 3\n{end}") == ""
+
+
+UNFINISHED = """  File "/workspace/code/train.py", line 2
+    def x(
+         ^
+SyntaxError: '(' was never closed"""
+INDENT = """  File "/workspace/code/train.py", line 2
+    print(1)
+    ^
+IndentationError: expected an indented block after 'if' statement on line 1"""
+ENCODING = "SyntaxError: Non-UTF-8 code starting with '\\xff' in file train.py on line 1, but no encoding declared"
+
+
+@pytest.mark.parametrize("end", [UNFINISHED, INDENT, ENCODING])
+def test_a_script_that_python_cannot_compile_is_named(end: str) -> None:
+    """It is said without the first line of a traceback."""
+    found = first_failure([evidence(0, f"step 3\n{RAISED}KeyError: 'handled'\nstep 4\n{end}\n"), evidence(1, LOST)])
+    assert found is not None
+    assert (found.node, found.what) == ("n0", f"exited with code 1: {end.splitlines()[-1]}")
+    assert found.words == end
+
+
+def test_a_module_that_python_cannot_compile_has_the_whole_traceback() -> None:
+    end = f"{RAISED}{UNFINISHED}"
+    found = first_failure([evidence(0, f"step 3\n{end}\n")])
+    assert found is not None
+    assert found.what.endswith(": SyntaxError: '(' was never closed")
+    assert found.words == end
+
+
+def test_the_last_line_of_a_rank_that_names_no_error_is_told_as_such() -> None:
+    """As sys.exit("text") prints it."""
+    log = "step 3\nno data in\t/data/pets\n"
+    own = evidence(0, log)
+    found = first_failure([replace(own, attempts=(Attempt(0.0, failed=((0, 1),)),))])
+    assert found is not None
+    assert found.what == "exited with code 1; its last line: no data in /data/pets"
 
 
 @pytest.mark.parametrize("code", [124, 125])

@@ -188,7 +188,16 @@ def _of_program(evidence: Evidence, known: Mapping[str, str]) -> Failure:
         what, fix = f"{what}: {cause.what}", cause.fix
     elif named := error_line(output)[:LONGEST_ERROR]:
         what = f"{what}: {named}"
+    elif rank is not None and (rank, 1) in evidence.last.failed and (last := _last_line(log)):
+        # what sys.exit("text") prints, or else what was printed before
+        what = f"{what}; its last line: {last}"
     return diagnose.failure_of(evidence, what, fix, output)
+
+
+def _last_line(log: str) -> str:
+    """Return the last line of a rank's log, printable and bounded; "" for an empty log."""
+    line = log.rstrip()[-LONGEST_ERROR:].rpartition("\n")[2]
+    return "".join(char if char.isprintable() else " " for char in line).strip()
 
 
 # --- refinements: what is known beyond the files of the node that failed

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from launcher.container_scripts.words import raised
+from launcher.container_scripts.words import error_line, raised
 from launcher.errors import LauncherError
 from launcher.model.host import cluster_name
 from launcher.node.engine import Engine
@@ -64,10 +64,10 @@ def left_to_resume(failure: Failure, attached: Attached) -> str | None:
     command = command_of(attached.record)
     if command in failure.cure:
         return None
-    names = {each.kind for each in raised(failure.words)}
+    names = {error_line(failure.words).partition(":")[0], *(each.kind for each in raised(failure.words))}
     try:
         # A program that could not import everything has saved nothing: it downloaded such a file
-        ran = not names & {"ImportError", "ModuleNotFoundError", "SyntaxError"}
+        ran = not names & {"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"}
         checkpoint = checkpoint_of(attached, workdirs=ran, own=failure.exit_code == _REFUSED)
     except LauncherError:
         return None
