@@ -221,7 +221,7 @@ def _shell_scripts(job: Job, code: Path) -> Iterator[str]:
 
 
 def _command_line(job: Job, cwd: Path) -> str:
-    """Return a hint if the script is given with the program that starts it, or with arguments; a path may have spaces."""
+    """Return a hint if the script is given with what starts it, or with arguments; a path may have spaces."""
     with suppress(ValueError):  # a quote is not closed
         words = shlex.split(job.run.script or "")
         at = next((index for index, word in enumerate(words) if word.endswith(".py")), -1)
