@@ -99,7 +99,8 @@ def test_an_error_has_its_file_that_was_left_out_and_the_checkpoint_to_go_on_fro
     assert victims(outcome) == ["local-0"]
     assert outcome.resume is not None
     assert outcome.resume.startswith("checkpoints/last.pt (in ")
-    assert outcome.resume.endswith(f" 1 kB): {over.record.resume_command}")
+    there = "in the folder where it was started"  # this one has found it on its nodes
+    assert outcome.resume.endswith(f" 1 kB): {over.record.resume_command}, {there}")
     assert over.warned == []
 
 

@@ -71,4 +71,5 @@ def left_to_resume(failure: Failure, attached: Attached) -> str | None:
         checkpoint = checkpoint_of(attached, workdirs=ran, own=failure.exit_code == _REFUSED)
     except LauncherError:
         return None
-    return f"{checkpoint}: {command}" if checkpoint else None
+    where = ", in the folder where it was started" if attached.record.rebuilt else ""
+    return f"{checkpoint}: {command}{where}" if checkpoint else None
