@@ -33,7 +33,9 @@ STOP = StopPeers(PEER_TIMEOUT)
 
 def begun(may_lose: int = 0) -> Observed:
     nodes = [of_run(name, rank) for rank, name in enumerate(NODES)]
-    return observed.begin(nodes, (), Moment(0, 0), elastic=may_lose > 0, isolates=True, may_lose=may_lose)
+    return observed.begin(
+        "job-20260101-000000-abcd", nodes, (), Moment(0, 0), elastic=may_lose > 0, isolates=True, may_lose=may_lose
+    )
 
 
 def ended(name: str, code: int | None) -> StateSeen:

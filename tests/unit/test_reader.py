@@ -37,7 +37,9 @@ class Node:
         self.copies = folder / "runs"
         self.engine = ProcessEngine("a")
         shown = Shown(self.node, f"{self.output}/logs/a.log", offset)
-        self.known = observed.begin([self.node], [shown], Moment(0, 0), elastic=False, isolates=True)
+        self.known = observed.begin(
+            "job-20260101-000000-abcd", [self.node], [shown], Moment(0, 0), elastic=False, isolates=True
+        )
         self.reader = NodeReader(self.node, self.engine, self.wanted, self.take)
         self.log = b""
         self.others: list[Message] = []
