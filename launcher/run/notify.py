@@ -109,6 +109,8 @@ def _post(address: str, body: bytes) -> Problem:
         return f"its answer is not valid HTTP ({type(error).__name__})", ""
     except OSError as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):  # of one read; a server may send a byte just before each
+            return _timed_out(), ""
         unknown = isinstance(reason, (socket.gaierror, ConnectionRefusedError))
         return str(reason), "check the host and port of notify.webhook" if unknown else ""
     except Exception as error:  # noqa: BLE001 - said

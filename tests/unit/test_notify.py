@@ -102,6 +102,13 @@ def test_a_webhook_that_answers_a_byte_a_second_and_a_slow_command_are_waited_fo
     assert took < 60  # of the command
 
 
+def test_a_webhook_that_does_not_answer_is_told_as_one_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "LIMIT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        told = send(Notify(webhook=f"http://127.0.0.1:{silent.getsockname()[1]}"), NOTICE)
+    assert told == ["notify.webhook: timed out after 0.2 s"]
+
+
 def test_what_failed_and_what_succeeded_are_told_apart() -> None:
     with hook(b"HTTP/1.1 500 Broken\r\n\r\n") as served:
         one, both = (send(Notify(command=(name,), webhook=served.address), NOTICE) for name in ("true", "false"))
