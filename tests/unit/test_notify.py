@@ -68,14 +68,16 @@ def test_a_host_without_a_server_has_the_key_and_the_file() -> None:
 
 
 def test_a_command_counts_as_soon_as_it_exits_whatever_it_leaves_in_the_background(tmp_path: Path) -> None:
-    end = tmp_path / "end"
-    os.mkfifo(end)
-    script = f"cat {end} & echo broken >&2; exit $1"
+    ends = {code: tmp_path / f"end{code}" for code in "03"}
+    for end in ends.values():
+        os.mkfifo(end)
     began = time.monotonic()
-    good, bad = (send(Notify(command=("sh", "-c", script, "sh", code)), NOTICE) for code in "03")
+    commands = [("sh", "-c", f"cat {end} & echo broken >&2; exit {code}") for code, end in ends.items()]
+    good, bad = (send(Notify(command=command), NOTICE) for command in commands)
     took = time.monotonic() - began
-    with end.open("w"):  # both of them end
-        pass
+    for end in ends.values():
+        with end.open("w"):  # its reader ends
+            pass
     assert took < notify.LIMIT
     assert good == []
     assert bad == ["notify.command sh: exit code 3: broken"]
