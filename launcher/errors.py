@@ -85,6 +85,10 @@ class NodeUnfit(NodeError):
     """The node is reachable but lacks a requirement of the job: GPUs, a free port, disk space, a mount's source."""
 
 
+class OutputKept(NodeUnfit):
+    """The start of a run was taken back, but its program had begun there, and its output folder is kept."""
+
+
 class NoRoomHere(NodeError):
     """Files in runs/ cannot be written on this machine."""
 

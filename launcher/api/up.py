@@ -16,7 +16,7 @@ from launcher.api.inputs import Inputs, inputs_of
 from launcher.api.jobs import JobLike, load
 from launcher.api.run import Run
 from launcher.api.until_started import until_started
-from launcher.errors import LauncherError, NodesFailed, StoppedByUser, UsageError
+from launcher.errors import LauncherError, NodesFailed, OutputKept, StoppedByUser, UsageError
 from launcher.extras import warn_on_error
 from launcher.image.lock import lock_path
 from launcher.job.arguments import merged
@@ -31,6 +31,7 @@ from launcher.node.ssh.config import chosen_config
 from launcher.planning.build import Prepared
 from launcher.planning.containers import in_group
 from launcher.records import sweeps
+from launcher.records.collect import collect, output_folders
 from launcher.records.paths import RunPaths
 from launcher.records.revisions import resolved
 from launcher.records.store import Record, find, without_nodes
@@ -111,7 +112,7 @@ def start_on(
         for warning in plan.warnings:
             options.log(f"warning: {warning}")
         record = Record.of(plan, hidden(inputs.secrets, job.env), inputs.runs)
-        with _failure_recorded(record):
+        with _failure_recorded(record, fleet):
             new.write(record, plan)
             with new.earlier_files(plan) as fill:
                 plan = new.begin(plan, prepared, record, waiting, fill)
@@ -236,12 +237,17 @@ class _NewRun:
 
 
 @contextmanager
-def _failure_recorded(record: Record) -> Iterator[None]:
-    """Record why the run was not started."""
+def _failure_recorded(record: Record, fleet: Fleet) -> Iterator[None]:
+    """Record why the run was not started, and what programs have printed that had begun."""
     try:
         yield
     except LauncherError as error:
         record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
+        errors = error.errors if isinstance(error, NodesFailed) else (error,)
+        kept = [each for each in errors if isinstance(each, OutputKept)]
+        engines = {engine.node: engine for engine in fleet.engines if any(each.is_of(engine.node) for each in kept)}
+        folders = output_folders(engines, [node for node in record.nodes() if node.name in engines])
+        collect(folders, record.paths.root, mask=record.mask, code=record.sent_code)  # the error has the next step
         raise
     except KeyboardInterrupt:
         if record.started:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,29 @@ def test_a_node_that_does_not_answer_keeps_no_folder_of_another_one(
     assert not Path(spec.output_dir).exists()
 
 
+def test_what_a_program_had_printed_before_its_start_was_taken_back_is_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    begun, start = tmp_path / "begun", ProcessEngine.start
+
+    def start_one(engine: ProcessEngine, container: str) -> None:
+        while engine.node == "local-1":
+            if begun.exists():
+                raise NodeUnfit(engine.node, "does not start")
+            time.sleep(0.01)
+        start(engine, container)
+
+    monkeypatch.setattr(ProcessEngine, "start", start_one)
+    command = ["sh", "-c", f"echo printed; echo x >result; touch {begun}; exec sleep 600"]
+    with pytest.raises(NodesFailed, match="does not start"):
+        launcher.up({"name": "undone", "runtime": "process", "nodes": ["local", "local"], "run": {"command": command}})
+    (log,) = (tmp_path / "project" / "runs").glob("undone-*/logs/local-0.log")
+    assert log.read_text() == "printed\n"
+
+
 def test_copies_of_an_earlier_runs_files_are_not_what_a_program_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,9 +82,9 @@ def test_copies_of_an_earlier_runs_files_are_not_what_a_program_wrote(
     code = io.BytesIO()
     tarfile.open(fileobj=code, mode="w:gz").close()
     output_folder.make(engine.files, spec.output_dir, plan.run, spec.workdir)
-    for name, time in {"inherited": 1e9, "written": 2e9}.items():
+    for name, when in {"inherited": 1e9, "written": 2e9}.items():
         Path(spec.output_dir, name).write_text("x")
-        os.utime(Path(spec.output_dir, name), (time, time))
+        os.utime(Path(spec.output_dir, name), (when, when))
     undone = partial(undo, plan, Fleet([engine], {}, None), KeyboardInterrupt(), code.getvalue(), inherits=True)
     with pytest.raises(NodesFailed, match="NOT FETCHED: 1 file, 1 B, such as written"):
         undone()

@@ -11,7 +11,7 @@ from functools import partial
 from secrets import token_hex
 
 from launcher import container_scripts
-from launcher.errors import ContainerGone, LauncherError, NodesFailed, NodeUnfit
+from launcher.errors import ContainerGone, LauncherError, NodesFailed, OutputKept
 from launcher.image.cuda import explaining_refused_cuda
 from launcher.model import labels
 from launcher.model.container import CODE, ContainerSpec, Mount, Phase
@@ -154,7 +154,7 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException, sent: bytes | None = No
         found = engine.files.scan(folder) if sent is not None else ()
         if sent is not None and (left := written_to(found, [n.node for n in plan.nodes], sent, inherits=inherits)):
             what = f"the program had begun, so {folder} is kept: {not_fetched(left)}"
-            raise NodeUnfit(f"node {engine.node}", what, f"to download it: launcher fetch {plan.run} --checkpoints")
+            raise OutputKept(f"node {engine.node}", what, f"to download it: launcher fetch {plan.run} --checkpoints")
         output_folder.remove(engine.files, folder, plan.run)
 
     removed = run_all_catching([partial(remove, engine) for engine in fleet.engines])

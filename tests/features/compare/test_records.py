@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.test_record_fuzz import ID, METRICS, OTHER, call, changed, fuzz, lines, project
 from tests.unit.test_sweep_names import project as sweeps
-from tests.unit.test_sweep_names import sweep_of_code
+from tests.unit.test_sweep_names import sweep_of_code, with_a_later_run
 
 __all__ = ["project", "sweeps"]
 
@@ -54,3 +54,9 @@ def test_a_variant_of_code_has_the_name_that_was_asked_for(sweeps: Path) -> None
     ledger = json.loads(call("compare", group, "--json")[1])
     known = [(each["variant"], each["label"], each["asked"]) for each in ledger]
     assert known == [*zip(variants.keys(), variants.values(), ("main", "try-1", None), strict=True)]
+
+
+def test_a_later_run_of_the_same_name_is_told_from_the_sweep(sweeps: Path) -> None:
+    says = with_a_later_run(sweeps)
+    assert says in call("compare", "night")[1]
+    assert says in call("fetch", "night", "--best", "a")[1]
