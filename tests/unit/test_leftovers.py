@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import launcher
 from launcher.cli.clean import _explain, _fetched, _of_this_folder
 from launcher.image.names import PARTIAL, RECIPE
 from launcher.model import caches, labels
@@ -190,3 +192,26 @@ def test_an_image_that_was_pulled_by_its_digest_is_not_a_copy_that_a_killed_laun
             return SimpleNamespace(list=lambda wanted: [] if wanted else [source, copy, pulled])
 
     assert [each.id for each in unused_images(There("local"), [source])] == [copy.id]
+
+
+def test_what_clean_removes_of_a_stopped_run_has_its_output_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node was away when `down` ended the run (history 137-24)."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    run = {"command": ["sh", "-c", "echo printed; exec sleep 600"]}
+    started = launcher.up({"name": "away", "runtime": "process", "nodes": ["local"], "run": run}, log=lambda _: None)
+    engine, (record,) = ProcessEngine("local"), records()
+    (state,) = engine.list({labels.RUN: started.id, labels.PURPOSE: "run"})
+    log = next((tmp_path / ".launcher").glob("away-*")) / "logs" / "local.log"
+    while not (log.exists() and log.read_text()):
+        time.sleep(0.01)
+    engine.stop(state.id, grace=0)
+    record.event("down", removed=[], failed=["local does not answer"], kept=[])
+    (found,) = find_leftovers([engine], [record])
+    assert isinstance(found, Leftovers)
+    remove_leftovers(found, [record])
+    assert engine.list({labels.RUN: started.id, labels.PURPOSE: "run"}) == []
+    assert Path("runs", started.id, "logs", "local.log").read_text() == "printed\n"

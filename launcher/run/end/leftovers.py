@@ -25,6 +25,7 @@ from launcher.node.engine import Engine
 from launcher.node.files import FileEntry
 from launcher.node.parallel import run_all_catching
 from launcher.node.shared_memory import Shared
+from launcher.records.collect import OutputFolder, collect
 from launcher.records.store import PURGED, Record
 from launcher.records.written import not_fetched, unfetched
 from launcher.run.end.stop import LEFT_IN_MEMORY, Kept, kept_container, runs_there
@@ -330,8 +331,12 @@ def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[Ima
 
 
 def remove_leftovers(leftovers: Leftovers, known: Sequence[Record] = ()) -> None:
-    """Remove exactly these leftovers. Layers that other images need are kept. known: as for `find_leftovers`."""
+    """Remove exactly these leftovers. Layers that other images need are kept. known: as for `find_leftovers`.
+
+    Of a run that `down` has ended while its node was away, files are collected. Raises the error of that at the end.
+    """
     recorded = {record.run: record for record in known}
+    uncollected = _collect(leftovers, recorded)
     for container in leftovers.containers:
         if container.state.phase is Phase.RUNNING:
             leftovers.engine.signal(container.state.id, "KILL")
@@ -347,3 +352,19 @@ def remove_leftovers(leftovers: Leftovers, known: Sequence[Record] = ()) -> None
         output_folder.remove(leftovers.engine.files, output.path, output.run)
         if output.run in recorded:
             recorded[output.run].event(PURGED, host=leftovers.engine.host, by=caller(), command="clean")
+    if uncollected is not None:
+        raise uncollected
+
+
+def _collect(leftovers: Leftovers, recorded: Mapping[RunId, Record]) -> LauncherError | None:
+    """Collect the logs and curves of containers that are removed; return the error if that failed for one of them."""
+    error: LauncherError | None = None
+    for container in leftovers.containers:
+        record, state = recorded.get(container.run), container.state
+        if record is None or state.labels.get(labels.PURPOSE) != "run" or not labels.readable(state.labels):
+            continue
+        run = labels.read(state.labels)
+        folder = OutputFolder(leftovers.engine.files, run.output, (run.node,))
+        (result,) = collect([folder], record.paths.root, mask=record.mask, code=record.sent_code)
+        error = result if isinstance(result, LauncherError) else error
+    return error
