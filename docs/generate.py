@@ -289,8 +289,8 @@ def commands_page() -> list[str]:
         "",
         *_table(("exit code", "meaning"), ((str(code), text) for code, text in EXIT_CODES.items())),
         "",
-        "`launcher exec` and `launcher shell` exit with their command's code once it has begun, or ssh's 255 if it lost"
-        " the connection.",
+        "`launcher exec` and `launcher shell` exit with their command's code once it has begun, with ssh's 255 if it"
+        " lost the connection, or with Docker's 126 if the container ended before the command began, as it says.",
         "",
     ]
     for name, command in commands.items():

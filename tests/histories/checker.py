@@ -38,6 +38,7 @@ SECRET = "a-secret-that-is-never-shown"
 MASTERS = {"local", "local-0", "node1"}  # whose program has rank 0, where it takes part
 COMMAND_CODE = 7  # of the command that `exec` runs
 SSH_LOST = 255  # of the OpenSSH client, by which `exec` runs a command
+NOT_STARTED = 126  # of docker, for a container that has just ended
 
 
 @dataclass(frozen=True)
@@ -428,6 +429,7 @@ def exit_codes(view: View) -> Iterator[Broken]:
             runs = [run for run in view.lives if view.names(call, run)]
             untouched = not hits and not view.away(call.at, end.at)
             allowed |= set() if untouched else {SSH_LOST}
+            allowed |= {NOT_STARTED} if "so the command could not start" in end.err else set()
             if call.has("--nodes") and view.filled(call.folder, end.at):
                 untouched = False  # there may be no room for the record that another folder makes
             if runs and untouched and end.code != COMMAND_CODE and _alive_throughout(view, runs[0], call.at, end.at):
