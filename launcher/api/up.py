@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -112,7 +112,7 @@ def start_on(
         for warning in plan.warnings:
             options.log(f"warning: {warning}")
         record = Record.of(plan, hidden(inputs.secrets, job.env), inputs.runs)
-        with _failure_recorded(record, fleet):
+        with _failure_recorded(record, fleet, options.log):
             new.write(record, plan)
             with new.earlier_files(plan) as fill:
                 plan = new.begin(plan, prepared, record, waiting, fill)
@@ -236,18 +236,24 @@ class _NewRun:
             record.write_plan(plan)
 
 
+def _collect_kept(record: Record, fleet: Fleet, kept: Sequence[OutputKept]) -> None:
+    """Collect the output folders that are kept. What could not be read stays there: the error has the next step."""
+    engines = {engine.node: engine for engine in fleet.engines if any(each.is_of(engine.node) for each in kept)}
+    folders = output_folders(engines, [node for node in record.nodes() if node.name in engines])
+    collect(folders, record.paths.root, mask=record.mask, code=record.sent_code)
+
+
 @contextmanager
-def _failure_recorded(record: Record, fleet: Fleet) -> Iterator[None]:
+def _failure_recorded(record: Record, fleet: Fleet, log: Log) -> Iterator[None]:
     """Record why the run was not started, and what programs have printed that had begun."""
     try:
         yield
     except LauncherError as error:
         record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
         errors = error.errors if isinstance(error, NodesFailed) else (error,)
-        kept = [each for each in errors if isinstance(each, OutputKept)]
-        engines = {engine.node: engine for engine in fleet.engines if any(each.is_of(engine.node) for each in kept)}
-        folders = output_folders(engines, [node for node in record.nodes() if node.name in engines])
-        collect(folders, record.paths.root, mask=record.mask, code=record.sent_code)  # the error has the next step
+        if kept := [each for each in errors if isinstance(each, OutputKept)]:
+            printed = partial(_collect_kept, record, fleet, kept)
+            warn_on_error("warning: what the program has printed was not downloaded", printed, None, log)
         raise
     except KeyboardInterrupt:
         if record.started:

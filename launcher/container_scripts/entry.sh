@@ -125,7 +125,8 @@ seconds() {
     if read -r our_uptime our_rest 2>/dev/null </proc/uptime; then echo "${our_uptime%%.*}"; else date +%s; fi
 }
 # How many of the container's processes the kernel has killed for want of memory, of the container or of the machine:
-# the engine tells only of the former, and misses some. Nothing for plain processes, and where cgroups are not mounted.
+# the engine knows only of the former, and misses some. Of plain processes it is at most the count of the root group, so
+# the launcher also asks whether a process was killed.
 memory_kills() {
     sed -n 's/^oom_kill //p' "$our_cgroup/memory.events" "$our_cgroup/memory/memory.oom_control" 2>/dev/null
 }
@@ -325,9 +326,9 @@ if [ "$our_soft" != unlimited ] && [ "$our_soft" -lt "$our_files" ]; then ulimit
 [ -z "$our_no_cache" ] || echo "launcher: node $LAUNCHER_NODE: nothing is cached for the next run: $our_no_cache" >&3
 rm -rf "$our_kit/home/.flight_recorder" "$our_quiet" # the pipes of an earlier attempt; it was told to end
 [ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # of an earlier attempt
+our_kills_before=$(memory_kills)
 # cat says why it cannot write, unlike the echo of some shells
 our_start="start $(date +%s)"
-our_kills_before=$(memory_kills)
 [ "$our_log_before" = 0 ] || our_start=$(printf '%s\nbegins %s' "$our_start" "$our_log_before")
 our_why=$( (echo "$our_start" | LC_ALL=C cat >>"$our_attempts") 2>&1) || cannot_write "$our_why"
 # When the time limit and the budget are reached. Times are those of seconds(), which begins anew when the machine boots.

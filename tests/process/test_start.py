@@ -30,12 +30,14 @@ class Silent(ProcessEngine):
         raise NodeUnfit(self.node, "does not answer")
 
 
-def test_a_node_that_does_not_answer_keeps_no_folder_of_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
+
+
+def test_a_node_that_does_not_answer_keeps_no_folder_of_another_one(tmp_path: Path) -> None:
     job = {"name": "undone", "runtime": "process", "nodes": ["local", "local"], "run": {"command": ["true"]}}
     plan = launcher.plan(job)
     engines = [ProcessEngine("local-0"), Silent("local-1")]
@@ -51,9 +53,6 @@ def test_a_node_that_does_not_answer_keeps_no_folder_of_another_one(
 def test_what_a_program_had_printed_before_its_start_was_taken_back_is_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
     begun, start = tmp_path / "begun", ProcessEngine.start
 
     def start_one(engine: ProcessEngine, container: str) -> None:
@@ -71,12 +70,7 @@ def test_what_a_program_had_printed_before_its_start_was_taken_back_is_collected
     assert log.read_text() == "printed\n"
 
 
-def test_copies_of_an_earlier_runs_files_are_not_what_a_program_wrote(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
+def test_copies_of_an_earlier_runs_files_are_not_what_a_program_wrote() -> None:
     plan = launcher.plan({"name": "undone", "runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}})
     engine, spec = ProcessEngine("local"), plan.node_plan("local").container
     code = io.BytesIO()

@@ -361,7 +361,8 @@ def _collect(leftovers: Leftovers, recorded: Mapping[RunId, Record]) -> Launcher
     error: LauncherError | None = None
     for container in leftovers.containers:
         record, state = recorded.get(container.run), container.state
-        if record is None or state.labels.get(labels.PURPOSE) != "run" or not labels.readable(state.labels):
+        ran = state.phase is not Phase.CREATED and state.labels.get(labels.PURPOSE) == "run"
+        if record is None or not ran or not labels.readable(state.labels):
             continue
         run = labels.read(state.labels)
         folder = OutputFolder(leftovers.engine.files, run.output, (run.node,))
